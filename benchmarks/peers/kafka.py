@@ -1,0 +1,197 @@
+"""Kafka 4.x (KRaft, one node, plain `java`) with a flush for every append: `flush.messages=1`.
+
+Get it: needs Java 17 and Maven; Maven fetches the jars into `benchmarks/.build/kafka/libs` from
+whatever repository it is configured for. The load is driven by Kafka's own Java client
+(`KafkaAppenders.java`, a single-file program) with the same closed-loop appenders.
+
+Rules: server and client stay running for the whole invocation, because a JVM must be warm: the
+first load is preceded by a warm-up of `WARMUP_S`. Each load has a topic of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.loadgen import Load, LoadResult
+from benchmarks.loadgen.build import BUILD_DIR
+from benchmarks.loadgen.run import LoadError, parse_result
+from benchmarks.peers.process import (
+    LOOPBACK,
+    UnavailableError,
+    find_program,
+    free_ports,
+    fresh_dir,
+    server,
+    wait_for_port,
+)
+from benchmarks.peers.system import Ack, Place, Session, System
+
+VERSION: Final = os.environ.get("STRANDLINE_BENCH_KAFKA_VERSION", "4.3.0")
+WARMUP_S: Final = float(os.environ.get("STRANDLINE_BENCH_KAFKA_WARMUP_S", "30"))
+QUIET: Final = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+HEAP: Final = "-Xmx1g"
+HOW_TO_GET_JAVA: Final = "install Java 17 or newer (Debian: `apt-get install openjdk-17-jdk`)"
+HOW_TO_GET_MVN: Final = "install Maven (Debian: `apt-get install maven`)"
+CLIENT_SOURCE: Final = Path(__file__).with_name("KafkaAppenders.java")
+DEPENDENCIES: Final = (
+    ("org.apache.kafka", "kafka_2.13", VERSION),
+    ("org.slf4j", "slf4j-simple", "1.7.36"),
+)
+CONFIG: Final = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller}
+listeners=PLAINTEXT://{host}:{broker},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{broker}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.dirs={data}
+num.partitions=1
+log.flush.interval.messages=1
+"""
+
+
+def _pom() -> str:
+    entries = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version></dependency>"
+        for group, artifact, version in DEPENDENCIES
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>bench</groupId><artifactId>kafka</artifactId><version>1</version>"
+        f"<dependencies>{entries}</dependencies></project>\n"
+    )
+
+
+def fetch_jars() -> Path:
+    """The folder with Kafka's jars; fetches them with Maven the first time."""
+    libs = BUILD_DIR / f"kafka-{VERSION}" / "libs"
+    if libs.is_dir():
+        return libs
+    maven = find_program("mvn", HOW_TO_GET_MVN)
+    libs.parent.mkdir(parents=True, exist_ok=True)
+    (libs.parent / "pom.xml").write_text(_pom())
+    part = libs.with_name("libs.part")
+    shutil.rmtree(part, ignore_errors=True)
+    words = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={part}"]
+    done = subprocess.run(
+        [*words, "-DincludeScope=runtime"],
+        cwd=libs.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise UnavailableError(f"Maven could not fetch Kafka {VERSION}:\n{done.stdout[-800:]}")
+    part.rename(libs)
+    return libs
+
+
+@dataclass(frozen=True)
+class KafkaSession:
+    """A running broker and its warm Java client, which takes one load per line."""
+
+    pid: int
+    version: str
+    client: subprocess.Popen[str]
+    flush: bool
+
+    def run(self, load: Load) -> LoadResult:
+        """One load on a fresh topic with `load.subjects` partitions."""
+        if load.rate or load.msg_id or load.ping:
+            raise LoadError("the Kafka client has no open loop, no message ids and no ping")
+        words = [load.connections, load.appenders, load.size_bytes, load.seconds, load.warmup]
+        line = " ".join(map(str, [*words, load.subjects, int(self.flush), load.max_appends]))
+        assert self.client.stdin is not None
+        self.client.stdin.write(line + "\n")
+        self.client.stdin.flush()
+        return parse_result(self._read())
+
+    def _read(self) -> str:
+        assert self.client.stdout is not None
+        line = self.client.stdout.readline()
+        if not line.startswith("{"):
+            raise LoadError(f"the Kafka client failed: {line.strip() or 'it ended'}")
+        return line
+
+    def wait_until_ready(self) -> None:
+        """Reads the client's ready line."""
+        self._read()
+
+
+@contextlib.contextmanager
+def _client(words: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
+    with log.open("wb") as err:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def open_kafka(place: Place, *, flush: bool = True) -> Iterator[Session]:
+    """A formatted one-node KRaft broker on free ports, and a warm client."""
+    java, libs = find_program("java", HOW_TO_GET_JAVA), fetch_jars()
+    broker, controller = free_ports(2)
+    run_java = [java, HEAP, QUIET, "-cp", f"{libs}/*"]
+    with fresh_dir(place.data_root, "kafka") as folder, contextlib.ExitStack() as stack:
+        config = folder / "server.properties"
+        text = CONFIG.format(
+            host=LOOPBACK, broker=broker, controller=controller, data=folder / "data"
+        )
+        config.write_text(text if flush else text.replace("log.flush.interval.messages=1\n", ""))
+        tool = [*run_java, "kafka.tools.StorageTool"]
+        uuid = subprocess.run([*tool, "random-uuid"], capture_output=True, text=True, check=True)
+        format_words = [*tool, "format", "-t", uuid.stdout.split()[-1], "-c", str(config)]
+        subprocess.run(format_words, capture_output=True, check=True)
+        log = folder / "server.log"
+        words = [*place.server_prefix, *run_java, "kafka.Kafka", str(config)]
+        process = stack.enter_context(server(words, log, cwd=folder))
+        wait_for_port(process, broker, log)
+        words = [*place.client_prefix, *run_java, str(CLIENT_SOURCE), f"{LOOPBACK}:{broker}"]
+        client = stack.enter_context(_client(words, folder / "client.log"))
+        session = KafkaSession(process.pid, f"kafka {VERSION}", client, flush)
+        session.wait_until_ready()
+        if WARMUP_S > 0:
+            session.run(Load(connections=16, seconds=WARMUP_S, subjects=place.partitions))
+        yield session
+
+
+@contextlib.contextmanager
+def open_no_flush(place: Place) -> Iterator[Session]:
+    """The same with Kafka's own default: the operating system decides when to sync."""
+    with open_kafka(place, flush=False) as session:
+        yield session
+
+
+KAFKA = System(
+    name="kafka",
+    label="Kafka, flush.messages=1",
+    ack=Ack.DISK,
+    settings="KRaft, 1 node, flush.messages=1, acks=all, max.in.flight=1, linger.ms=0",
+    open=open_kafka,
+    keep_running=True,
+)
+KAFKA_NO_FLUSH = System(
+    name="kafka-default",
+    label="Kafka, default (no flush)",
+    ack=Ack.PAGE_CACHE,
+    settings="KRaft, 1 node, no flush, acks=all, max.in.flight=1, linger.ms=0",
+    open=open_no_flush,
+    keep_running=True,
+)

@@ -1,0 +1,341 @@
+"""A partition as its leader sees it: accept records, write them in the turn, expose what is safe.
+
+Invariants:
+- ``log_start_offset <= high_watermark <= log_end_offset <= next_offset``;
+- ``next_offset - log_end_offset`` records are pending, in the order in which they were accepted;
+- a record below the high watermark is durable as the stream promises and never changes.
+
+Threads: everything runs on the loop's thread, except ``read``, ``wait_beyond``,
+``offset_for_timestamp`` and the offsets, which any thread may use.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+
+from strandline.broker.dedup import DedupWindow, load_window
+from strandline.broker.pending import ArrowChunk, Chunk, RecordChunk, Waiting
+from strandline.broker.responder import Responder
+from strandline.config import Acks, LimitsConfig, StreamConfig
+from strandline.errors import (
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    StrandlineError,
+    WrongLastSequenceError,
+)
+from strandline.record.batch import read_header
+from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
+from strandline.storage.log import Log
+from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
+
+RECORD_OVERHEAD_BYTES = 32
+"""Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
+
+
+class Admission:
+    """What all partitions of a broker share with its turn."""
+
+    def __init__(self, limits: LimitsConfig, wake: Callable[[], None]) -> None:
+        self.limits = limits
+        self.wake = wake
+        self.refusal: StrandlineError | None = None
+        self.pending_bytes = 0
+        self.duplicates = 0
+        self.now_ns = TimestampNs(0)
+        self.dirty: list[Partition] = []
+
+
+class Partition:
+    """One partition, led by this broker."""
+
+    def __init__(
+        self,
+        name: PartitionName,
+        config: StreamConfig,
+        log: Log,
+        *,
+        log_id: LogId,
+        leader_epoch: LeaderEpoch,
+        admission: Admission,
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.log = log
+        self.log_id = log_id
+        self.leader_epoch = leader_epoch
+        self.dedup: DedupWindow | None = None
+        self.next_offset = log.log_end_offset
+        self.high_watermark = log.log_end_offset
+        self._admission = admission
+        self._chunks: list[Chunk] = []
+        self._open: RecordChunk | None = None
+        self._last_timestamp = TimestampNs(0)
+        self._late: list[Waiting] = []
+        self._waiters: list[threading.Event] = []
+        self._is_dirty = False
+        self.closed = False
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """Offset of the first record kept."""
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Offset after the last record in the log, committed or not."""
+        return self.log.log_end_offset
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether accepted records wait for a turn."""
+        return bool(self._chunks)
+
+    # Appending
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        subject: str,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        responder: Responder | None = None,
+        token: object = None,
+        message_id: str | None = None,
+        expected_last: int | None = None,
+        acks: Acks | None = None,
+    ) -> None:
+        """Accept a record; the outcome reaches ``responder``, never the caller.
+
+        Args:
+            value: the payload; None deletes its key when the stream is compacted.
+            subject: NATS subject.
+            key: key for compaction and partitioning.
+            headers: kept as they are.
+            responder: whom to tell; None: nobody.
+            token: handed back to the responder.
+            message_id: deduplicates within the stream's window.
+            expected_last: reject unless the last record's sequence (offset + 1) is this.
+            acks: less than the stream's, to be told sooner.
+        """
+        admission = self._admission
+        size = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None or headers:
+            size += _extra_bytes(key, headers)
+        refusal = self._refusal(size, expected_last)
+        if refusal is not None:
+            if responder is not None:
+                responder.rejected(token, refusal)
+            return
+        if message_id is not None and self._is_duplicate(message_id, responder, token):
+            return
+        chunk = self._open
+        if chunk is None or chunk.is_full:
+            chunk = self._open = RecordChunk(self.next_offset)
+            self._chunks.append(chunk)
+        chunk.add(value, subject)
+        if key is not None or headers:
+            chunk.decorate(key, headers)
+        if responder is not None:
+            waiting = Waiting(responder, token, self.next_offset)
+            (chunk.early if acks == "memory" else chunk.waiting).append(waiting)
+        chunk.size += size
+        admission.pending_bytes += size
+        self.next_offset = Offset(self.next_offset + 1)
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def append_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        responder: Responder | None = None,
+        token: object = None,
+        acks: Acks | None = None,
+    ) -> None:
+        """Accept the rows of an Arrow batch, in order; told once, with the offset of the first.
+
+        Args:
+            batch: column ``value`` and perhaps ``key``, ``subject``, ``headers``; not empty.
+            responder: whom to tell when all rows are safe.
+            token: handed back to the responder.
+            acks: less than the stream's, to be told sooner.
+        """
+        size = int(batch.nbytes)
+        refusal = self._refusal(0, None)
+        if refusal is None and size > self._admission.limits.batch_bytes:
+            limit = self._admission.limits.batch_bytes
+            refusal = RecordTooLargeError(
+                f"batch of {size} bytes; limits.batch_bytes is {limit}: send smaller batches"
+            )
+        if refusal is not None:
+            if responder is not None:
+                responder.rejected(token, refusal)
+            return
+        first = self.next_offset
+        for start in range(0, batch.num_rows, BATCH_RECORDS_MAX):
+            piece = batch.slice(start, BATCH_RECORDS_MAX)
+            self._chunks.append(ArrowChunk(self.next_offset, piece, self.config.subject))
+            self.next_offset = Offset(self.next_offset + piece.num_rows)
+            self._admission.pending_bytes += self._chunks[-1].size
+        if responder is not None:
+            last = self._chunks[-1]
+            waiting = Waiting(responder, token, first)
+            (last.early if acks == "memory" else last.waiting).append(waiting)
+        self._open = None
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def _refusal(self, size: int, expected_last: int | None) -> StrandlineError | None:
+        """Why a record of ``size`` bytes is not accepted, or None."""
+        admission = self._admission
+        if admission.refusal is not None:
+            return admission.refusal
+        if size > admission.limits.record_bytes + RECORD_OVERHEAD_BYTES:
+            limit = admission.limits.record_bytes
+            return RecordTooLargeError(
+                f"record of {size - RECORD_OVERHEAD_BYTES} bytes; limits.record_bytes is {limit}"
+            )
+        if expected_last is not None and expected_last != self.next_offset:
+            return WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+        return None
+
+    def _is_duplicate(self, message_id: str, responder: Responder | None, token: object) -> bool:
+        """Whether the id is known; then the responder hears of the first record's offset."""
+        if self.config.dedup_window_ms == 0:
+            return False
+        if self.dedup is None:
+            self.dedup = load_window(self.log, self.config.dedup_window_ms, self._admission.now_ns)
+        known = self.dedup.find(message_id)
+        if known is None:
+            self.dedup.add(message_id, self.next_offset, self._admission.now_ns)
+            return False
+        self._admission.duplicates += 1
+        if responder is None:
+            return True
+        if known < self.high_watermark:
+            responder.acked(token, self.name, known, duplicate=True)
+            self._admission.wake()
+        elif self._chunks:
+            self._chunks[-1].waiting.append(Waiting(responder, token, known, duplicate=True))
+        else:
+            self._late.append(Waiting(responder, token, known, duplicate=True))
+        return True
+
+    def _mark_dirty(self) -> None:
+        """Ask for a place in the next turn."""
+        self._is_dirty = True
+        self._admission.dirty.append(self)
+        self._admission.wake()
+
+    # The turn
+
+    def take(self, bytes_max: int) -> list[Chunk]:
+        """The chunks for this turn, at least one, up to about ``bytes_max`` bytes."""
+        taken, size = 0, 0
+        for chunk in self._chunks:
+            if taken and size + chunk.size > bytes_max:
+                break
+            size += chunk.size
+            taken += 1
+        chunks, self._chunks = self._chunks[:taken], self._chunks[taken:]
+        if not self._chunks:
+            self._open = None
+            self._is_dirty = False
+        self._admission.pending_bytes -= size
+        return chunks
+
+    def write(self, chunk: Chunk, now_ns: TimestampNs) -> bytearray:
+        """Encode a chunk and append it to the log, unsynced; returns the batch for the journal.
+
+        Raises:
+            DiskFullError: nothing of the chunk was kept.
+            LogPoisonedError: a write failed.
+        """
+        self._last_timestamp = max(now_ns, self._last_timestamp)
+        stamp = Stamp(
+            chunk.base_offset, self.leader_epoch, self._last_timestamp, self.config.compression
+        )
+        batch = chunk.encode(stamp)
+        self.log.append(batch, read_header(batch))
+        return batch
+
+    def commit(self, offset: Offset) -> None:
+        """Expose the records below ``offset`` and wake who waits for them."""
+        assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
+        self.high_watermark = offset
+        if self._waiters:
+            for waiter in self._waiters:
+                waiter.set()
+        for late in self._late:
+            late.responder.acked(late.token, self.name, late.offset, duplicate=True)
+        self._late.clear()
+
+    def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
+        """Give up chunks that were taken but not stored, and everything accepted after them."""
+        for chunk in (*chunks, *self._chunks):
+            for waiting in (*chunk.early, *chunk.waiting):
+                waiting.responder.rejected(waiting.token, error)
+        for late in self._late:
+            late.responder.rejected(late.token, error)
+        self._late.clear()
+        self._admission.pending_bytes -= sum(chunk.size for chunk in self._chunks)
+        self._chunks.clear()
+        self._open = None
+        self._is_dirty = False
+        self.next_offset = self.log_end_offset
+        if self.dedup is not None:
+            self.dedup.forget_from(self.next_offset)
+
+    def close(self) -> None:
+        """Stop waiting readers; the log stays usable for those that are reading."""
+        self.closed = True
+        for waiter in self._waiters:
+            waiter.set()
+
+    # Reading, from any thread
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """Whole batches from the one that holds ``offset``, as far as the high watermark reaches.
+
+        The caller drops records below ``offset``; the last batch may pass the high watermark only
+        if it was committed meanwhile.
+
+        Raises:
+            OffsetOutOfRangeError: below the log start offset or beyond the high watermark.
+            CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
+        """
+        end = self.high_watermark
+        if not self.log_start_offset <= offset <= end:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
+                f"{end} (high watermark)"
+            )
+        return self.log.read(offset, bytes_max, end)
+
+    def wait_beyond(self, offset: Offset, timeout_s: float) -> bool:
+        """Block until the high watermark is above ``offset``; False on timeout or close."""
+        waiter = threading.Event()
+        self._waiters.append(waiter)
+        try:
+            if self.high_watermark > offset or self.closed:
+                return self.high_watermark > offset
+            waiter.wait(timeout_s)
+            return self.high_watermark > offset
+        finally:
+            self._waiters.remove(waiter)
+
+    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
+        """The first offset stored at or after a time; the high watermark if there is none."""
+        return min(self.log.offset_for_timestamp(timestamp_ns), self.high_watermark)
+
+
+def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
+    """Bytes of key and headers."""
+    size = len(key) if key is not None else 0
+    for name, value in headers or ():
+        size += len(name) + len(value)
+    return size

@@ -1,0 +1,108 @@
+"""Records that have an offset and wait for the next turn: chunks, each to become one batch.
+
+A chunk is either records that came one by one or an Arrow batch that came whole; chunks keep the
+order in which the partition accepted them.
+"""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from strandline.broker.responder import Responder
+from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp, encode_arrow, encode_records
+from strandline.types import Offset
+
+CHUNK_BYTES_MAX = 4 << 20
+
+
+class Waiting(NamedTuple):
+    """Who to tell about the record at ``offset``."""
+
+    responder: Responder
+    token: object
+    offset: Offset
+    duplicate: bool = False
+
+
+class RecordChunk:
+    """Records that came one by one, as columns."""
+
+    __slots__ = ("base_offset", "early", "headers", "keys", "size", "subjects", "values", "waiting")
+
+    def __init__(self, base_offset: Offset) -> None:
+        self.base_offset = base_offset
+        self.values: list[bytes | None] = []
+        self.subjects: list[str] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Headers | None] | None = None
+        self.waiting: list[Waiting] = []
+        self.early: list[Waiting] = []
+        self.size = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next record belongs into another chunk."""
+        return self.size >= CHUNK_BYTES_MAX or len(self.values) >= BATCH_RECORDS_MAX
+
+    @property
+    def count(self) -> int:
+        """Records in the chunk."""
+        return len(self.values)
+
+    def add(self, value: bytes | None, subject: str) -> None:
+        """Take a record without key and headers."""
+        self.values.append(value)
+        self.subjects.append(subject)
+        if self.keys is not None:
+            self.keys.append(None)
+        if self.headers is not None:
+            self.headers.append(None)
+
+    def decorate(self, key: bytes | None, headers: Headers | None) -> None:
+        """Give the record just taken its key and headers."""
+        before = len(self.values) - 1
+        if key is not None:
+            if self.keys is None:
+                self.keys = [None] * (before + 1)
+            self.keys[before] = key
+        if headers:
+            if self.headers is None:
+                self.headers = [None] * (before + 1)
+            self.headers[before] = headers
+
+    def encode(self, stamp: Stamp) -> bytearray:
+        """The chunk as a batch."""
+        return encode_records(
+            self.values, self.subjects, stamp, keys=self.keys, headers=self.headers
+        )
+
+
+class ArrowChunk:
+    """Records that came as one Arrow batch."""
+
+    __slots__ = ("base_offset", "batch", "default_subject", "early", "size", "waiting")
+
+    def __init__(self, base_offset: Offset, batch: pa.RecordBatch, default_subject: str) -> None:
+        self.base_offset = base_offset
+        self.batch = batch
+        self.default_subject = default_subject
+        self.size = int(batch.nbytes)
+        self.waiting: list[Waiting] = []
+        self.early: list[Waiting] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Always: an Arrow batch stays as it came."""
+        return True
+
+    @property
+    def count(self) -> int:
+        """Records in the chunk."""
+        return int(self.batch.num_rows)
+
+    def encode(self, stamp: Stamp) -> bytearray:
+        """The chunk as a batch."""
+        return encode_arrow(self.batch, stamp, default_subject=self.default_subject)
+
+
+Chunk = RecordChunk | ArrowChunk

@@ -1,0 +1,58 @@
+"""The only place that reads a clock; everything below is told the time.
+
+A component that needs the time takes a ``Clock``, so that tests and the simulator can hold it.
+"""
+
+import time
+from typing import Protocol
+
+from strandline.types import TimestampNs
+
+
+class Clock(Protocol):
+    """Where the shells get the time from."""
+
+    def now_ns(self) -> TimestampNs:
+        """Unix time in nanoseconds; may step backwards when the machine's clock is set."""
+        ...
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds that never run backwards, from an arbitrary start."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ns(self) -> TimestampNs:
+        """Unix time in nanoseconds."""
+        return TimestampNs(time.time_ns())
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since an arbitrary start."""
+        return time.monotonic() * 1000
+
+
+class ManualClock:
+    """A clock that moves only when told to, for tests."""
+
+    def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
+        self._now_ns = now_ns
+        self._start_ns = now_ns
+
+    def now_ns(self) -> TimestampNs:
+        """The time last set, in Unix nanoseconds."""
+        return TimestampNs(self._now_ns)
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since the clock was made."""
+        return (self._now_ns - self._start_ns) / 1e6
+
+    def advance_ms(self, milliseconds: float) -> None:
+        """Move the time forward.
+
+        Args:
+            milliseconds: how far; not negative.
+        """
+        assert milliseconds >= 0, "a manual clock does not run backwards"
+        self._now_ns += int(milliseconds * 1e6)

@@ -1,0 +1,157 @@
+"""Typed settings: what a broker is told at start and what a stream is told at creation.
+
+Rules: every field has a default that suits one machine, units come last in names, and unknown keys
+are refused with a suggestion. Reading files and the environment is ``strandline.server``'s job;
+this module only decodes and checks values. ``docs/configuration.md`` documents every key (tested).
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import msgspec.structs
+
+from strandline.errors import InvalidConfigError
+
+Acks = Literal["memory", "disk", "replicated"]
+PartitionBy = Literal["suffix", "subject", "key"]
+Compression = Literal["none", "zstd", "lz4"]
+
+PARTITIONS_MAX = 10_000
+NAME_BYTES_MAX = 200
+
+
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a stream is; fixed at creation."""
+
+    name: str
+    subject: str
+    """NATS subject the stream records; may contain ``*`` and ``>``."""
+    partitions: int = 1
+    partition_by: PartitionBy | None = None
+    """How a record finds its partition: ``suffix`` (subject ``.N``, as Liftbridge does), ``subject``
+    or ``key`` (CRC-32 modulo partitions). Default: ``subject`` if the subject has a wildcard, else
+    ``suffix``."""
+    queue_group: str = ""
+    """Streams of one group share the records of a subject instead of each getting every one."""
+    acks: Acks = "disk"
+    """What an acknowledged record survives, unless the publish asks for less."""
+    pub_ack: bool = True
+    """Answer a publish that has a reply subject with JetStream's PubAck."""
+    compression: Compression = "none"
+    retention_age_ms: int = 0
+    """Delete records older than this; 0 keeps them."""
+    retention_bytes: int = 0
+    """Per partition; 0 is unlimited."""
+    retention_records: int = 0
+    """Per partition; 0 is unlimited."""
+    compact: bool = False
+    """Keep only the newest record of each key."""
+    tombstone_delay_ms: int = 24 * 3600 * 1000
+    """How long a null value stays visible before compaction removes it with its key."""
+    segment_bytes: int = 256 << 20
+    segment_age_ms: int = 7 * 24 * 3600 * 1000
+    dedup_window_ms: int = 120_000
+    """How long a ``Nats-Msg-Id`` is remembered; 0 turns deduplication off."""
+
+    @property
+    def partition_rule(self) -> PartitionBy:
+        """The rule in force, with the default resolved."""
+        if self.partition_by is not None:
+            return self.partition_by
+        tokens = self.subject.split(".")
+        return "subject" if "*" in tokens or ">" in tokens else "suffix"
+
+
+class JournalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The journal shared by all partitions."""
+
+    file_bytes: int = 64 << 20
+    """Size of one preallocated journal file."""
+    checkpoint_bytes: int = 128 << 20
+    """Checkpoint, and recycle journal files, after this much has been written."""
+    checkpoint_interval_ms: int = 30_000
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Caps, checked before memory is allocated."""
+
+    record_bytes: int = 1 << 20
+    """Largest record: key, value and headers together."""
+    batch_bytes: int = 16 << 20
+    """Largest batch accepted, compressed or not."""
+    turn_records: int = 16_384
+    """Records taken into one turn."""
+    turn_bytes: int = 8 << 20
+    """Bytes of values taken into one turn."""
+    pending_bytes: int = 256 << 20
+    """Bytes accepted and not yet stored; more is refused until the disk catches up."""
+
+
+class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the broker meets NATS."""
+
+    servers: list[str] = []
+    """URLs of your own NATS servers; empty starts a nats-server as a child process."""
+    port: int = 4222
+    """Port of the child nats-server; 0 picks a free one."""
+    ingest_port: int = 4223
+    """Port of the broker's own listener for publishers, which speaks the NATS client protocol and
+    saves the hop through nats-server; 0 picks a free one, -1 turns it off."""
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a broker is told at start."""
+
+    data_dir: str = "strandline-data"
+    host: str = "127.0.0.1"
+    """Address every listener binds to."""
+    flight_port: int = 9293
+    """Port of Arrow Flight; 0 picks a free one."""
+    http_port: int = 9294
+    """Port of the web page, metrics and health; 0 picks a free one, -1 turns it off."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    nats: NatsConfig = NatsConfig()
+    journal: JournalConfig = JournalConfig()
+    limits: LimitsConfig = LimitsConfig()
+    cleaner_interval_ms: int = 10_000
+    """How often retention and compaction look for work."""
+
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
+    """Build a settings struct from plain values.
+
+    Args:
+        values: nested mapping, as YAML or JSON yields it.
+        kind: ``BrokerConfig`` or ``StreamConfig``.
+
+    Raises:
+        InvalidConfigError: naming the key, and the nearest valid key for an unknown one.
+    """
+    refuse_unknown_keys(values, kind, path="")
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidConfigError(f"configuration: {error}") from error
+
+
+def refuse_unknown_keys(values: Mapping[str, Any], kind: type[msgspec.Struct], *, path: str) -> None:
+    """Check the keys of ``values`` and of its nested mappings against the fields of ``kind``.
+
+    Raises:
+        InvalidConfigError: on the first unknown key, with the nearest valid one.
+    """
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in values.items():
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"; did you mean '{path}{near[0]}'?" if near else f"; valid: {', '.join(fields)}"
+            raise InvalidConfigError(f"unknown configuration key '{path}{key}'{hint}")
+        nested = fields[key]
+        is_section = isinstance(nested, type) and issubclass(nested, msgspec.Struct)
+        if is_section and isinstance(value, Mapping):
+            refuse_unknown_keys(value, nested, path=f"{path}{key}.")

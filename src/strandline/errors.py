@@ -1,0 +1,175 @@
+"""Every error Strandline raises on purpose.
+
+StrandlineError
+├── InvalidRequestError         the caller's fault; asking again unchanged fails again
+│   ├── InvalidConfigError      a configuration key or value is wrong
+│   ├── InvalidSubjectError     not a NATS subject, or not one a stream may bind
+│   ├── InvalidRecordError      bytes that are not what they claim to be
+│   ├── RecordTooLargeError     a record or batch over its limit
+│   ├── OffsetOutOfRangeError   below the log start or beyond the end
+│   ├── WrongLastSequenceError  an expected last sequence did not match
+│   ├── UnknownStreamError      no such stream
+│   ├── UnknownPartitionError   the stream has no such partition
+│   └── StreamExistsError       the name is taken
+├── UnavailableError            the world's fault; the same request may succeed later
+│   ├── DiskFullError           no space to store more
+│   ├── LogPoisonedError        a write or sync failed; nothing is acked until reopened
+│   ├── RequestTimeoutError     no answer in time; whether it happened is unknown
+│   ├── ShuttingDownError       the broker is stopping
+│   └── DisconnectedError       no connection to the broker
+├── CorruptBatchError           damaged bytes in a file; names the file and the position
+├── DataDirLockedError          another broker uses the data directory
+└── DataLossError               records a reader was promised are gone
+
+Rules: each class has a stable ``code`` that crosses the wire (docs/errors.md lists them), and the
+message says what to do. ``assert`` is for our own bugs and is never caught.
+"""
+
+from typing import ClassVar
+
+
+class StrandlineError(Exception):
+    """Base of all errors; ``code`` is stable, ``retriable`` says whether trying again may help."""
+
+    code: ClassVar[str] = "error"
+    retriable: ClassVar[bool] = False
+
+    @property
+    def message(self) -> str:
+        """The sentence for a person."""
+        return str(self.args[0]) if self.args else self.code
+
+
+class InvalidRequestError(StrandlineError):
+    """The request is wrong and will stay wrong."""
+
+    code = "invalid_request"
+
+
+class InvalidConfigError(InvalidRequestError):
+    """A configuration key or value is wrong."""
+
+    code = "invalid_config"
+
+
+class InvalidSubjectError(InvalidRequestError):
+    """Not a NATS subject, or not one that may be used here."""
+
+    code = "invalid_subject"
+
+
+class InvalidRecordError(InvalidRequestError):
+    """Bytes that are not what they claim to be."""
+
+    code = "invalid_record"
+
+
+class RecordTooLargeError(InvalidRequestError):
+    """A record or a batch exceeds its limit."""
+
+    code = "record_too_large"
+
+
+class OffsetOutOfRangeError(InvalidRequestError):
+    """An offset below the log start offset or beyond the high watermark."""
+
+    code = "offset_out_of_range"
+
+
+class WrongLastSequenceError(InvalidRequestError):
+    """``Nats-Expected-Last-Sequence`` is not the partition's last sequence."""
+
+    code = "wrong_last_sequence"
+
+
+class UnknownStreamError(InvalidRequestError):
+    """No stream has this name."""
+
+    code = "unknown_stream"
+
+
+class UnknownPartitionError(InvalidRequestError):
+    """The stream has no partition of this number."""
+
+    code = "unknown_partition"
+
+
+class StreamExistsError(InvalidRequestError):
+    """A stream of this name exists."""
+
+    code = "stream_exists"
+
+
+class UnavailableError(StrandlineError):
+    """The request was fine; the world was not."""
+
+    code = "unavailable"
+    retriable = True
+
+
+class DiskFullError(UnavailableError):
+    """No space left to store records; heals when space returns."""
+
+    code = "disk_full"
+
+
+class LogPoisonedError(UnavailableError):
+    """A write or sync failed; nothing more is acked until the log is reopened and verified."""
+
+    code = "log_poisoned"
+
+
+class RequestTimeoutError(UnavailableError):
+    """No answer in time; whether the request took effect is unknown."""
+
+    code = "timeout"
+
+
+class ShuttingDownError(UnavailableError):
+    """The broker is stopping."""
+
+    code = "shutting_down"
+
+
+class DisconnectedError(UnavailableError):
+    """No connection to the broker."""
+
+    code = "disconnected"
+
+
+class CorruptBatchError(StrandlineError):
+    """Damaged bytes in a file of the log.
+
+    Args:
+        message: what is wrong.
+        file: path of the damaged file.
+        position: byte in the file at which the damaged batch begins.
+    """
+
+    code = "corrupt_batch"
+
+    def __init__(self, message: str, *, file: str = "", position: int = 0) -> None:
+        where = f"{file} at byte {position}: " if file else ""
+        super().__init__(f"{where}{message}")
+        self.file = file
+        self.position = position
+
+
+class DataDirLockedError(StrandlineError):
+    """Another broker uses the data directory."""
+
+    code = "data_dir_locked"
+
+
+class DataLossError(StrandlineError):
+    """Records that a reader was promised are gone."""
+
+    code = "data_loss"
+
+
+def all_error_classes() -> list[type[StrandlineError]]:
+    """Every error class, parents first, for the wire mapping and the docs test."""
+    found: list[type[StrandlineError]] = [StrandlineError]
+    for cls in found:
+        found.extend(cls.__subclasses__())
+    return found

@@ -1,0 +1,143 @@
+"""The routes.
+
+Rules: GET and HEAD only; anything else, and any path that does not exist, gets a 4xx that says so.
+Work that grows with the number of partitions runs on a thread; the loop only copies lists.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from strandline.frontends.http.page import Overview, error_page, overview_page, stream_page
+from strandline.frontends.http.rates import RateMeter
+from strandline.frontends.http.view import BrokerView, StreamState, partition_samples, snapshot
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SAFE_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(broker: BrokerView, meter: RateMeter) -> Starlette:
+    """The web application of one broker."""
+    pages = Pages(broker, meter)
+    routes = {
+        "/": pages.overview,
+        "/streams/{name}": pages.stream,
+        "/metrics": pages.metrics,
+        "/health/live": pages.live,
+        "/health/ready": pages.ready,
+        "/api/streams": pages.api_streams,
+        "/api/streams/{name}": pages.api_stream,
+    }
+    return Starlette(
+        routes=[Route(path, _with_safe_headers(endpoint)) for path, endpoint in routes.items()],
+        exception_handlers={HTTPException: _refuse},
+    )
+
+
+class Pages:
+    """One method per route."""
+
+    def __init__(self, broker: BrokerView, meter: RateMeter) -> None:
+        self._broker = broker
+        self._meter = meter
+        self._started_ms = broker.clock.monotonic_ms()
+
+    async def overview(self, _request: Request) -> Response:
+        """``/``: health, rates, streams."""
+        broker, streams = self._broker, list(self._broker.streams())
+
+        def render() -> str:
+            return overview_page(
+                Overview(
+                    streams=snapshot(streams),
+                    rates=self._meter.rates(),
+                    history=self._meter.records_per_second(),
+                    telemetry=broker.telemetry,
+                    data_dir=broker.config.data_dir,
+                    is_ready=broker.is_ready,
+                    up_s=(broker.clock.monotonic_ms() - self._started_ms) / 1000,
+                )
+            )
+
+        return HTMLResponse(await asyncio.to_thread(render))
+
+    async def stream(self, request: Request) -> Response:
+        """``/streams/{name}``: one stream's partitions and settings."""
+        state = await self._find(request)
+        return HTMLResponse(await asyncio.to_thread(stream_page, state))
+
+    async def metrics(self, _request: Request) -> Response:
+        """``/metrics``: Prometheus text."""
+        streams, telemetry = list(self._broker.streams()), self._broker.telemetry
+        telemetry.streams = len(streams)
+        telemetry.partitions = sum(len(stream.partitions) for stream in streams)
+        telemetry.ready = int(self._broker.is_ready)
+        telemetry.partition_samples = lambda: partition_samples(streams)
+        return Response(await asyncio.to_thread(telemetry.render), media_type=METRICS_TYPE)
+
+    async def live(self, _request: Request) -> Response:
+        """``/health/live``: 200 as long as the loop answers."""
+        return PlainTextResponse("live\n")
+
+    async def ready(self, _request: Request) -> Response:
+        """``/health/ready``: 200 while records can be stored and read, else 503 and why."""
+        telemetry = self._broker.telemetry
+        if telemetry.journal_poisoned:
+            return PlainTextResponse(
+                "storage failed: nothing is stored until it is reopened\n", 503
+            )
+        if not self._broker.is_ready:
+            return PlainTextResponse("starting or stopping\n", 503)
+        if telemetry.disk_full:
+            return PlainTextResponse("the disk is full: publishes are refused\n", 503)
+        return PlainTextResponse("ready\n")
+
+    async def api_streams(self, _request: Request) -> Response:
+        """``/api/streams``: every stream with its settings and offsets, as JSON."""
+        streams = list(self._broker.streams())
+        return _json(await asyncio.to_thread(lambda: msgspec.json.encode(snapshot(streams))))
+
+    async def api_stream(self, request: Request) -> Response:
+        """``/api/streams/{name}``: one of them."""
+        return _json(msgspec.json.encode(await self._find(request)))
+
+    async def _find(self, request: Request) -> StreamState:
+        name = request.path_params["name"]
+        for stream in self._broker.streams():
+            if stream.config.name == name:
+                return (await asyncio.to_thread(snapshot, [stream]))[0]
+        raise HTTPException(404, f"no stream is named {name!r}")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _with_safe_headers(endpoint: Endpoint) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        response = await endpoint(request)
+        response.headers.update(SAFE_HEADERS)
+        return response
+
+    return answer
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for HTTPException only"
+    headers = {**SAFE_HEADERS, **(error.headers or {})}
+    if request.url.path.startswith("/api/"):
+        body = msgspec.json.encode({"error": error.detail})
+        return Response(body, error.status_code, headers, media_type="application/json")
+    return HTMLResponse(error_page(error.status_code, error.detail), error.status_code, headers)

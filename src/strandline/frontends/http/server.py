@@ -1,0 +1,120 @@
+"""The listener: uvicorn on a socket of ours, in the broker's loop.
+
+Rules: the socket is bound here, so that a taken port is a typed error and not an exit; signals stay
+with ``server``; stopping waits for no slow client.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from strandline.config import BrokerConfig
+from strandline.errors import InvalidConfigError
+from strandline.frontends.http.app import build_app
+from strandline.frontends.http.rates import RateMeter
+from strandline.frontends.http.view import BrokerView
+
+BACKLOG = 128
+CONNECTIONS_MAX = 256
+HEADER_BYTES_MAX = 16 << 10
+SAMPLE_INTERVAL_S = 1.0
+GRACE_S = 1
+
+
+class HttpFrontEnd:
+    """Serves the pages of one broker; loop thread.
+
+    Args:
+        broker: whose pages.
+        config: ``host`` and ``http_port``; a port of -1 serves nothing.
+    """
+
+    def __init__(self, broker: BrokerView, config: BrokerConfig) -> None:
+        self._broker = broker
+        self._config = config
+        self._meter = RateMeter()
+        self._server: _QuietServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.port: int | None = None
+        """The port listened on; ``None`` when off or stopped."""
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            InvalidConfigError: the address is taken or is not ours.
+        """
+        if self._config.http_port < 0:
+            return
+        listener = _listen(self._config.host, self._config.http_port)
+        self._server = _QuietServer(
+            uvicorn.Config(
+                build_app(self._broker, self._meter),
+                access_log=False,
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+                http="h11",
+                lifespan="off",
+                limit_concurrency=CONNECTIONS_MAX,
+                log_config=None,
+                log_level="warning",
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_S,
+                ws="none",
+            )
+        )
+        self.port = listener.getsockname()[1]
+        self._tasks = [
+            asyncio.create_task(self._server.serve([listener]), name="http"),
+            asyncio.create_task(self._sample(), name="http-rates"),
+        ]
+
+    async def stop(self) -> None:
+        """Stop listening and drop what is open."""
+        if self._server is None:
+            return
+        self._server.should_exit = True
+        serving, sampling = self._tasks
+        sampling.cancel()
+        await serving
+        with contextlib.suppress(asyncio.CancelledError):
+            await sampling
+        self._server, self._tasks, self.port = None, [], None
+
+    async def _sample(self) -> None:
+        while True:
+            self._meter.sample(self._broker.telemetry, self._broker.clock.monotonic_ms())
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+
+class _QuietServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: the process belongs to ``server``."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InvalidConfigError(f"host {host!r}: {error.strerror}; name an address") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise InvalidConfigError(
+            f"cannot listen for HTTP on {host}:{port}: {error.strerror}; "
+            "choose another --http-port, 0 for a free one, -1 for none"
+        ) from error
+    return listener

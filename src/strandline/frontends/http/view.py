@@ -1,0 +1,149 @@
+"""What the pages need to know of a broker, and a snapshot of it as plain values.
+
+Rules: the protocols name the least that will do, so tests need no broker. A snapshot may be taken
+on any thread: the list of streams is the broker's own copy, and offsets are safe to read anywhere.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from strandline.clock import Clock
+from strandline.config import BrokerConfig, StreamConfig
+from strandline.telemetry import PartitionSample, Telemetry
+from strandline.types import PartitionName
+
+
+class PartitionView(Protocol):
+    """A partition, as far as the pages care."""
+
+    @property
+    def name(self) -> PartitionName:
+        """Its stream and number."""
+        ...
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset kept."""
+        ...
+
+    @property
+    def high_watermark(self) -> int:
+        """First offset readers do not see yet."""
+        ...
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offset of the next record."""
+        ...
+
+
+class StreamView(Protocol):
+    """A stream, as far as the pages care."""
+
+    @property
+    def config(self) -> StreamConfig:
+        """What it is."""
+        ...
+
+    @property
+    def partitions(self) -> Sequence[PartitionView]:
+        """Its partitions, by number."""
+        ...
+
+    @property
+    def created_ns(self) -> int:
+        """Unix time of its creation, nanoseconds."""
+        ...
+
+
+class BrokerView(Protocol):
+    """A broker, as far as the pages care."""
+
+    @property
+    def config(self) -> BrokerConfig:
+        """What it was told at start."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Where it gets the time from."""
+        ...
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Its figures."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has started and is not stopping."""
+        ...
+
+    def streams(self) -> Sequence[StreamView]:
+        """Its streams; loop thread."""
+        ...
+
+
+class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition in ``/api/streams``."""
+
+    partition: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+
+    @property
+    def records(self) -> int:
+        """Offsets readers can see; compaction may have left fewer records."""
+        return self.high_watermark - self.log_start_offset
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream in ``/api/streams``."""
+
+    config: StreamConfig
+    created_ns: int
+    partitions: list[PartitionState]
+
+    @property
+    def records(self) -> int:
+        """Offsets readers can see, over all partitions."""
+        return sum(partition.records for partition in self.partitions)
+
+
+def snapshot(streams: Sequence[StreamView]) -> list[StreamState]:
+    """The state of ``streams`` now, sorted by name; any thread."""
+    return [
+        StreamState(
+            config=stream.config,
+            created_ns=stream.created_ns,
+            partitions=[_partition_state(partition) for partition in stream.partitions],
+        )
+        for stream in sorted(streams, key=lambda stream: stream.config.name)
+    ]
+
+
+def partition_samples(streams: Sequence[StreamView]) -> list[PartitionSample]:
+    """The offsets of every partition for a scrape; any thread."""
+    return [
+        PartitionSample(
+            stream.config.name,
+            partition.name.partition,
+            partition.log_start_offset,
+            partition.high_watermark,
+            partition.log_end_offset,
+        )
+        for stream in streams
+        for partition in stream.partitions
+    ]
+
+
+def _partition_state(partition: PartitionView) -> PartitionState:
+    return PartitionState(
+        partition=partition.name.partition,
+        log_start_offset=partition.log_start_offset,
+        high_watermark=partition.high_watermark,
+        log_end_offset=partition.log_end_offset,
+    )

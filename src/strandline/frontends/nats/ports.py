@@ -1,0 +1,78 @@
+"""What this front end needs of the broker, and nothing more.
+
+The broker's classes satisfy these protocols structurally; unit tests use small fakes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from strandline.broker.responder import Responder
+from strandline.clock import Clock
+from strandline.config import Acks, StreamConfig
+from strandline.record.codec import Headers
+from strandline.types import PartitionName
+
+
+class PartitionPort(Protocol):
+    """A partition, as far as publishing goes."""
+
+    @property
+    def name(self) -> PartitionName:
+        """Stream and number."""
+        ...
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        subject: str,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        responder: Responder | None = None,
+        token: object = None,
+        message_id: str | None = None,
+        expected_last: int | None = None,
+        acks: Acks | None = None,
+    ) -> None:
+        """Accept a record; the outcome reaches ``responder``, never the caller."""
+        ...
+
+
+class StreamPort(Protocol):
+    """A stream and its partitions."""
+
+    @property
+    def config(self) -> StreamConfig:
+        """What the stream is."""
+        ...
+
+    @property
+    def partitions(self) -> Sequence[PartitionPort]:
+        """In the order of their numbers."""
+        ...
+
+
+class BrokerPort(Protocol):
+    """The broker, as far as this front end goes."""
+
+    @property
+    def clock(self) -> Clock:
+        """Where the time comes from."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes accepted and not yet stored."""
+        ...
+
+    def streams(self) -> Sequence[StreamPort]:
+        """All streams."""
+        ...
+
+    def on_streams_changed(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after streams were created or deleted."""
+        ...
+
+    def on_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after the responders of each turn."""
+        ...

@@ -1,0 +1,329 @@
+"""The NATS client protocol without sockets: bytes in, events out, for both ends of a connection.
+
+A published or delivered message is a plain tuple (the hot path makes a hundred thousand a second);
+everything else is a small struct. Rules:
+
+- any way of cutting the same bytes into chunks gives the same events;
+- any bytes give events, at worst a ``Violation``, after which the parser is deaf;
+- at most one control line or one payload is kept between chunks, and each has a cap;
+- no byte is copied more than a fixed number of times, whatever the chunks.
+
+It knows nothing of connections, subjects' meaning, headers' content or JSON.
+"""
+
+from typing import Final
+
+import msgspec
+
+LINE_BYTES_MAX: Final = 4096
+"""Longest control line taken from a client, as in nats-server."""
+SERVER_LINE_BYTES_MAX: Final = 64 << 10
+"""Longest line taken from a server: INFO lists a whole cluster."""
+NO_HEADERS: Final = -1
+
+UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
+PAYLOAD_TOO_LARGE: Final = "Maximum Payload Violation"
+LINE_TOO_LONG: Final = "Maximum Control Line Exceeded"
+PARSER_ERROR: Final = "Parser Error"
+
+Message = tuple[bytes, bytes, bytes | None, bytes | None, bytes]
+"""(subject, sid, reply, header block, payload); sid is empty at the server's end, reply and header
+block are None where absent."""
+
+
+class Subscribe(msgspec.Struct, frozen=True):
+    """SUB: deliver ``subject`` under ``sid``."""
+
+    subject: bytes
+    sid: bytes
+    queue: bytes = b""
+
+
+class Unsubscribe(msgspec.Struct, frozen=True):
+    """UNSUB: at once, or after ``deliveries_max`` messages if that is not 0."""
+
+    sid: bytes
+    deliveries_max: int = 0
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """PING."""
+
+
+class Pong(msgspec.Struct, frozen=True):
+    """PONG."""
+
+
+class Okay(msgspec.Struct, frozen=True):
+    """+OK, in verbose mode."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """-ERR with the other end's reason."""
+
+    reason: str
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """CONNECT with its JSON, not decoded."""
+
+    options: bytes
+
+
+class Info(msgspec.Struct, frozen=True):
+    """INFO with its JSON, not decoded."""
+
+    options: bytes
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """The other end broke the protocol: answer -ERR with this reason and close."""
+
+    reason: str
+
+
+Control = Subscribe | Unsubscribe | Ping | Pong | Okay | Failure | Connect | Info | Violation
+Event = Message | Control
+
+
+class _Body:
+    """A message whose payload is still arriving."""
+
+    __slots__ = ("data", "header_size", "missing", "reply", "sid", "subject")
+
+    def __init__(self, subject: bytes, sid: bytes, reply: bytes | None, header_size: int) -> None:
+        self.subject = subject
+        self.sid = sid
+        self.reply = reply
+        self.header_size = header_size
+        self.data = bytearray()
+        self.missing = 0
+
+
+class Parser:
+    """One direction of one connection.
+
+    Args:
+        payload_max: largest payload, headers included, in bytes.
+        from_client: whether the bytes come from a client (PUB, SUB, …) or a server (MSG, INFO, …).
+    """
+
+    def __init__(self, payload_max: int, *, from_client: bool) -> None:
+        self.payload_max = payload_max
+        self._from_client = from_client
+        self._line_max = LINE_BYTES_MAX if from_client else SERVER_LINE_BYTES_MAX
+        self._plain = b"PUB " if from_client else b"MSG "
+        self._words_min = 2 if from_client else 3
+        self._rest = b""
+        self._body: _Body | None = None
+        self._deaf = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes kept until the rest of a line or payload arrives."""
+        return len(self._rest) + (len(self._body.data) if self._body is not None else 0)
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that ``data`` completes, in order."""
+        events: list[Event] = []
+        if self._deaf:
+            return events
+        position = 0
+        if self._body is not None:
+            position = self._continue_body(self._body, data, events)
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        if position < len(data) and not self._deaf:
+            reason = self._parse(data, position, events)
+            if reason:
+                self._violate(reason, events)
+        return events
+
+    def _parse(self, data: bytes, position: int, events: list[Event]) -> str:
+        """Take whole operations from ``data`` and keep what is left; answers why it stopped, if."""
+        find, add, end = data.find, events.append, len(data)
+        plain, words_min, from_client = self._plain, self._words_min, self._from_client
+        while position < end:
+            line_end = find(b"\r\n", position)
+            if (line_end if line_end >= 0 else end) - position > self._line_max:
+                return LINE_TOO_LONG
+            if line_end < 0:
+                self._rest = data[position:]
+                return ""
+            header_size = NO_HEADERS
+            if data[position : position + 4] == plain:
+                words = data[position + 4 : line_end].split()
+            else:
+                operation, words = _split_line(data[position:line_end])
+                if operation in (b"HPUB", b"HMSG"):
+                    header_size = _size(words.pop(-2)) if len(words) > words_min else 0
+                elif operation not in (b"PUB", b"MSG"):
+                    event = self._control(operation, words, data[position:line_end])
+                    if type(event) is Violation:
+                        return event.reason
+                    add(event)
+                    position = line_end + 2
+                    continue
+                if (operation in (b"PUB", b"HPUB")) is not from_client:
+                    return UNKNOWN_OPERATION
+            # All four kinds have one shape now: subject [sid] [reply] size.
+            extra = len(words) - words_min
+            if not 0 <= extra <= 1 or not words[-1].isdigit():
+                return PARSER_ERROR
+            size = int(words[-1])
+            if size > self.payload_max:
+                return PAYLOAD_TOO_LARGE
+            if header_size > size:
+                return PARSER_ERROR
+            reply = words[-2] if extra else None
+            sid = b"" if from_client else words[1]
+            start = line_end + 2
+            stop = start + size
+            position = stop + 2
+            if position > end:
+                self._body = _Body(words[0], sid, reply, header_size)
+                self._body.missing = size + 2
+                self._continue_body(self._body, data[start:], events)
+                return ""
+            if data[stop:position] != b"\r\n":
+                return PARSER_ERROR
+            if header_size < 0:
+                add((words[0], sid, reply, None, data[start:stop]))
+            else:
+                split = start + header_size
+                add((words[0], sid, reply, data[start:split], data[split:stop]))
+        return ""
+
+    def _continue_body(self, body: _Body, data: bytes, events: list[Event]) -> int:
+        """Add to a payload that is arriving; answers how much of ``data`` belongs to it."""
+        taken = min(body.missing, len(data))
+        body.data += data[:taken]
+        body.missing -= taken
+        if body.missing:
+            return taken
+        self._body = None
+        if body.data[-2:] != b"\r\n":
+            self._violate(PARSER_ERROR, events)
+            return taken
+        content = memoryview(body.data)
+        split = max(body.header_size, 0)
+        block = bytes(content[:split]) if body.header_size >= 0 else None
+        events.append((body.subject, body.sid, body.reply, block, bytes(content[split:-2])))
+        return taken
+
+    def _violate(self, reason: str, events: list[Event]) -> None:
+        self._deaf = True
+        self._rest = b""
+        self._body = None
+        events.append(Violation(reason))
+
+    def _control(self, operation: bytes, words: list[bytes], line: bytes) -> Control:
+        """The event of a line that is no message."""
+        if operation == b"PING":
+            return _PING
+        if operation == b"PONG":
+            return _PONG
+        if self._from_client:
+            return _client_control(operation, words, line)
+        return _server_control(operation, line)
+
+
+_PING, _PONG, _OKAY = Ping(), Pong(), Okay()
+
+
+def _split_line(line: bytes) -> tuple[bytes, list[bytes]]:
+    """The operation, in capitals, and the words behind it."""
+    words = line.split()
+    if not words:
+        return b"", words
+    return words.pop(0).upper(), words
+
+
+def _size(word: bytes) -> int:
+    """A size; larger than any limit if it is not a number."""
+    return int(word) if word.isdigit() else 1 << 62
+
+
+def _argument(line: bytes) -> bytes:
+    """What follows the operation, as it came."""
+    return line.lstrip().partition(b" ")[2].strip()
+
+
+def _client_control(operation: bytes, words: list[bytes], line: bytes) -> Control:
+    """SUB, UNSUB or CONNECT."""
+    if operation == b"CONNECT":
+        return Connect(_argument(line))
+    if operation == b"SUB":
+        if len(words) == 2:
+            return Subscribe(words[0], words[1])
+        if len(words) == 3:
+            return Subscribe(words[0], words[2], words[1])
+        return Violation(PARSER_ERROR)
+    if operation == b"UNSUB":
+        if len(words) == 1:
+            return Unsubscribe(words[0])
+        if len(words) == 2 and words[1].isdigit():
+            return Unsubscribe(words[0], int(words[1]))
+        return Violation(PARSER_ERROR)
+    return Violation(UNKNOWN_OPERATION)
+
+
+def _server_control(operation: bytes, line: bytes) -> Control:
+    """INFO, +OK or -ERR."""
+    if operation == b"INFO":
+        return Info(_argument(line))
+    if operation == b"+OK":
+        return _OKAY
+    if operation == b"-ERR":
+        return Failure(_argument(line).decode(errors="replace").strip("'"))
+    return Violation(UNKNOWN_OPERATION)
+
+
+# Writing
+
+
+def encode_publish(subject: bytes, payload: bytes, *, reply: bytes = b"") -> bytes:
+    """PUB."""
+    to = b"%b %b" % (subject, reply) if reply else subject
+    return b"PUB %b %d\r\n%b\r\n" % (to, len(payload), payload)
+
+
+def encode_publish_with_headers(
+    subject: bytes, payload: bytes, *, block: bytes, reply: bytes = b""
+) -> bytes:
+    """HPUB; ``block`` is the header block."""
+    to = b"%b %b" % (subject, reply) if reply else subject
+    total = len(block) + len(payload)
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (to, len(block), total, block, payload)
+
+
+def encode_message(subject: bytes, sid: bytes, payload: bytes, *, reply: bytes = b"") -> bytes:
+    """MSG."""
+    to = b"%b %b %b" % (subject, sid, reply) if reply else b"%b %b" % (subject, sid)
+    return b"MSG %b %d\r\n%b\r\n" % (to, len(payload), payload)
+
+
+def encode_message_with_headers(
+    subject: bytes, sid: bytes, payload: bytes, *, block: bytes, reply: bytes = b""
+) -> bytes:
+    """HMSG; ``block`` is the header block."""
+    to = b"%b %b %b" % (subject, sid, reply) if reply else b"%b %b" % (subject, sid)
+    total = len(block) + len(payload)
+    return b"HMSG %b %d %d\r\n%b%b\r\n" % (to, len(block), total, block, payload)
+
+
+def encode_subscribe(subject: bytes, sid: bytes, *, queue: bytes = b"") -> bytes:
+    """SUB."""
+    to = b"%b %b" % (subject, queue) if queue else subject
+    return b"SUB %b %b\r\n" % (to, sid)
+
+
+def encode_unsubscribe(sid: bytes) -> bytes:
+    """UNSUB, at once."""
+    return b"UNSUB %b\r\n" % sid
+
+
+def encode_failure(reason: str) -> bytes:
+    """-ERR."""
+    return b"-ERR '%b'\r\n" % reason.encode()

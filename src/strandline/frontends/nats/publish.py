@@ -1,0 +1,187 @@
+"""What a published message becomes: records, with the key, headers and checks it asked for.
+
+    header                        meaning
+    Nats-Msg-Id                   stored once within the stream's window
+    Nats-Expected-Last-Sequence   stored only if the partition's last sequence is this
+    Nats-Expected-Stream          the checks and the ack concern this stream only
+    Strandline-Key                the record's key (taken out of the headers)
+    Strandline-Tombstone          the value is null: the key is deleted (taken out too)
+
+Rules: a Liftbridge envelope gives key, value, headers, ack inbox and policy; what is not a valid
+envelope is a plain value. Headers that ask JetStream for something we do not do are refused, never
+ignored. Malformed headers cost their sender an error reply. No sockets here.
+"""
+
+from typing import Final
+
+import msgspec
+
+from strandline.clock import Clock
+from strandline.errors import InvalidRecordError, InvalidRequestError
+from strandline.frontends.nats.headers import parse_headers
+from strandline.frontends.nats.replies import (
+    EnvelopeResponder,
+    ReplySink,
+    error_reply,
+    stream_mismatch_reply,
+)
+from strandline.frontends.nats.routing import Route, Target
+from strandline.record import envelope
+from strandline.record.codec import MESSAGE_ID_HEADER, Headers
+
+KEY_HEADER: Final = "Strandline-Key"
+TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
+EXPECTED_STREAM_HEADER: Final = "Nats-Expected-Stream"
+EXPECTED_LAST_HEADER: Final = "Nats-Expected-Last-Sequence"
+UNSUPPORTED_HEADERS: Final = frozenset(
+    {
+        "Nats-Expected-Last-Msg-Id",
+        "Nats-Expected-Last-Subject-Sequence",
+        "Nats-Expected-Last-Subject-Sequence-Subject",
+        "Nats-Rollup",
+        "Nats-TTL",
+        "Nats-Incr",
+        "Nats-Batch-Id",
+        "Nats-Batch-Commit",
+        "Nats-Schedule",
+    }
+)
+
+
+class Publication(msgspec.Struct):
+    """A message as it was meant."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers | None = None
+    message_id: str | None = None
+    expected_stream: str | None = None
+    expected_last: int | None = None
+    envelope: envelope.Message | None = None
+
+
+def interpret(block: bytes | None, payload: bytes) -> Publication:
+    """What a message asks for.
+
+    Args:
+        block: its header block, or None.
+        payload: its payload.
+
+    Raises:
+        InvalidRecordError: malformed headers.
+        InvalidRequestError: headers that ask for what we do not do.
+    """
+    headers = parse_headers(block) if block is not None else []
+    found = Publication(payload)
+    if payload.startswith(envelope.MAGIC):
+        found.envelope = envelope.decode_message(payload)
+        if found.envelope is not None:
+            found.value = found.envelope.value
+            found.key = found.envelope.key or None
+            headers += found.envelope.headers
+    if headers:
+        _apply_headers(found, headers)
+    return found
+
+
+def _apply_headers(found: Publication, headers: Headers) -> None:
+    """Take the meaning of the headers; those that stay go into ``found``."""
+    kept: Headers = []
+    for name, value in headers:
+        if name == KEY_HEADER:
+            found.key = value
+            continue
+        if name == TOMBSTONE_HEADER:
+            if found.value:
+                raise InvalidRequestError(f"a message with {TOMBSTONE_HEADER} must have no payload")
+            found.value = None
+            continue
+        kept.append((name, value))
+        if name == MESSAGE_ID_HEADER:
+            found.message_id = found.message_id or value.decode(errors="replace") or None
+        elif name == EXPECTED_STREAM_HEADER:
+            found.expected_stream = value.decode(errors="replace")
+        elif name == EXPECTED_LAST_HEADER:
+            if not value.isdigit() or len(value) > 19:
+                raise InvalidRequestError(f"{EXPECTED_LAST_HEADER} is not a sequence")
+            found.expected_last = int(value)
+        elif name in UNSUPPORTED_HEADERS:
+            raise InvalidRequestError(f"header {name} is not supported")
+    found.headers = kept or None
+
+
+class Intake:
+    """Takes the messages that are more than a plain payload for one stream.
+
+    Args:
+        clock: for the times in Liftbridge acks.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def take(
+        self,
+        route: Route,
+        reply: bytes | None,
+        *,
+        block: bytes | None,
+        payload: bytes,
+        sink: ReplySink,
+    ) -> None:
+        """Append a message to every stream that records its subject.
+
+        Args:
+            route: where it goes.
+            reply: its reply subject, or None.
+            block: its header block, or None.
+            payload: its payload.
+            sink: where answers go.
+        """
+        try:
+            publication = interpret(block, payload)
+        except (InvalidRecordError, InvalidRequestError) as error:
+            if reply is not None:
+                sink.deliver(reply, error_reply(error))
+            return
+        expected = publication.expected_stream
+        if expected is not None and all(
+            expected != target.name for group in route.groups for target in group
+        ):
+            if reply is not None:
+                sink.deliver(reply, stream_mismatch_reply(expected))
+            return
+        for target in route.targets():
+            self._append(target, publication, reply, subject=route.subject, sink=sink)
+
+    def _append(
+        self,
+        target: Target,
+        publication: Publication,
+        reply: bytes | None,
+        *,
+        subject: str,
+        sink: ReplySink,
+    ) -> None:
+        """Append to one stream; a stream that is not the expected one records in silence."""
+        concerned = publication.expected_stream in (None, target.name)
+        token = reply if concerned and target.answers else None
+        responder: ReplySink | EnvelopeResponder | None = sink if token is not None else None
+        if publication.envelope is not None and concerned:
+            responder = EnvelopeResponder(
+                publication.envelope,
+                sink,
+                subject=subject,
+                stream_subject=target.stream_subject,
+                clock=self._clock,
+            )
+        target.partition_for(publication.key).append(
+            publication.value,
+            subject=subject,
+            key=publication.key,
+            headers=publication.headers,
+            responder=responder,
+            token=token,
+            message_id=publication.message_id,
+            expected_last=publication.expected_last if concerned else None,
+        )

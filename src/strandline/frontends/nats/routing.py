@@ -1,0 +1,133 @@
+"""From a published subject to the partitions that record it.
+
+Rules: a stream binds its subject and, with the ``suffix`` rule, ``subject.N`` for its partition N;
+with the ``subject`` and ``key`` rules a hash chooses the partition (a record without a key goes by
+its subject). Streams of one queue group take turns; every other stream gets every record. What was
+found for a subject is remembered in a bounded dictionary until the streams change.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from strandline.errors import InvalidSubjectError
+from strandline.frontends.nats.ports import PartitionPort, StreamPort
+from strandline.record.partitioner import partition_of
+from strandline.record.subjects import SubjectRouter, validate_subject
+
+REMEMBERED_SUBJECTS_MAX: Final = 16_384
+REMEMBERED_SUBJECT_BYTES_MAX: Final = 256
+"""Longer subjects are looked up each time, so that remembered ones stay small."""
+
+
+class Binding(NamedTuple):
+    """A subject pattern that feeds a stream."""
+
+    pattern: str
+    stream: StreamPort
+    partition: int | None
+    """The partition it feeds; None: a hash chooses."""
+
+
+def stream_bindings(stream: StreamPort) -> list[Binding]:
+    """The patterns that feed ``stream``."""
+    config = stream.config
+    if config.partition_rule != "suffix":
+        return [Binding(config.subject, stream, None)]
+    return [
+        Binding(f"{config.subject}.{number}" if number else config.subject, stream, number)
+        for number in range(config.partitions)
+    ]
+
+
+class Target:
+    """A stream that records a subject."""
+
+    __slots__ = ("answers", "by_key", "name", "partition", "partitions", "stream_subject")
+
+    def __init__(self, binding: Binding, subject: bytes) -> None:
+        config = binding.stream.config
+        self.name = config.name
+        self.stream_subject = config.subject
+        self.answers = config.pub_ack
+        """Whether a reply subject gets a PubAck."""
+        self.partitions = binding.stream.partitions
+        number = binding.partition
+        if number is None:
+            number = partition_of(subject, len(self.partitions))
+        self.partition = self.partitions[number]
+        """The partition of records without a key."""
+        self.by_key = config.partition_rule == "key" and len(self.partitions) > 1
+
+    def partition_for(self, key: bytes | None) -> PartitionPort:
+        """The partition of a record with this key."""
+        if key is None or not self.by_key:
+            return self.partition
+        return self.partitions[partition_of(key, len(self.partitions))]
+
+
+class Route:
+    """Who records a subject."""
+
+    __slots__ = ("answers", "groups", "partition", "subject", "turns")
+
+    def __init__(
+        self, subject: str, groups: tuple[tuple[Target, ...], ...], turns: Iterator[int]
+    ) -> None:
+        self.subject = subject
+        self.groups = groups
+        """One of each group gets the record."""
+        self.turns = turns
+        only = groups[0][0] if len(groups) == 1 and len(groups[0]) == 1 else None
+        self.partition = only.partition if only is not None else None
+        """Where a record without a key goes, if that is one place; the fast path."""
+        self.answers = only is not None and only.answers
+
+    def targets(self) -> list[Target]:
+        """The streams that get the next record."""
+        return [
+            group[0] if len(group) == 1 else group[next(self.turns) % len(group)]
+            for group in self.groups
+        ]
+
+
+class RouteTable:
+    """Finds routes; the dictionary ``remembered`` is public for the hot path, which only reads it.
+
+    Args:
+        bindings: all that may be routed to.
+    """
+
+    def __init__(self, bindings: Iterable[Binding] = ()) -> None:
+        self.remembered: dict[bytes, Route] = {}
+        self._turns = itertools.count()
+        self._router: SubjectRouter[Binding]
+        self.replace(bindings)
+
+    def replace(self, bindings: Iterable[Binding]) -> None:
+        """Take other bindings; forgets what was remembered."""
+        self._router = SubjectRouter((binding.pattern, binding) for binding in bindings)
+        self.remembered.clear()
+
+    def find(self, subject: bytes) -> Route:
+        """The route of a subject; without groups if nothing records it.
+
+        Raises:
+            InvalidSubjectError: not a subject one may publish to.
+        """
+        try:
+            text = subject.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidSubjectError("the subject is not UTF-8") from error
+        validate_subject(text)
+        groups: dict[str, list[Target]] = {}
+        for number, binding in enumerate(self._router.match(text)):
+            # NATS forbids white space in a queue's name, so no group is called like this.
+            group = binding.stream.config.queue_group or f" {number}"
+            groups.setdefault(group, []).append(Target(binding, subject))
+        route = Route(text, tuple(map(tuple, groups.values())), self._turns)
+        if len(subject) <= REMEMBERED_SUBJECT_BYTES_MAX:
+            if len(self.remembered) >= REMEMBERED_SUBJECTS_MAX:
+                self.remembered.clear()
+            self.remembered[subject] = route
+        return route

@@ -1,0 +1,130 @@
+"""The batch: the unit that is written, replicated and read, and its fixed header.
+
+    0  magic u32            8  length u32 (whole batch, multiple of 8)
+    4  crc32c u32          12  version u8 · codec u8 · attributes u16
+   16  base offset i64     24  record count u32 · last offset delta u32
+   32  leader epoch u32    36  subject bytes u32 (dictionary only, unpadded)
+   40  first timestamp i64 48  last timestamp i64 (ns; smallest and largest of the batch)
+   56  producer id i64     64  producer epoch i16 · subject count u16 · base sequence i32
+   72  columns
+
+Rules: little endian; the CRC covers everything from byte 8 on, so a flip anywhere in the batch is
+found; ``length`` is checked against a cap before anything is read. Byte by byte: docs/format.md.
+This module knows headers only; columns are ``codec``'s business.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntFlag
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from strandline.errors import CorruptBatchError
+from strandline.types import LeaderEpoch, Offset, TimestampNs
+
+MAGIC = 0x314E_5453  # b"STN1"
+VERSION = 1
+HEADER = struct.Struct("<IIIBBHqIIIIqqqhHi")
+HEADER_BYTES = 72
+CRC_FROM = 8
+LENGTH_MAX = 1 << 30
+NO_PRODUCER = -1
+
+assert HEADER.size == HEADER_BYTES, "the header is as long as its specification says"
+assert HEADER_BYTES % 8 == 0, "columns start aligned"
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Attributes(IntFlag):
+    """What the columns of a batch hold; the bits of the header's attributes field."""
+
+    KEYS = 1
+    HEADERS = 2
+    NULL_VALUES = 4
+    OFFSET_DELTAS = 8
+    """Compaction left gaps; offsets are base offset + delta per record."""
+    MESSAGE_IDS = 16
+    """At least one record carries a ``Nats-Msg-Id`` header."""
+
+
+class BatchHeader(NamedTuple):
+    """A decoded header; field order is the order on disk."""
+
+    magic: int
+    crc: int
+    length: int
+    version: int
+    codec: int
+    attributes: int
+    base_offset: Offset
+    record_count: int
+    last_offset_delta: int
+    leader_epoch: LeaderEpoch
+    subject_bytes: int
+    first_timestamp: TimestampNs
+    last_timestamp: TimestampNs
+    producer_id: int
+    producer_epoch: int
+    subject_count: int
+    base_sequence: int
+
+    @property
+    def next_offset(self) -> Offset:
+        """The offset after the last record of the batch."""
+        return Offset(self.base_offset + self.last_offset_delta + 1)
+
+
+def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Decode and sanity-check the header at ``position``; does not check the CRC.
+
+    Raises:
+        CorruptBatchError: too few bytes, wrong magic or version, or impossible lengths.
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        raise CorruptBatchError("batch header is cut short", position=position)
+    header = BatchHeader._make(HEADER.unpack_from(buffer, position))
+    if header.magic != MAGIC:
+        raise CorruptBatchError("no batch starts here (wrong magic)", position=position)
+    if header.version != VERSION:
+        raise CorruptBatchError(f"unknown batch version {header.version}", position=position)
+    if not HEADER_BYTES < header.length <= LENGTH_MAX or header.length % 8:
+        raise CorruptBatchError(f"impossible batch length {header.length}", position=position)
+    if header.record_count == 0 or header.last_offset_delta < header.record_count - 1:
+        raise CorruptBatchError("impossible record count", position=position)
+    return header
+
+
+def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Decode the header and verify the CRC of the whole batch at ``position``.
+
+    Raises:
+        CorruptBatchError: the batch is cut short or any of its bytes is not what was written.
+    """
+    header = read_header(buffer, position)
+    end = position + header.length
+    if end > len(buffer):
+        raise CorruptBatchError("batch is cut short", position=position)
+    view = memoryview(buffer)[position + CRC_FROM : end]
+    if crc32c(view) != header.crc:
+        raise CorruptBatchError("checksum mismatch", position=position)
+    return header
+
+
+def iter_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Walk the whole batches in ``buffer`` from ``position``; a cut last batch ends the walk.
+
+    Yields:
+        (position, header) per batch, CRC not checked.
+
+    Raises:
+        CorruptBatchError: a header in the middle is damaged.
+    """
+    size = len(buffer)
+    while size - position >= HEADER_BYTES:
+        header = read_header(buffer, position)
+        if position + header.length > size:
+            return
+        yield position, header
+        position += header.length

@@ -1,0 +1,24 @@
+"""The batch codec in one place: encode records, decode batches.
+
+``encode`` and ``decode`` hold the code; this is the door other packages use.
+"""
+
+from strandline.record.decode import decode_batches
+from strandline.record.encode import (
+    BATCH_RECORDS_MAX,
+    MESSAGE_ID_HEADER,
+    Headers,
+    Stamp,
+    encode_arrow,
+    encode_records,
+)
+
+__all__ = [
+    "BATCH_RECORDS_MAX",
+    "MESSAGE_ID_HEADER",
+    "Headers",
+    "Stamp",
+    "decode_batches",
+    "encode_arrow",
+    "encode_records",
+]

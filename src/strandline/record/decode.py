@@ -1,0 +1,252 @@
+"""Batches to Arrow: no copy for a large batch, one gathering pass for a run of small ones.
+
+A large batch becomes Arrow arrays that point into the caller's buffer (a mapped segment). Small
+batches, such as a slow trickle stored one record at a time, are merged, because an Arrow batch
+costs some 20 µs whatever its size. Both give the same rows (tested).
+
+Rules: the caller has verified checksums. Lengths are still checked, so that no bytes whatever make
+Arrow read outside the buffer.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import HEADER_BYTES, MAGIC, Attributes, read_header
+from strandline.record.compression import decompress
+from strandline.record.gather import SmallBatches
+from strandline.record.schema import HEADERS_TYPE, TIMESTAMP_TYPE, project
+
+_MAGIC_AND_LENGTH = struct.Struct("<III")
+
+SMALL_BYTES = 128 << 10
+"""A batch below this is merged with its neighbours."""
+MERGED_BYTES = 2 << 20
+"""Merging stops at about this many bytes."""
+
+
+def decode_batches(
+    buffer: pa.Buffer | memoryview | bytes,
+    *,
+    columns: Sequence[str] | None = None,
+    partition: int = 0,
+) -> Iterator[pa.RecordBatch]:
+    """Decode the whole batches in ``buffer``, whose first batch begins at its first byte.
+
+    Args:
+        buffer: whole batches, 8-byte aligned; it is kept alive by the arrays made from it.
+        columns: which columns of ``schema.COLUMNS`` (and ``partition``), in which order; None: all.
+        partition: the value of the ``partition`` column, if asked for.
+
+    Yields:
+        record batches of ``schema.project(columns)``.
+
+    Raises:
+        CorruptBatchError: lengths that do not fit the batch.
+    """
+    source = buffer if isinstance(buffer, pa.Buffer) else pa.py_buffer(buffer)
+    decoder = _Decoder(source, project(columns), partition)
+    run: list[int] = []
+    run_bytes = 0
+    for position, length in walk(memoryview(source)):
+        if length >= SMALL_BYTES:
+            yield from decoder.merge(run)
+            yield decoder.decode(position)
+            run, run_bytes = [], 0
+            continue
+        run.append(position)
+        run_bytes += length
+        if run_bytes >= MERGED_BYTES:
+            yield from decoder.merge(run)
+            run, run_bytes = [], 0
+    yield from decoder.merge(run)
+
+
+def walk(view: memoryview) -> list[tuple[int, int]]:
+    """Position and length of each whole batch in ``view``; a cut last batch ends the walk.
+
+    Raises:
+        CorruptBatchError: no batch where one must begin.
+    """
+    places: list[tuple[int, int]] = []
+    position, size = 0, len(view)
+    unpack = _MAGIC_AND_LENGTH.unpack_from
+    while size - position >= HEADER_BYTES:
+        magic, _, length = unpack(view, position)
+        if magic != MAGIC or length <= HEADER_BYTES or length % 8:
+            raise CorruptBatchError("no batch starts here", position=position)
+        if position + length > size:
+            break
+        places.append((position, length))
+        position += length
+    return places
+
+
+class _Decoder:
+    """Turns batches of one buffer into Arrow batches of one schema."""
+
+    def __init__(self, source: pa.Buffer, schema: pa.Schema, partition: int) -> None:
+        self._source = source
+        self._view = memoryview(source)
+        self._schema = schema
+        self._partition = partition
+
+    def merge(self, run: list[int]) -> Iterator[pa.RecordBatch]:
+        """One Arrow batch for a run of neighbouring small batches, none for none."""
+        if not run:
+            return
+        if len(run) == 1:
+            yield self.decode(run[0])
+            return
+        small = SmallBatches(self._view, run)
+        if small.are_simple():
+            yield small.gather(self._schema, partition=self._partition)
+            return
+        table = pa.Table.from_batches([self.decode(position) for position in run], self._schema)
+        yield from table.unify_dictionaries().combine_chunks().to_batches()
+
+    def decode(self, position: int) -> pa.RecordBatch:
+        """The Arrow batch of one batch, its columns pointing into the buffer."""
+        columns = BatchColumns(self._source, position)
+        arrays = []
+        for name in self._schema.names:
+            if name == "partition":
+                number = pa.scalar(self._partition, pa.int32())
+                arrays.append(pa.repeat(number, columns.header.record_count))
+            else:
+                arrays.append(getattr(columns, name)())
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+class BatchColumns:
+    """The columns of one batch, found once and made into Arrow arrays on demand."""
+
+    def __init__(self, source: pa.Buffer, position: int) -> None:
+        self.header = header = read_header(memoryview(source), position)
+        self._count = count = header.record_count
+        start, length = position + HEADER_BYTES, header.length - HEADER_BYTES
+        if start + length > source.size:
+            raise CorruptBatchError("batch is cut short", position=position)
+        body = source.slice(start, length)
+        if header.codec:
+            body = decompress(memoryview(body), header.codec)
+        self._body = body
+        self._cursor = 0
+        self._timestamps = self._take(8 * count)
+        self._take_subjects()
+        self._key = self._take_binary(nullable=True) if self._has(Attributes.KEYS) else None
+        self._value = self._take_binary(nullable=self._has(Attributes.NULL_VALUES))
+        self._headers = self._take_headers() if self._has(Attributes.HEADERS) else None
+        self._deltas = self._take(4 * count) if self._has(Attributes.OFFSET_DELTAS) else None
+
+    def _has(self, attribute: Attributes) -> bool:
+        return bool(self.header.attributes & attribute)
+
+    def _take(self, length: int) -> pa.Buffer:
+        """The next ``length`` bytes of the body; moves past their padding."""
+        end = self._cursor + length
+        if length < 0 or end > self._body.size:
+            raise CorruptBatchError("a column is longer than its batch")
+        taken = self._body.slice(self._cursor, length)
+        self._cursor = end + (-end % 8)
+        return taken
+
+    def _take_binary(self, *, nullable: bool, count: int | None = None) -> list[pa.Buffer | None]:
+        """Validity, offsets and bytes of a variable-length column."""
+        rows = self._count if count is None else count
+        validity = self._take((rows + 7) // 8) if nullable else None
+        offsets = self._take(4 * (rows + 1))
+        ends = np.frombuffer(offsets, dtype="<i4")
+        if ends[0] != 0 or (np.diff(ends) < 0).any():
+            raise CorruptBatchError("offsets of a column do not ascend from 0")
+        return [validity, offsets, self._take(int(ends[-1]))]
+
+    def _take_subjects(self) -> None:
+        """The subject dictionary and, with several subjects, the indices."""
+        header = self.header
+        self._subject_indices: pa.Buffer | None = None
+        if header.subject_count == 1:
+            name = bytes(memoryview(self._take(header.subject_bytes)))
+            self._subjects = pa.array([_text(name)], pa.string())
+            return
+        if header.subject_count == 0:
+            raise CorruptBatchError("a batch without subjects")
+        buffers = self._take_binary(nullable=False, count=header.subject_count)
+        self._subjects = pa.Array.from_buffers(pa.string(), header.subject_count, buffers)
+        indices = self._take(4 * self._count)
+        numbers = np.frombuffer(indices, dtype="<i4")
+        if numbers.min() < 0 or numbers.max() >= header.subject_count:
+            raise CorruptBatchError("a subject index outside the dictionary")
+        self._subject_indices = indices
+
+    def _take_headers(self) -> tuple[pa.Buffer, list[pa.Buffer | None], list[pa.Buffer | None]]:
+        """Offsets per record, names and values of the headers."""
+        offsets = self._take(4 * (self._count + 1))
+        ends = np.frombuffer(offsets, dtype="<i4")
+        if ends[0] != 0 or (np.diff(ends) < 0).any():
+            raise CorruptBatchError("header offsets do not ascend from 0")
+        pairs = int(ends[-1])
+        names = self._take_binary(nullable=False, count=pairs)
+        values = self._take_binary(nullable=False, count=pairs)
+        return offsets, names, values
+
+    def offset(self) -> pa.Array:
+        """Offsets, int64."""
+        base = self.header.base_offset
+        if self._deltas is None:
+            numbers = np.arange(base, base + self._count, dtype="<i8")
+        else:
+            numbers = np.frombuffer(self._deltas, dtype="<i4").astype("<i8") + base
+        return pa.Array.from_buffers(pa.int64(), self._count, [None, pa.py_buffer(numbers)])
+
+    def timestamp(self) -> pa.Array:
+        """Timestamps, ns."""
+        return pa.Array.from_buffers(TIMESTAMP_TYPE, self._count, [None, self._timestamps])
+
+    def subject(self) -> pa.Array:
+        """Subjects, dictionary-encoded."""
+        indices = self._subject_indices
+        if indices is None:
+            indices = pa.py_buffer(bytes(4 * self._count))
+        numbers = pa.Array.from_buffers(pa.int32(), self._count, [None, indices])
+        return pa.DictionaryArray.from_arrays(numbers, self._subjects)
+
+    def key(self) -> pa.Array:
+        """Keys, null where a record has none."""
+        if self._key is None:
+            return pa.nulls(self._count, pa.binary())
+        return pa.Array.from_buffers(pa.binary(), self._count, self._key)
+
+    def value(self) -> pa.Array:
+        """Values, null where the record is a tombstone."""
+        return pa.Array.from_buffers(pa.binary(), self._count, self._value)
+
+    def headers(self) -> pa.Array:
+        """Headers, null where a record has none."""
+        if self._headers is None:
+            return pa.nulls(self._count, HEADERS_TYPE)
+        offsets, names, values = self._headers
+        ends = np.frombuffer(offsets, dtype="<i4")
+        pairs = int(ends[-1])
+        entries = pa.StructArray.from_arrays(
+            [
+                pa.Array.from_buffers(pa.string(), pairs, names),
+                pa.Array.from_buffers(pa.binary(), pairs, values),
+            ],
+            fields=[HEADERS_TYPE.key_field, HEADERS_TYPE.item_field],
+        )
+        present = np.packbits(np.diff(ends) > 0, bitorder="little")
+        return pa.Array.from_buffers(
+            HEADERS_TYPE, self._count, [pa.py_buffer(present), offsets], children=[entries]
+        )
+
+
+def _text(name: bytes) -> str:
+    """A subject as text; other bytes than UTF-8 mean damage."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptBatchError("a subject is not UTF-8") from error

@@ -1,0 +1,156 @@
+"""NATS subjects: what is one, which patterns match it, and whom a published subject concerns.
+
+Rules: a subject is dot-separated tokens, none empty and none with white space; in a pattern ``*``
+stands for one token and a final ``>`` for one or more. A pattern whose first token is a wildcard
+does not match the reserved subjects (``_INBOX.…``, ``$…``), so that a stream bound to ``>`` does
+not record its own acknowledgements. Pure: knows nothing of streams or connections.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from strandline.errors import InvalidSubjectError
+
+SUBJECT_BYTES_MAX = 1024
+RESERVED_FIRST_TOKEN = re.compile(r"_INBOX$|\$")
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
+
+TargetT = TypeVar("TargetT")
+
+
+def validate_subject(subject: str, *, wildcards: bool = False) -> None:
+    """Check that ``subject`` is one that may be published to or, with ``wildcards``, bound.
+
+    Raises:
+        InvalidSubjectError: naming what is wrong with it.
+    """
+    shown = subject if len(subject) <= 80 else subject[:80] + "…"
+    if not subject:
+        raise InvalidSubjectError("the subject is empty")
+    # Each character is at least one byte: this bounds the work of encoding.
+    if len(subject) > SUBJECT_BYTES_MAX or len(_encoded(subject)) > SUBJECT_BYTES_MAX:
+        raise InvalidSubjectError(
+            f"subject '{shown}' is longer than {SUBJECT_BYTES_MAX} bytes, the limit"
+        )
+    if _FORBIDDEN.search(subject):
+        raise InvalidSubjectError(f"subject {shown!r} contains white space or a control character")
+    tokens = subject.split(".")
+    if "" in tokens:
+        raise InvalidSubjectError(f"subject '{shown}' has an empty token (a dot too many)")
+    if "*" in subject or ">" in subject:
+        _check_wildcards(shown, tokens, allowed=wildcards)
+
+
+def _encoded(subject: str) -> bytes:
+    try:
+        return subject.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSubjectError("the subject is not valid Unicode") from error
+
+
+def _check_wildcards(shown: str, tokens: list[str], *, allowed: bool) -> None:
+    """Check the ``*`` and ``>`` of a subject that has some."""
+    if not allowed:
+        raise InvalidSubjectError(f"subject '{shown}' contains a wildcard; publish to a plain one")
+    for index, token in enumerate(tokens):
+        if token == ">" and index < len(tokens) - 1:
+            raise InvalidSubjectError(f"subject '{shown}': '>' may only be the last token")
+        if len(token) > 1 and ("*" in token or ">" in token):
+            raise InvalidSubjectError(
+                f"subject '{shown}': a wildcard must be a whole token, not part of '{token}'"
+            )
+
+
+def is_reserved(subject: str) -> bool:
+    """Whether the subject belongs to NATS itself (``_INBOX.…`` or ``$…``)."""
+    return RESERVED_FIRST_TOKEN.match(subject.partition(".")[0]) is not None
+
+
+def has_wildcard(pattern: str) -> bool:
+    """Whether a valid pattern may match more than one subject."""
+    return "*" in pattern or ">" in pattern
+
+
+def subject_matches(pattern: str, subject: str) -> bool:
+    """Whether a valid pattern matches a plain subject."""
+    if not has_wildcard(pattern):
+        return pattern == subject
+    if pattern[0] in "*>" and is_reserved(subject):
+        return False
+    wanted, tokens = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted = wanted[:-1]
+        if len(tokens) <= len(wanted):
+            return False
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(
+        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+    )
+
+
+class _Node(Generic[TargetT]):
+    """A place in the trie of wildcard patterns."""
+
+    __slots__ = ("children", "ending", "open_ending")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[TargetT]] = {}
+        self.ending: list[tuple[int, TargetT]] = []
+        """Targets of patterns that end here."""
+        self.open_ending: list[tuple[int, TargetT]] = []
+        """Targets of patterns that end here with ``>``."""
+
+
+class SubjectRouter(Generic[TargetT]):
+    """Which targets a published subject concerns; built once from all patterns.
+
+    A lookup costs one dictionary access for plain patterns and, for wildcard ones, at most the
+    number of patterns times the number of tokens, usually far less.
+    """
+
+    def __init__(self, bindings: Iterable[tuple[str, TargetT]]) -> None:
+        self._plain: dict[str, list[tuple[int, TargetT]]] = {}
+        self._root: _Node[TargetT] = _Node()
+        for order, (pattern, target) in enumerate(bindings):
+            if has_wildcard(pattern):
+                self._add_wildcard(pattern, (order, target))
+            else:
+                self._plain.setdefault(pattern, []).append((order, target))
+
+    def _add_wildcard(self, pattern: str, entry: tuple[int, TargetT]) -> None:
+        node = self._root
+        for token in pattern.split("."):
+            if token == ">":
+                node.open_ending.append(entry)
+                return
+            node = node.children.setdefault(token, _Node())
+        node.ending.append(entry)
+
+    def match(self, subject: str) -> list[TargetT]:
+        """Targets of the patterns that match a plain subject, in the order they were given."""
+        found = list(self._plain.get(subject, ()))
+        found += self._match_wildcards(subject)
+        found.sort(key=lambda entry: entry[0])
+        return [target for _, target in found]
+
+    def _match_wildcards(self, subject: str) -> list[tuple[int, TargetT]]:
+        found: list[tuple[int, TargetT]] = []
+        level = [self._root]
+        wildcard_allowed = not is_reserved(subject)
+        for token in subject.split("."):
+            following: list[_Node[TargetT]] = []
+            for node in level:
+                if wildcard_allowed:
+                    found += node.open_ending
+                    if star := node.children.get("*"):
+                        following.append(star)
+                if token != "*" and (child := node.children.get(token)):
+                    following.append(child)
+            wildcard_allowed = True
+            level = following
+            if not level:
+                return found
+        for node in level:
+            found += node.ending
+        return found

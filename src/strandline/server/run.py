@@ -1,0 +1,60 @@
+"""A broker as a process: event loop, signals, exit code.
+
+SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0; a second one is
+not waited for.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from strandline.config import BrokerConfig
+from strandline.server.wiring import BrokerApp, run_until
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
+so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0003)."""
+
+
+def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], None]) -> int:
+    """Serve until a signal.
+
+    Args:
+        config: settings.
+        on_ready: told ports and pid once everything listens.
+
+    Returns:
+        the exit code of a clean stop, 0.
+
+    Raises:
+        StrandlineError: the broker could not start.
+    """
+    configure_logging(config.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        app = BrokerApp(config)
+        await app.start()
+        on_ready({**app.ready_line(), "pid": os.getpid()})
+        await run_until(app, stop)
+
+    uvloop.run(main())
+    return 0
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error, one line per event."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )

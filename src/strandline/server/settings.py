@@ -1,0 +1,212 @@
+"""Settings of a broker, gathered: one YAML file, then the environment, then flags; last wins.
+
+Rules: each source is checked on its own, so that an error names where it stands; a key that does
+not exist is refused with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in
+capitals, sections joined by two underscores: ``nats.port`` is ``STRANDLINE_NATS__PORT``.
+This module must not know what the settings are for, beyond what makes a value impossible.
+"""
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import msgspec.structs
+import yaml
+
+from strandline.config import BrokerConfig, decode_config, refuse_unknown_keys
+from strandline.errors import InvalidConfigError
+
+ENVIRON_PREFIX: Final = "STRANDLINE_"
+ENVIRON_OTHERS: Final = frozenset({"STRANDLINE_SERVER", "STRANDLINE_CONFIG"})
+"""Variables of ours that are not broker settings: the CLI reads them."""
+ENVIRON_KUBERNETES: Final = re.compile(r"STRANDLINE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
+"""What Kubernetes injects for a service named ``strandline``; never ours."""
+FILE_BYTES_MAX: Final = 1 << 20
+PORT_MAX: Final = 65_535
+NUMBER_MAX: Final = 1 << 53
+"""Larger sizes and times are typing errors, and every language's JSON can hold this one."""
+
+Values = dict[str, Any]
+
+
+def load_settings(
+    file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]
+) -> BrokerConfig:
+    """Read and check a broker's settings.
+
+    Args:
+        file: a YAML file; ``None`` reads none.
+        environ: usually ``os.environ``; only ``STRANDLINE_*`` counts.
+        overrides: nested mapping from flags; a ``None`` means that the flag was not given.
+
+    Raises:
+        InvalidConfigError: naming the source, the key and the fix.
+    """
+    values: Values = {}
+    if file is not None:
+        _merge(values, read_settings_file(file))
+    _merge(values, read_environment(environ))
+    _merge(values, _checked(_without_none(overrides), "flags"))
+    config = decode_config(values, BrokerConfig)
+    _refuse_impossible(config)
+    return config
+
+
+def read_settings_file(file: Path) -> Values:
+    """The checked values of a YAML file.
+
+    Raises:
+        InvalidConfigError: unreadable, not YAML, not a mapping, or with a wrong key or value.
+    """
+    try:
+        size_bytes = file.stat().st_size
+        text = file.read_text("utf-8") if size_bytes <= FILE_BYTES_MAX else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"cannot read the configuration file {file}: {error}") from error
+    if text is None:
+        raise InvalidConfigError(f"{file} has {size_bytes} bytes; the limit is {FILE_BYTES_MAX}")
+    try:
+        values = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise InvalidConfigError(f"{file} is not valid YAML: {_one_line(error)}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InvalidConfigError(f"{file} must hold keys and values, not a {type(values).__name__}")
+    return _checked(values, str(file))
+
+
+def read_environment(environ: Mapping[str, str]) -> Values:
+    """The checked values of the ``STRANDLINE_*`` variables.
+
+    Raises:
+        InvalidConfigError: naming the variable.
+    """
+    values: Values = {}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(ENVIRON_PREFIX) or variable in ENVIRON_OTHERS:
+            continue
+        if ENVIRON_KUBERNETES.fullmatch(variable):
+            continue
+        keys = variable.removeprefix(ENVIRON_PREFIX).lower().split("__")
+        value = _typed(keys, text, variable)
+        for key in reversed(keys):
+            value = {key: value}
+        _merge(values, value)
+    return _checked(values, "environment")
+
+
+def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
+    """Every key of ``config``, dotted, with its value; of ``BrokerConfig()``, every default."""
+    keys: dict[str, Any] = {}
+    for name in config.__struct_fields__:
+        value = getattr(config, name)
+        if isinstance(value, msgspec.Struct):
+            keys |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            keys[prefix + name] = value
+    return keys
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice, where YAML itself would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the signature is PyYAML's
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in seen:
+                    line = key_node.start_mark.line + 1
+                    raise yaml.YAMLError(f"'{key_node.value}' stands twice, again on line {line}")
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error)
+
+
+def _typed(keys: list[str], text: str, variable: str) -> Any:
+    """The text of a variable as the type of its field."""
+    kind: Any = BrokerConfig
+    for depth, key in enumerate(keys):
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        if key not in fields:
+            path = ".".join(keys[:depth]) + "." if depth else ""
+            try:
+                refuse_unknown_keys({key: text}, kind, path=path)
+            except InvalidConfigError as error:
+                raise InvalidConfigError(f"{variable}: {error.message}") from error
+        kind = fields[key]
+        is_last = depth == len(keys) - 1
+        if _is_section(kind) == is_last:
+            advice = "a section: add __ and a key" if is_last else f"not a section: '{key}' ends it"
+            raise InvalidConfigError(f"{variable}: {'.'.join(keys[: depth + 1])} is {advice}")
+    raw: Any = text
+    if kind == list[str]:
+        raw = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return msgspec.convert(raw, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidConfigError(f"{variable}={text!r}: {error}") from error
+
+
+def _checked(values: Values, source: str) -> Values:
+    try:
+        decode_config(values, BrokerConfig)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{source}: {error.message}") from error
+    return values
+
+
+def _merge(into: Values, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _without_none(values: Mapping[str, Any]) -> Values:
+    kept: Values = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            kept[key] = _without_none(value)
+        elif value is not None:
+            kept[key] = value
+    return kept
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _refuse_impossible(config: BrokerConfig) -> None:
+    """Check what types cannot: ranges, and values that contradict each other."""
+    taken: dict[int, str] = {}
+    ports = {
+        "flight_port": (config.flight_port, 0),
+        "http_port": (config.http_port, -1),
+        "nats.port": (config.nats.port, 0),
+        "nats.ingest_port": (config.nats.ingest_port, -1),
+    }
+    for key, (port, lowest) in ports.items():
+        if not lowest <= port <= PORT_MAX:
+            raise InvalidConfigError(f"{key} is {port}; a port is {lowest} to {PORT_MAX}")
+        if port > 0 and port in taken:
+            raise InvalidConfigError(f"{key} and {taken[port]} are both {port}")
+        taken[port] = key
+    for key, value in flat_settings(config).items():
+        if key.endswith(("_bytes", "_records", "_ms")):
+            if value < 1:
+                raise InvalidConfigError(f"{key} is {value}; it must be at least 1")
+            if value > NUMBER_MAX:
+                raise InvalidConfigError(f"{key} is {value}; it must be at most {NUMBER_MAX}")
+    if not config.data_dir:
+        raise InvalidConfigError("data_dir is empty; name a directory")
+    if config.limits.record_bytes > config.limits.batch_bytes:
+        raise InvalidConfigError("limits.record_bytes is over limits.batch_bytes; raise the latter")

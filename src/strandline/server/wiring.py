@@ -1,0 +1,117 @@
+"""The one place that builds everything: a broker, its front ends, and the order of their lives.
+
+Start: broker first, listeners last, so that nobody is served by half a broker. Stop: listeners
+first, broker last, so that every accepted record is answered.
+"""
+
+import asyncio
+from typing import Protocol
+
+from strandline.broker.broker import Broker
+from strandline.clock import Clock
+from strandline.config import BrokerConfig
+from strandline.frontends.flight.server import FlightFrontEnd
+from strandline.frontends.http.server import HttpFrontEnd
+from strandline.frontends.nats.frontend import NatsFrontEnd
+from strandline.storage.disk import Disk
+
+
+class FrontEnd(Protocol):
+    """A listener of the broker."""
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop listening and let clients finish."""
+        ...
+
+
+class BrokerApp:
+    """A broker with its front ends.
+
+    Args:
+        config: settings.
+        with_nats: False leaves NATS out altogether, for tests that need none.
+        disk: the door to the file system; tests inject faults here.
+        clock: where the time comes from.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        with_nats: bool = True,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        self.broker = Broker(config, disk=disk, clock=clock)
+        self._flight = FlightFrontEnd(self.broker, config)
+        self._http = HttpFrontEnd(self.broker, config)
+        self._nats = NatsFrontEnd(self.broker, config) if with_nats else None
+        self._started: list[FrontEnd] = []
+
+    @property
+    def flight_port(self) -> int:
+        """Port of Arrow Flight."""
+        return self._flight.port
+
+    @property
+    def http_port(self) -> int | None:
+        """Port of the web page, metrics and health; None when off."""
+        return self._http.port
+
+    @property
+    def nats_port(self) -> int | None:
+        """Port of the nats-server child; None with servers of your own."""
+        return self._nats.nats_port if self._nats else None
+
+    @property
+    def ingest_port(self) -> int | None:
+        """Port of the listener for publishers; None when off."""
+        return self._nats.ingest_port if self._nats else None
+
+    async def start(self) -> None:
+        """Recover, then listen.
+
+        Raises:
+            StrandlineError: the data directory or a port cannot be had; nothing is left running.
+        """
+        await self.broker.start()
+        try:
+            for front_end in (self._nats, self._flight, self._http):
+                if front_end is not None:
+                    await front_end.start()
+                    self._started.append(front_end)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop listening, finish the turn, flush and let go of the data directory."""
+        while self._started:
+            await self._started.pop().stop()
+        await self.broker.stop()
+
+    def ready_line(self) -> dict[str, object]:
+        """What ``strandline serve --output json`` prints when it is ready."""
+        return {
+            "event": "ready",
+            "data_dir": str(self.broker.data_dir),
+            "host": self.config.host,
+            "nats_port": self.nats_port,
+            "ingest_port": self.ingest_port,
+            "flight_port": self.flight_port,
+            "http_port": self.http_port,
+            "grpc_port": None,
+        }
+
+
+async def run_until(app: BrokerApp, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set; the app has been started."""
+    try:
+        await stop.wait()
+    finally:
+        await app.stop()

@@ -1,0 +1,125 @@
+"""Record batches of the client turned into exactly what Spark's Arrow reader accepts.
+
+Rules: Spark checks only the first batch and fails obscurely on a later one that differs, so every
+batch is cast to the target schema; batches leave at 0.5-2 MiB (measured: smaller ones cost Spark
+up to half its speed, larger ones gain nothing); big batches are sliced, never copied. Must not know
+the broker or pyspark: the target schema is handed in.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+TARGET_BYTES = 1 << 20
+"""Small batches are gathered until they reach this."""
+LARGEST_BYTES = 2 << 20
+"""Bigger batches are sliced."""
+
+
+def to_spark_batches(
+    batches: Iterable[pa.RecordBatch], target: pa.Schema, *, partition: int
+) -> Iterator[pa.RecordBatch]:
+    """Gather, slice and cast record batches.
+
+    Args:
+        batches: columns of ``strandline.record.schema``, at least those that ``target`` names.
+        target: Spark's Arrow schema: names, order, types and nullability.
+        partition: number of the log partition, for the column of that name.
+    """
+    for batch in sized_batches(_projected(batches, target)):
+        yield cast_batch(batch, target, partition=partition)
+
+
+def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same records in batches of 0.5-2 MiB, the last one excepted."""
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        batch_bytes = batch.nbytes
+        if waiting and waiting_bytes + batch_bytes > LARGEST_BYTES:
+            yield _joined(waiting)
+            waiting, waiting_bytes = [], 0
+        if batch_bytes >= TARGET_BYTES // 2 and not waiting:
+            yield from _sliced(batch, batch_bytes)
+            continue
+        waiting.append(batch)
+        waiting_bytes += batch_bytes
+        if waiting_bytes >= TARGET_BYTES:
+            yield from _sliced(_joined(waiting), waiting_bytes)
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield from _sliced(_joined(waiting), waiting_bytes)
+
+
+def cast_batch(
+    batch: pa.RecordBatch, target: pa.Schema, *, partition: int | None = None
+) -> pa.RecordBatch:
+    """One batch with exactly the schema ``target``.
+
+    Args:
+        batch: has the columns of ``target``, in any order and in types that can be cast.
+        target: Spark's Arrow schema.
+        partition: makes up the column of that name; None if ``batch`` has it.
+    """
+    columns = []
+    for field in target:
+        if partition is not None and field.name == "partition":
+            columns.append(pa.repeat(pa.scalar(partition, field.type), batch.num_rows))
+        else:
+            columns.append(_cast_column(batch.column(field.name), field))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
+    """Maps without repeated keys, because a Spark map has none: the first value stays, which is
+    what a NATS client's ``get`` returns.
+    """
+    if not _repeats(headers):
+        return headers
+    kept: list[list[tuple[str, bytes]] | None] = []
+    for entries in headers.to_pylist():
+        first: dict[str, bytes] = {}
+        for key, value in entries or ():
+            first.setdefault(key, value)
+        kept.append(None if entries is None else list(first.items()))
+    return pa.array(kept, type=headers.type)
+
+
+def _projected(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    names = [name for name in target.names if name != "partition"]
+    for batch in batches:
+        yield batch.select(names) if names else batch
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _sliced(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    pieces = min(batch.num_rows, -(-batch_bytes // LARGEST_BYTES))
+    edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]
+    for start, stop in zip(edges, edges[1:], strict=False):
+        yield batch.slice(start, stop - start)
+
+
+def _cast_column(column: pa.Array, field: pa.Field) -> pa.Array:
+    if pa.types.is_map(column.type):
+        column = first_of_each_header(column)
+    if column.type == field.type:
+        return column
+    # Spark keeps microseconds; cutting the nanoseconds off is what `safe=False` allows.
+    return column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
+
+
+def _repeats(headers: pa.MapArray) -> bool:
+    """Whether any map has one key twice."""
+    if headers.null_count == len(headers):
+        return False
+    # Compute functions on a map array abort the process in some pyarrow versions; its keys, taken
+    # as a list array over the same buffers, do the same work safely.
+    keys = pa.ListArray.from_arrays(headers.offsets, headers.keys)
+    table = pa.table({"row": pc.list_parent_indices(keys), "key": keys.flatten()})
+    return bool(table.group_by(["row", "key"]).aggregate([]).num_rows < table.num_rows)

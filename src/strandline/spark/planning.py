@@ -1,0 +1,256 @@
+"""Which offsets to read: where a read starts and ends, how much a trigger takes, how it is split.
+
+Rules: pure functions of what the broker reported and what the user asked, so that a replayed
+micro-batch plans exactly what the first attempt planned; ranges are half-open; an end never lies
+below its start; offsets leave this module with their partitions in ascending order, because Spark
+compares them as text. Must not know Spark, the client or the clock.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from strandline.errors import DataLossError, OffsetOutOfRangeError, UnknownPartitionError
+from strandline.spark.options import OffsetSpec, ReadOptions
+
+Offsets = dict[int, int]
+"""An offset for each partition, partitions ascending."""
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """What the broker reports of a partition."""
+
+    partition: int
+    log_start_offset: int
+    high_watermark: int
+    size_bytes: int = 0
+
+    @property
+    def record_bytes(self) -> float:
+        """Bytes an average record takes; an estimate, and 0 while nothing is known."""
+        records = self.high_watermark - self.log_start_offset
+        return self.size_bytes / records if records > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Records ``start <= offset < stop`` of one partition."""
+
+    partition: int
+    start: int
+    stop: int
+
+    @property
+    def records_max(self) -> int:
+        """How many records the range holds if none were removed by compaction."""
+        return self.stop - self.start
+
+
+def encode_offsets(offsets: Mapping[int, int]) -> dict[str, int]:
+    """The form Spark stores: text keys, ascending by partition number."""
+    return {str(partition): offsets[partition] for partition in sorted(offsets)}
+
+
+def decode_offsets(encoded: Mapping[str, int]) -> Offsets:
+    """The inverse of ``encode_offsets``."""
+    return {int(key): encoded[key] for key in sorted(encoded, key=int)}
+
+
+def starting_offsets(states: Sequence[PartitionState], options: ReadOptions) -> Offsets:
+    """Where a new read starts.
+
+    Raises:
+        UnknownPartitionError: the user's offsets name a partition that is not there.
+        OffsetOutOfRangeError: an offset beyond the high watermark.
+        DataLossError: an offset below the log start, unless ``failOnDataLoss`` is off.
+    """
+    resolved = resolve_offsets(states, options.starting_offsets, name="startingOffsets")
+    return {
+        state.partition: _checked_start(state, resolved[state.partition], options)
+        for state in sorted(states, key=lambda state: state.partition)
+    }
+
+
+def ending_offsets(
+    states: Sequence[PartitionState], options: ReadOptions, *, starting: Offsets
+) -> Offsets:
+    """Where a batch read ends.
+
+    Raises:
+        UnknownPartitionError: the user's offsets name a partition that is not there.
+        OffsetOutOfRangeError: an end beyond the high watermark or below the start.
+    """
+    resolved = resolve_offsets(states, options.ending_offsets, name="endingOffsets")
+    for state in states:
+        end, start = resolved[state.partition], starting[state.partition]
+        if end > state.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"endingOffsets asks for offset {end} of partition {state.partition}, whose "
+                f"committed records end at {state.high_watermark}"
+            )
+        if end < start:
+            raise OffsetOutOfRangeError(
+                f"partition {state.partition} would end at offset {end} before it starts at {start}"
+            )
+    return resolved
+
+
+def resolve_offsets(states: Sequence[PartitionState], spec: OffsetSpec, *, name: str) -> Offsets:
+    """A number for every partition from words and numbers.
+
+    Args:
+        states: every partition of the stream.
+        spec: what the option says.
+        name: the option; partitions it does not mention start earliest and end latest.
+
+    Raises:
+        UnknownPartitionError: the user's offsets name a partition that is not there.
+    """
+    if isinstance(spec, dict):
+        _refuse_unknown_partitions(states, spec, name=name)
+    unnamed = "earliest" if name == "startingOffsets" else "latest"
+    found: Offsets = {}
+    for state in sorted(states, key=lambda state: state.partition):
+        place = spec.get(state.partition, unnamed) if isinstance(spec, dict) else spec
+        if place == "earliest":
+            found[state.partition] = state.log_start_offset
+        elif place == "latest":
+            found[state.partition] = state.high_watermark
+        else:
+            found[state.partition] = int(place)
+    return found
+
+
+def available_end(
+    states: Sequence[PartitionState], options: ReadOptions, *, start: Offsets
+) -> Offsets:
+    """Where everything committed ends, never below ``start``.
+
+    Raises:
+        UnknownPartitionError: the checkpoint is of a stream with other partitions.
+        DataLossError: records after ``start`` are gone, unless ``failOnDataLoss`` is off.
+    """
+    known = {state.partition for state in states}
+    if set(start) != known:
+        # A stream's partitions are fixed at its creation, so this is another stream.
+        raise UnknownPartitionError(
+            f"the checkpoint knows partitions {sorted(start)}, the stream has {sorted(known)}; "
+            "the stream was created anew: start with a new checkpoint"
+        )
+    end: Offsets = {}
+    for state in sorted(states, key=lambda state: state.partition):
+        begin = start[state.partition]
+        if options.fail_on_data_loss:
+            refuse_data_loss(state, begin)
+        end[state.partition] = max(begin, state.high_watermark)
+    return end
+
+
+def refuse_data_loss(state: PartitionState, start: int) -> None:
+    """Check that the records from ``start`` on are still there.
+
+    Raises:
+        DataLossError: they were deleted, or the partition ends before them.
+    """
+    if start < state.log_start_offset:
+        raise DataLossError(
+            f"records {start} to {state.log_start_offset} of partition {state.partition} were "
+            "deleted before they were read; raise the stream's retention, or set "
+            "failOnDataLoss=false to go on without them"
+        )
+    if start > state.high_watermark:
+        raise DataLossError(
+            f"partition {state.partition} ends at offset {state.high_watermark}, but records up "
+            f"to {start} were read before; the stream was created anew or restored: start with a "
+            "new checkpoint, or set failOnDataLoss=false to wait until it has grown past that"
+        )
+
+
+def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
+    """Pull ``end`` in so that at most ``records_max`` offsets are taken, each partition in
+    proportion to what it has, so that none waits for the others.
+    """
+    available = {partition: end[partition] - start[partition] for partition in end}
+    total = sum(available.values())
+    if total <= records_max:
+        return end
+    shares = {p: count * records_max // total for p, count in available.items()}
+    # What rounding down left over goes to the largest remainders, smaller partition number first.
+    left = records_max - sum(shares.values())
+    by_remainder = sorted(available, key=lambda p: (-(available[p] * records_max % total), p))
+    for partition in by_remainder[:left]:
+        shares[partition] += 1
+    return {partition: start[partition] + shares[partition] for partition in end}
+
+
+def limit_bytes(
+    start: Offsets, end: Offsets, *, bytes_max: int, states: Sequence[PartitionState]
+) -> Offsets:
+    """Pull ``end`` in so that about ``bytes_max`` bytes are taken, judged by the average size of
+    each partition's records; at least one record is taken when any is there.
+    """
+    record_bytes = {state.partition: state.record_bytes for state in states}
+    available = {partition: end[partition] - start[partition] for partition in end}
+    total = sum(count * record_bytes.get(p, 0.0) for p, count in available.items())
+    if total <= bytes_max:
+        return end
+    records = int(sum(available.values()) * bytes_max / total)
+    return limit_records(start, end, records_max=max(1, records))
+
+
+def split_ranges(
+    ranges: Iterable[OffsetRange], *, records_max: int | None, partitions_min: int | None
+) -> list[OffsetRange]:
+    """Cut ranges into pieces of nearly equal size; empty ranges are left out.
+
+    Args:
+        ranges: at most one for each partition.
+        records_max: largest piece; None is unlimited.
+        partitions_min: how many pieces to make at least, where there are enough records.
+    """
+    wanted = [each for each in ranges if each.records_max > 0]
+    total = sum(each.records_max for each in wanted)
+    largest = records_max or max(1, total)
+    if partitions_min is not None:
+        largest = min(largest, max(1, total // partitions_min))
+    return [piece for each in wanted for piece in _pieces(each, largest)]
+
+
+def plan_ranges(start: Offsets, end: Offsets, options: ReadOptions) -> list[OffsetRange]:
+    """The pieces in which ``start`` to ``end`` is read: a pure function of its arguments."""
+    ranges = [
+        OffsetRange(partition, start[partition], end[partition]) for partition in sorted(end)
+    ]
+    return split_ranges(
+        ranges,
+        records_max=options.records_per_partition_max,
+        partitions_min=options.partitions_min,
+    )
+
+
+def _pieces(whole: OffsetRange, largest: int) -> list[OffsetRange]:
+    count = -(-whole.records_max // largest)
+    edges = [whole.start + whole.records_max * i // count for i in range(count + 1)]
+    return [OffsetRange(whole.partition, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _checked_start(state: PartitionState, start: int, options: ReadOptions) -> int:
+    if start > state.high_watermark:
+        raise OffsetOutOfRangeError(
+            f"startingOffsets asks for offset {start} of partition {state.partition}, whose "
+            f"committed records end at {state.high_watermark}"
+        )
+    if options.fail_on_data_loss:
+        refuse_data_loss(state, start)
+    return max(start, state.log_start_offset)
+
+
+def _refuse_unknown_partitions(
+    states: Sequence[PartitionState], named: Iterable[int], *, name: str
+) -> None:
+    known = {state.partition for state in states}
+    unknown = set(named) - known
+    if unknown:
+        raise UnknownPartitionError(
+            f"{name} names partition {min(unknown)}, but the stream has {sorted(known)}"
+        )

@@ -1,0 +1,135 @@
+"""``format("strandline")``: a stream of the log as a Spark data source and sink.
+
+Rules: light to import, because Spark imports it to look sources up; readers and writers are
+imported when asked for. No ``pushFilters``: on Spark 4.3 a DataFrame that is used twice would
+silently keep the first use's filters. A schema given by the user is the list of columns to read.
+Must not know how records are fetched.
+"""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from strandline.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from strandline.spark.batch_reader import StreamSliceReader
+    from strandline.spark.stream_reader import StreamFollowReader
+    from strandline.spark.writer import BatchAppendWriter, StreamAppendWriter
+
+COLUMNS: dict[str, DataType] = {
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "subject": StringType(),
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "headers": MapType(StringType(), BinaryType()),
+}
+
+
+class StrandlineSource(DataSource):
+    """Reads records of a stream, and appends rows to one; ``docs/spark.md`` lists the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "strandline"
+
+    def schema(self) -> StructType:
+        """Every column of a record."""
+        return StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+
+    def reader(self, schema: StructType) -> "StreamSliceReader":
+        """A batch read.
+
+        Raises:
+            InvalidConfigError: a wrong option, or a column that records do not have.
+        """
+        from strandline.spark.batch_reader import StreamSliceReader
+        from strandline.spark.options import parse_read_options
+
+        check_columns(schema)
+        return StreamSliceReader(parse_read_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> "StreamFollowReader":  # noqa: N802 -- Spark's name
+        """A streaming read.
+
+        Raises:
+            InvalidConfigError: a wrong option, or a column that records do not have.
+        """
+        from strandline.spark.options import parse_read_options
+        from strandline.spark.stream_reader import StreamFollowReader
+
+        check_columns(schema)
+        return StreamFollowReader(parse_read_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> "BatchAppendWriter":  # noqa: FBT001 -- Spark's signature
+        """A batch append.
+
+        Raises:
+            InvalidConfigError: a wrong option or column, or a request to overwrite.
+        """
+        from strandline.spark.options import parse_write_options
+        from strandline.spark.writer import BatchAppendWriter
+
+        refuse_overwrite(overwrite=overwrite)
+        return BatchAppendWriter(parse_write_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamAppendWriter":  # noqa: N802, FBT001 -- Spark's signature
+        """A streaming append.
+
+        Raises:
+            InvalidConfigError: a wrong option or column, or complete output mode.
+        """
+        from strandline.spark.options import parse_write_options
+        from strandline.spark.writer import StreamAppendWriter
+
+        refuse_overwrite(overwrite=overwrite)
+        return StreamAppendWriter(parse_write_options(self.options), schema)
+
+
+def check_columns(schema: StructType) -> None:
+    """Check that a schema is some of the columns of a record, each at most once.
+
+    Raises:
+        InvalidConfigError: naming the column and its type.
+    """
+    names = schema.fieldNames()
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None:
+            raise InvalidConfigError(
+                f"records have no column '{field.name}'; they have: {', '.join(COLUMNS)}"
+            )
+        if field.dataType.simpleString() != kind.simpleString():
+            raise InvalidConfigError(
+                f"column '{field.name}' is {kind.simpleString()}, not "
+                f"{field.dataType.simpleString()}; cast it after loading"
+            )
+        if names.count(field.name) > 1:
+            raise InvalidConfigError(f"column '{field.name}' is asked for twice")
+
+
+def refuse_overwrite(*, overwrite: bool) -> None:
+    """Refuse what would replace records.
+
+    Raises:
+        InvalidConfigError: if ``overwrite``.
+    """
+    if overwrite:
+        raise InvalidConfigError(
+            "only appending is possible: use .mode('append'), or outputMode('append') with a "
+            "watermark instead of 'complete'"
+        )

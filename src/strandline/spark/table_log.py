@@ -1,0 +1,275 @@
+"""What a table has committed, and whether a proposed commit may follow: the rules of exactly once.
+
+A commit names data files, the offset ranges they hold and the batch of the transaction they belong
+to, all in one manifest; manifests are numbered without gaps, and each repeats what later decisions
+need, so that the newest one alone is the state.
+
+Rules: pure values and decisions, no files, no clock, no Spark. The invariants:
+
+- a batch (transaction id, batch number) is committed once; repeating it is acknowledged if it holds
+  the same records and refused if not; a smaller batch number than the last is refused;
+- no offset of a partition is committed twice, and, in a dense table, none is left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from strandline.errors import DataLossError, InvalidRecordError, InvalidRequestError
+
+MANIFEST_VERSION = 1
+_WORD = 1 << 64
+
+
+class RangeSummary(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one partition: offsets ``start <= offset < stop``, how many rows, their sum."""
+
+    start: int
+    stop: int
+    rows: int
+    offset_sum: int
+    """Sum of the rows' offsets modulo 2**64: tells a repeated offset from a missing one."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every offset of the range is there once, as far as count and sum can tell."""
+        span = self.stop - self.start
+        expected = (self.start + self.stop - 1) * span // 2 % _WORD
+        return self.rows == span and self.offset_sum % _WORD == expected
+
+
+Ranges = dict[int, RangeSummary]
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A Parquet file of the table."""
+
+    name: str
+    """In the table's directory, once placed there."""
+    staged: str
+    """In the staging directory, where the task wrote it."""
+    rows: int
+    size_bytes: int
+    ranges: Ranges = {}
+
+
+class LastBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest batch of a transaction id, and what it held."""
+
+    batch: int
+    rows: int
+    ranges: Ranges = {}
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One commit, and the state of the table after it."""
+
+    version: int = MANIFEST_VERSION
+    sequence: int
+    txn_id: str
+    batch: int
+    rows: int
+    committed_at_ms: int
+    arrow_schema: bytes
+    """Arrow's IPC form of the schema that every data file has."""
+    files: list[DataFile]
+    tracks_offsets: bool
+    offsets: dict[int, int] = {}
+    """For each partition the offset up to which the table holds it, exclusive."""
+    transactions: dict[str, LastBatch] = {}
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer asks to commit."""
+
+    txn_id: str
+    batch: int
+    files: list[DataFile]
+    arrow_schema: bytes
+    tracks_offsets: bool
+    dense: bool = True
+    """Refuse holes within the batch and between it and what is committed."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(file.rows for file in self.files)
+
+
+def decide(
+    last: Manifest | None, proposal: Proposal, *, now_ms: int
+) -> Manifest | Literal["already committed"]:
+    """The manifest that commits ``proposal`` after ``last``.
+
+    Args:
+        last: the newest manifest of the table; None before the first commit.
+        proposal: what to commit; it has at least one file.
+        now_ms: Unix milliseconds, noted in the manifest.
+
+    Raises:
+        InvalidRequestError: the batch was committed with other content, is older than the last, or
+            repeats offsets that are committed; or its columns differ from the table's.
+        DataLossError: a dense table would get a hole.
+    """
+    assert proposal.files, "an empty batch needs no commit"
+    ranges = merge_ranges(file.ranges for file in proposal.files)
+    if last is not None:
+        if _is_replay(last, proposal, ranges):
+            return "already committed"
+        _refuse_other_shape(last, proposal)
+    offsets = dict(last.offsets) if last else {}
+    for partition, found in sorted(ranges.items()):
+        _refuse_misfit(partition, found, offsets.get(partition), dense=proposal.dense)
+        offsets[partition] = found.stop
+    sequence = last.sequence + 1 if last else 0
+    batch = LastBatch(batch=proposal.batch, rows=proposal.rows, ranges=ranges)
+    transactions = dict(last.transactions) if last else {}
+    return Manifest(
+        sequence=sequence,
+        txn_id=proposal.txn_id,
+        batch=proposal.batch,
+        rows=proposal.rows,
+        committed_at_ms=now_ms,
+        arrow_schema=proposal.arrow_schema,
+        files=[_named(file, sequence, i) for i, file in enumerate(proposal.files)],
+        tracks_offsets=proposal.tracks_offsets,
+        offsets=dict(sorted(offsets.items())),
+        transactions=transactions | {proposal.txn_id: batch},
+    )
+
+
+def merge_ranges(several: Iterable[Mapping[int, RangeSummary]]) -> Ranges:
+    """The ranges of several files as one, partitions ascending."""
+    merged: Ranges = {}
+    for ranges in several:
+        for partition, found in ranges.items():
+            seen = merged.get(partition)
+            merged[partition] = found if seen is None else _joined(seen, found)
+    return dict(sorted(merged.items()))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """JSON, indented for the reader who looks into the directory."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
+def decode_manifest(data: bytes, *, name: str) -> Manifest:
+    """The inverse of ``encode_manifest``.
+
+    Args:
+        data: the file's content.
+        name: the file's name, for the error.
+
+    Raises:
+        InvalidRecordError: not a manifest, or of a version this release does not know.
+    """
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise InvalidRecordError(f"{name} is not a table manifest: {error}") from error
+    if manifest.version != MANIFEST_VERSION:
+        raise InvalidRecordError(
+            f"{name} is a manifest of version {manifest.version}; this release reads version "
+            f"{MANIFEST_VERSION}: upgrade strandline"
+        )
+    return manifest
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    """The form in which a manifest keeps the schema of its files."""
+    return bytes(schema.serialize())
+
+
+def decode_schema(data: bytes) -> pa.Schema:
+    """The inverse of ``encode_schema``."""
+    return pa.ipc.read_schema(pa.py_buffer(data))
+
+
+def live_files(manifests: Sequence[Manifest]) -> list[DataFile]:
+    """Every committed data file, oldest first."""
+    return [file for manifest in manifests for file in manifest.files]
+
+
+def _joined(a: RangeSummary, b: RangeSummary) -> RangeSummary:
+    return RangeSummary(
+        min(a.start, b.start),
+        max(a.stop, b.stop),
+        a.rows + b.rows,
+        (a.offset_sum + b.offset_sum) % _WORD,
+    )
+
+
+def _named(file: DataFile, sequence: int, index: int) -> DataFile:
+    return msgspec.structs.replace(file, name=f"part-{sequence:020d}-{index:05d}.parquet")
+
+
+def _is_replay(last: Manifest, proposal: Proposal, ranges: Ranges) -> bool:
+    """Whether the proposal repeats the newest batch of its transaction.
+
+    Raises:
+        InvalidRequestError: it repeats the batch's number with other content, or is older.
+    """
+    newest = last.transactions.get(proposal.txn_id)
+    if newest is None or proposal.batch > newest.batch:
+        return False
+    if proposal.batch < newest.batch:
+        raise InvalidRequestError(
+            f"batch {proposal.batch} of transaction {proposal.txn_id} comes after batch "
+            f"{newest.batch} was committed: the checkpoint was restored from an old copy, or an "
+            "old driver is still running; nothing was written"
+        )
+    if proposal.rows != newest.rows or ranges != newest.ranges:
+        raise InvalidRequestError(
+            f"batch {proposal.batch} of transaction {proposal.txn_id} is committed with "
+            f"{newest.rows} rows of {_described(newest.ranges)}, and is now proposed with "
+            f"{proposal.rows} rows of {_described(ranges)}: the checkpoint was restored from an "
+            "old copy, or the query changed; nothing was written"
+        )
+    return True
+
+
+def _refuse_other_shape(last: Manifest, proposal: Proposal) -> None:
+    # Compared as schemas: two versions of pyarrow may write one schema as different bytes.
+    wanted, given = (decode_schema(data) for data in (last.arrow_schema, proposal.arrow_schema))
+    if not given.equals(wanted):
+        raise InvalidRequestError(
+            f"the columns ({_columns(given)}) differ from the table's ({_columns(wanted)}); write "
+            "to another directory, or select the table's columns in its order and types"
+        )
+    if proposal.tracks_offsets != last.tracks_offsets:
+        raise InvalidRequestError("the table's columns partition and offset changed their meaning")
+
+
+def _refuse_misfit(
+    partition: int, found: RangeSummary, committed: int | None, *, dense: bool
+) -> None:
+    """Check a range against the offset up to which the table holds the partition."""
+    where = f"partition {partition}: the batch holds offsets {found.start} to {found.stop}"
+    if committed is not None and found.start < committed:
+        raise InvalidRequestError(
+            f"{where}, but the table has everything up to {committed}: these records are "
+            "committed already; start the query at strandline.spark.table.committed_offsets()"
+        )
+    if not dense:
+        return
+    if committed is not None and found.start > committed:
+        raise DataLossError(
+            f"{where}, but the table ends at {committed}: {found.start - committed} records are "
+            "missing; if the query leaves records out on purpose, set denseOffsets=false"
+        )
+    if not found.is_dense:
+        raise DataLossError(
+            f"{where} in {found.rows} rows, and not each offset once; if the query filters or "
+            "multiplies records on purpose, set denseOffsets=false"
+        )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _described(ranges: Ranges) -> str:
+    parts = [f"{p}:[{r.start},{r.stop})" for p, r in ranges.items()]
+    return "offsets " + " ".join(parts) if parts else "no tracked offsets"

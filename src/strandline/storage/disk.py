@@ -1,0 +1,244 @@
+"""The only door to the file system, so that tests can put faults and crashes behind it.
+
+Rules: every write is whole or raises; every ``OSError`` leaves here as one of our errors: no space
+(``ENOSPC``, ``EDQUOT``) as ``DiskFullError``, out of descriptors or memory as ``UnavailableError``,
+anything else as ``LogPoisonedError``, because after a failed write or sync nobody knows what is on
+the disk. Knows nothing of what the bytes mean.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
+
+BUFFERS_MAX = 1024
+"""``IOV_MAX`` of Linux: buffers in one gathered write."""
+ZEROS = bytes(1 << 20)
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+Bytes = bytes | bytearray | memoryview
+
+
+def translated(error: OSError, doing: str) -> UnavailableError:
+    """Our error for the system's ``error`` met while ``doing`` something."""
+    if error.errno in _FULL:
+        return DiskFullError(f"no space left while {doing}; free some and retry")
+    if error.errno in _SCARCE:
+        return UnavailableError(f"{error.strerror} while {doing}; raise the limit and retry")
+    return LogPoisonedError(f"{error.strerror} while {doing}; reopen the log to verify it")
+
+
+class Disk:
+    """The machine's file system. File descriptors are plain ints; paths are only names.
+
+    Raises:
+        DiskFullError: no space, from any method that writes or creates.
+        UnavailableError: too many open files or no memory.
+        LogPoisonedError: any other failure, from any method.
+    """
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        """Open a file and return its descriptor; ``create`` also makes it if missing."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise translated(error, f"opening {path}") from error
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor; what it wrote may still be unsynced."""
+        with contextlib.suppress(OSError):  # nothing depends on close: durability is `fdatasync`
+            os.close(fd)
+
+    def size(self, fd: int) -> int:
+        """Length of the open file in bytes."""
+        try:
+            return os.fstat(fd).st_size
+        except OSError as error:
+            raise translated(error, "asking for a file's size") from error
+
+    def pread(self, fd: int, length: int, position: int) -> bytes:
+        """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
+        try:
+            data = os.pread(fd, length, position)
+            if len(data) == length or not data:
+                return data
+            chunks = [data]
+            missing = length - len(data)
+            while missing and (data := os.pread(fd, missing, position + length - missing)):
+                chunks.append(data)
+                missing -= len(data)
+        except OSError as error:
+            raise translated(error, "reading") from error
+        return b"".join(chunks)
+
+    def pwrite(self, fd: int, data: Bytes, position: int) -> None:
+        """Write all of ``data`` at ``position``; not synced."""
+        try:
+            written = os.pwrite(fd, data, position)
+            while written < len(data):
+                written += os.pwrite(fd, memoryview(data)[written:], position + written)
+        except OSError as error:
+            raise translated(error, "writing") from error
+
+    def pwritev(self, fd: int, buffers: Sequence[Bytes], position: int) -> None:
+        """Write all of ``buffers`` one after the other from ``position``; not synced.
+
+        One system call unless there are more than ``BUFFERS_MAX`` buffers or the write is short.
+        """
+        if len(buffers) > BUFFERS_MAX:
+            head = list(buffers[: BUFFERS_MAX - 1])
+            buffers = [*head, b"".join(buffers[BUFFERS_MAX - 1 :])]
+        total = sum(map(len, buffers))
+        try:
+            written = os.pwritev(fd, buffers, position)
+        except OSError as error:
+            raise translated(error, "writing") from error
+        if written < total:
+            rest = memoryview(b"".join(buffers))[written:]
+            self.pwrite(fd, rest, position + written)
+
+    def truncate(self, fd: int, length: int) -> None:
+        """Cut or extend the file to ``length`` bytes."""
+        try:
+            os.ftruncate(fd, length)
+        except OSError as error:
+            raise translated(error, "truncating") from error
+
+    def fdatasync(self, fd: int) -> None:
+        """Make what was written through any descriptor of the file survive a power loss."""
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            raise translated(error, "syncing") from error
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory survive a power loss."""
+        fd = self.open(path)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise translated(error, f"syncing directory {path}") from error
+        finally:
+            self.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give ``source`` the name ``target``, replacing what had it; not synced."""
+        try:
+            source.rename(target)
+        except OSError as error:
+            raise translated(error, f"renaming {source}") from error
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name if it is there; not synced. Open descriptors and maps stay valid."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise translated(error, f"removing {path}") from error
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents, durably; fine if it exists."""
+        if path.is_dir():
+            return
+        self.make_directory(path.parent)
+        try:
+            path.mkdir(exist_ok=True, mode=0o750)
+        except OSError as error:
+            raise translated(error, f"creating {path}") from error
+        self.sync_directory(path.parent)
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove an empty directory if it is there; not synced."""
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise translated(error, f"removing {path}") from error
+
+    def listing(self, path: Path) -> dict[str, int]:
+        """Name and size in bytes of each plain file in a directory; empty if there is none."""
+        try:
+            with os.scandir(path) as entries:
+                return {e.name: e.stat().st_size for e in entries if e.is_file()}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise translated(error, f"listing {path}") from error
+
+    def read_bytes(self, path: Path) -> bytes | None:
+        """The whole of a small file, or None if there is none."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise translated(error, f"reading {path}") from error
+
+    def write_whole(self, path: Path, data: Bytes) -> None:
+        """Replace the contents of a small file; neither atomic nor synced."""
+        fd = self.open(path, write=True, create=True)
+        try:
+            self.truncate(fd, 0)
+            self.pwrite(fd, data, 0)
+        finally:
+            self.close(fd)
+
+    def write_atomically(self, path: Path, data: Bytes) -> None:
+        """Replace a small file so that a crash leaves either the old or the new contents.
+
+        On return the new contents are durable.
+        """
+        fresh = path.with_name(path.name + ".new")
+        fd = self.open(fresh, write=True, create=True)
+        try:
+            self.truncate(fd, 0)
+            self.pwrite(fd, data, 0)
+            self.fdatasync(fd)
+        finally:
+            self.close(fd)
+        self.rename(fresh, path)
+        self.sync_directory(path.parent)
+
+    def fill_with_zeros(self, fd: int, length: int) -> None:
+        """Write zeros to the first ``length`` bytes and sync, so that later syncs touch no metadata.
+
+        Reserving space alone would not do: ext4 would still convert extents at every sync.
+        """
+        for position in range(0, length, len(ZEROS)):
+            self.pwrite(fd, ZEROS[: length - position], position)
+        self.fdatasync(fd)
+
+    def map(self, fd: int, length: int) -> mmap.mmap:
+        """Map the first ``length`` bytes for reading; the map outlives the descriptor."""
+        try:
+            return mmap.mmap(fd, length, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            reason = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+            raise translated(reason, "mapping a file") from error
+
+    def entropy(self, length: int) -> bytes:
+        """Unpredictable bytes, for marks that no stored record can forge."""
+        return os.urandom(length)
+
+
+class OpenFile:
+    """A descriptor that is closed when its last user lets go; readers may outlive a deletion."""
+
+    __slots__ = ("_disk", "fd", "path")
+
+    def __init__(self, path: Path, *, disk: Disk, write: bool = False, create: bool = False) -> None:
+        self.fd = -1
+        self._disk = disk
+        self.path = path
+        self.fd = disk.open(path, write=write, create=create)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            self._disk.close(self.fd)

@@ -1,0 +1,148 @@
+"""One journal file: its header, the entries in it, and finding them again after a crash.
+
+File header (one page, so that no entry ever shares it):
+
+    0  magic u32 "STNJ"  4  crc32c u32  8  version u32  12 zero u32
+   16  number u64       24  nonce u64  32  first sequence u64
+
+Entry, 8-byte aligned:
+
+    0  magic u32 "STNE"  4  crc32c u32 (bytes 8 to the end of the part table)
+    8  length u32 (whole entry)        12  part count u32
+   16  sequence u64     24  synced sequence u64 (at the time of writing)   32 nonce u64
+   40  part table: log id u32 · length u32 per part;  then the parts: whole batches, own checksums
+
+Rules: files are recycled without being cleared, so an entry counts only if it carries the nonce of
+its file's header; the nonce is random, so that no record's value can pose as an entry. Pure
+parsing: opens nothing, writes nothing.
+"""
+
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from strandline.storage.disk import Bytes
+from strandline.types import LogId
+
+FILE_MAGIC = 0x4A4E_5453  # b"STNJ"
+ENTRY_MAGIC = 0x454E_5453  # b"STNE"
+ENTRY_MAGIC_BYTES = b"STNE"
+VERSION = 1
+FILE_HEADER = struct.Struct("<IIIIQQQ")
+FILE_HEADER_BYTES = 4096
+ENTRY_HEADER = struct.Struct("<IIIIQQQ")
+ENTRY_BYTES = 40
+PART_BYTES = 8
+CRC_FROM = 8
+
+assert ENTRY_HEADER.size == ENTRY_BYTES, "the entry header is as long as its specification says"
+
+
+class FileHeader(NamedTuple):
+    """What a journal file says about itself."""
+
+    number: int
+    nonce: int
+    first_sequence: int
+
+
+class Entry(NamedTuple):
+    """An entry whose header and part table are intact; its batches are checked by who uses them."""
+
+    position: int
+    length: int
+    sequence: int
+    synced_sequence: int
+    sizes: tuple[int, ...]
+    """Log id and byte length of each part, alternating."""
+
+    def parts(self, view: memoryview) -> list[tuple[LogId, memoryview]]:
+        """The parts as slices of the file's ``view``."""
+        found: list[tuple[LogId, memoryview]] = []
+        position = self.position + ENTRY_BYTES + len(self.sizes) // 2 * PART_BYTES
+        for index in range(0, len(self.sizes), 2):
+            end = position + self.sizes[index + 1]
+            found.append((LogId(self.sizes[index]), view[position:end]))
+            position = end
+        return found
+
+
+@lru_cache(maxsize=4096)
+def entry_struct(part_count: int) -> struct.Struct:
+    """Entry header and part table in one, so that an append packs once."""
+    return struct.Struct("<IIIIQQQ" + "I" * (2 * part_count))
+
+
+def pack_file_header(header: FileHeader) -> bytes:
+    """The first page of a journal file."""
+    page = bytearray(FILE_HEADER_BYTES)
+    FILE_HEADER.pack_into(page, 0, FILE_MAGIC, 0, VERSION, 0, *header)
+    crc = crc32c(memoryview(page)[CRC_FROM:])
+    struct.pack_into("<I", page, 4, crc)
+    return bytes(page)
+
+
+def read_file_header(page: Bytes) -> FileHeader | None:
+    """The header in the first page of a file, or None if it is not intact."""
+    if len(page) < FILE_HEADER_BYTES:
+        return None
+    magic, crc, version, _, number, nonce, first = FILE_HEADER.unpack_from(page, 0)
+    intact = (
+        magic == FILE_MAGIC
+        and version == VERSION
+        and crc32c(memoryview(page)[CRC_FROM:FILE_HEADER_BYTES]) == crc
+    )
+    return FileHeader(number, nonce, first) if intact else None
+
+
+def read_entry(view: memoryview, position: int, nonce: int) -> Entry | None:
+    """The entry at ``position`` if its header and part table are intact and of this file."""
+    room = len(view) - position
+    if room < ENTRY_BYTES:
+        return None
+    magic, crc, length, count, sequence, synced, mark = ENTRY_HEADER.unpack_from(view, position)
+    table = ENTRY_BYTES + count * PART_BYTES
+    if magic != ENTRY_MAGIC or mark != nonce or not table <= length <= room or length % 8:
+        return None
+    if crc32c(view[position + CRC_FROM : position + table]) != crc:
+        return None
+    sizes = struct.unpack_from("<" + "I" * (2 * count), view, position + ENTRY_BYTES)
+    if table + sum(sizes[1::2]) != length:
+        return None
+    return Entry(position, length, sequence, synced, sizes)
+
+
+def scan_entries(view: memoryview, nonce: int) -> tuple[list[Entry], int]:
+    """Every intact entry of a file, stepping over damage, and the position after the last."""
+    entries: list[Entry] = []
+    position = FILE_HEADER_BYTES
+    while True:
+        entry = read_entry(view, position, nonce) or _next_intact(view, position, nonce)
+        if entry is None:
+            return entries, position
+        entries.append(entry)
+        position = entry.position + entry.length
+
+
+def _next_intact(view: memoryview, position: int, nonce: int) -> Entry | None:
+    """The first intact entry after ``position``; the nonce keeps records from posing as one."""
+    for candidate in _candidates(view, position):
+        entry = read_entry(view, candidate, nonce)
+        if entry is not None:
+            return entry
+    return None
+
+
+def _candidates(view: memoryview, position: int) -> Iterator[int]:
+    """Places after ``position`` where an entry might start."""
+    window = 1 << 20
+    for start in range(position + 8, len(view), window):
+        chunk = bytes(view[start : start + window + 4])
+        found = chunk.find(ENTRY_MAGIC_BYTES)
+        while found >= 0:
+            if (start + found) % 8 == 0:
+                yield start + found
+            found = chunk.find(ENTRY_MAGIC_BYTES, found + 1)

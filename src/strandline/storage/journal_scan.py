@@ -1,0 +1,203 @@
+"""Reading a journal back: which entries count, what is torn, what is damaged.
+
+Rules: an entry that is missing or broken is *torn* if nothing shows that it was ever synced, and
+then it and all after it never happened; it is *damaged* if a later entry or file was written after
+its sync, and then it is reported by file and position while the later ones still count. In a file
+only entries below the next file's first sequence count: what follows them was left by a crash.
+Reads only; ``journal`` writes.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import check_batch
+from strandline.storage.disk import Disk, OpenFile
+from strandline.storage.journal_file import (
+    ENTRY_BYTES,
+    ENTRY_HEADER,
+    ENTRY_MAGIC,
+    FILE_HEADER_BYTES,
+    Entry,
+    FileHeader,
+    read_entry,
+    read_file_header,
+    scan_entries,
+)
+from strandline.types import LogId, Position
+
+SUFFIX = ".journal"
+_NEVER = 1 << 63
+
+
+class Damage(NamedTuple):
+    """Bytes that were stored once and cannot be read now."""
+
+    file: Path
+    position: Position
+    why: str
+
+
+class JournalEntry(NamedTuple):
+    """What one turn wrote."""
+
+    sequence: int
+    parts: list[tuple[LogId, memoryview]]
+    file: Path
+    position: Position
+
+
+@dataclass(slots=True)
+class ScannedFile:
+    """A journal file found on disk."""
+
+    path: Path
+    slot: int
+    size: int
+    header: FileHeader
+    view: memoryview
+    positions: "array[int]" = field(default_factory=lambda: array("Q"))
+    """Of the entries that count."""
+    used_bytes: int = 0
+
+    def entry(self, position: int) -> Entry:
+        """The entry at one of ``positions``."""
+        entry = read_entry(self.view, position, self.header.nonce)
+        assert entry is not None, "the scan found this entry intact"
+        return entry
+
+
+@dataclass(slots=True)
+class JournalScan:
+    """What a journal directory holds after the checkpoint."""
+
+    files: list[ScannedFile] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    torn_bytes: int = 0
+    last_sequence: int = 0
+    last_number: int = 0
+    last_slot: int = 0
+
+    def replay(self, after_sequence: int) -> Iterator[JournalEntry]:
+        """The entries that count, in order of sequence."""
+        for file in self.files:
+            for position in file.positions:
+                entry = file.entry(position)
+                if entry.sequence > after_sequence:
+                    parts = entry.parts(file.view)
+                    yield JournalEntry(entry.sequence, parts, file.path, Position(position))
+
+
+def scan_directory(directory: Path, *, disk: Disk, after_sequence: int) -> JournalScan:
+    """Find the entries after ``after_sequence`` in the files of ``directory``."""
+    scan = JournalScan(last_sequence=after_sequence)
+    for name, size in sorted(disk.listing(directory).items()):
+        if name.endswith(SUFFIX):
+            _load_file(scan, directory / name, disk=disk, size=size)
+    scan.files.sort(key=lambda file: (file.header.first_sequence, file.header.number))
+    _Walk(scan, after_sequence).run()
+    return scan
+
+
+def _load_file(scan: JournalScan, path: Path, *, disk: Disk, size: int) -> None:
+    """Add a file to the scan, with the best header that can be had for it."""
+    slot = int(path.stem) if path.stem.isdigit() else 0
+    scan.last_slot = max(scan.last_slot, slot)
+    if size < FILE_HEADER_BYTES + ENTRY_BYTES:
+        disk.unlink(path)  # its creation was cut short; nothing was ever written to it
+        return
+    view = memoryview(disk.map(OpenFile(path, disk=disk).fd, size))
+    header = read_file_header(view[:FILE_HEADER_BYTES])
+    if header is None:
+        header = _guess_header(view)
+        if any(view[:FILE_HEADER_BYTES]):
+            scan.damage.append(Damage(path, Position(0), "journal file header is damaged"))
+    scan.last_number = max(scan.last_number, header.number)
+    scan.files.append(ScannedFile(path, slot, size, header, view))
+
+
+def _guess_header(view: memoryview) -> FileHeader:
+    """What the first entry says about a file whose header is damaged or was never written."""
+    magic, _, _, _, sequence, _, nonce = ENTRY_HEADER.unpack_from(view, FILE_HEADER_BYTES)
+    if magic == ENTRY_MAGIC and read_entry(view, FILE_HEADER_BYTES, nonce) is not None:
+        return FileHeader(number=0, nonce=nonce, first_sequence=sequence)
+    return FileHeader(number=0, nonce=0, first_sequence=0)
+
+
+class _Walk:
+    """One pass over the files in order; decides what is torn and what is damaged."""
+
+    def __init__(self, scan: JournalScan, after_sequence: int) -> None:
+        self.scan = scan
+        firsts = [file.header.first_sequence for file in scan.files if file.header.first_sequence]
+        # Without a checkpoint the oldest entry there is must do as the beginning.
+        self.expected = after_sequence + 1 if after_sequence else min(firsts, default=1)
+        self.synced = max([after_sequence, *(first - 1 for first in firsts)])
+        self.file: Path | None = None
+        self.position = FILE_HEADER_BYTES
+
+    def run(self) -> None:
+        """Fill in positions, damage and the torn tail."""
+        files = self.scan.files
+        found: list[tuple[ScannedFile, list[Entry], int]] = []
+        for index, file in enumerate(files):
+            limit = files[index + 1].header.first_sequence if index + 1 < len(files) else _NEVER
+            if limit > self.expected:
+                entries, end = scan_entries(file.view, file.header.nonce)
+                entries = [entry for entry in entries if entry.sequence < limit]
+                self.synced = max([self.synced, *(entry.synced_sequence for entry in entries)])
+                found.append((file, entries, end))
+        torn = any(self._walk_file(file, entries) for file, entries, _ in found)
+        self.scan.last_sequence = self.expected - 1
+        if found and not torn:
+            self._measure_tail(found[-1][0], found[-1][2])
+
+    def _walk_file(self, file: ScannedFile, entries: list[Entry]) -> bool:
+        """Count the entries of one file; True if the torn tail begins in it."""
+        if self.file is None:
+            self.file = file.path
+        for entry in entries:
+            end = entry.position + entry.length
+            if entry.sequence >= self.expected:
+                torn = entry.sequence > self.synced and not _batches_intact(entry, file.view)
+                if torn or (entry.sequence > self.expected and self.expected > self.synced):
+                    self.scan.torn_bytes += entry.length
+                    return True
+                if entry.sequence > self.expected:
+                    self._missing(entry.sequence - 1)
+                file.positions.append(entry.position)
+                file.used_bytes += entry.length
+                self.expected = entry.sequence + 1
+            self.file, self.position = file.path, end
+        return False
+
+    def _missing(self, last: int) -> None:
+        """Report the entries from the expected one to ``last``: they were synced once."""
+        assert self.file is not None, "a file is being walked"
+        why = f"journal entries {self.expected} to {last} are damaged"
+        self.scan.damage.append(Damage(self.file, Position(self.position), why))
+
+    def _measure_tail(self, file: ScannedFile, end: int) -> None:
+        """Look at what follows the last entry: damage if it was synced, else torn."""
+        if self.expected <= self.synced:
+            self._missing(self.synced)
+            self.scan.last_sequence = self.synced
+        elif end <= len(file.view) - ENTRY_BYTES:
+            magic, _, length, *_, nonce = ENTRY_HEADER.unpack_from(file.view, end)
+            if magic == ENTRY_MAGIC and nonce == file.header.nonce:
+                self.scan.torn_bytes += min(length, len(file.view) - end)
+
+
+def _batches_intact(entry: Entry, view: memoryview) -> bool:
+    """Whether all parts of an entry are whole batches with the right checksums."""
+    for _, part in entry.parts(view):
+        position = 0
+        while position < len(part):
+            try:
+                position += check_batch(part, position).length
+            except CorruptBatchError:
+                return False
+    return True

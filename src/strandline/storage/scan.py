@@ -1,0 +1,105 @@
+"""Walking batches in bytes: the hot loops of reading.
+
+Rules: a batch counts only if its checksum is right; what is not a batch is a hole, and the batch
+after a hole is found by the damaged header's own length if that leads to one, else by searching
+for the magic at eight-byte steps. Pure functions over memoryviews; local variables instead of a
+generator and a tuple per batch, because one-record batches come by the hundred thousand.
+"""
+
+import struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import (
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_MAX,
+    MAGIC,
+    BatchHeader,
+    check_batch,
+    read_header,
+)
+from strandline.types import Offset
+
+MAGIC_BYTES = struct.pack("<I", MAGIC)
+_BEGINNING = struct.Struct("<IIIxxxxqII")
+"""Magic, checksum, length, base offset, record count, last offset delta."""
+OFFSET_MAX = Offset((1 << 63) - 1)
+
+
+class Run(NamedTuple):
+    """Consecutive intact batches."""
+
+    end: int
+    """Position after the last of them; the start position if there is none."""
+    next_offset: int
+    """Offset after the last of them; -1 if there is none."""
+
+
+def scan(view: memoryview, position: int, limit: int, *, below: int, verify: bool = True) -> Run:
+    """Walk intact whole batches from ``position`` up to ``limit``, base offsets under ``below``."""
+    unpack = _BEGINNING.unpack_from
+    stop = limit - HEADER_BYTES
+    base = 0
+    delta = -2
+    while position <= stop:
+        magic, crc, length, next_base, _, next_delta = unpack(view, position)
+        end = position + length
+        if magic != MAGIC or end > limit or next_base >= below or not length:
+            break
+        if verify and crc32c(view[position + CRC_FROM : end]) != crc:
+            break
+        base = next_base
+        delta = next_delta
+        position = end
+    return Run(position, base + delta + 1)
+
+
+def header_at(view: memoryview, position: int) -> BatchHeader | None:
+    """The sane header at ``position``, checksum not verified, or None."""
+    try:
+        return read_header(view, position)
+    except CorruptBatchError:
+        return None
+
+
+def intact_at(view: memoryview, position: int) -> BatchHeader | None:
+    """The header of the intact whole batch at ``position``, or None."""
+    try:
+        return check_batch(view, position)
+    except CorruptBatchError:
+        return None
+
+
+def find_intact(view: memoryview, position: int, *, after: int, below: int) -> int:
+    """Position of the first intact batch beyond the damaged one at ``position``, or -1.
+
+    Args:
+        view: the bytes, eight-byte aligned with the file.
+        position: where the damage begins.
+        after: the batch's base offset must be greater than this one,
+        below: and lower than this one, lest the contents of a record pose as a batch.
+    """
+    damaged = header_at(view, position)
+    if damaged is not None and _fits(view, position + damaged.length, after, below):
+        return position + damaged.length
+    window = 1 << 20
+    for start in range(position + 8, len(view), window):
+        chunk = bytes(view[start : start + window + 4])
+        found = chunk.find(MAGIC_BYTES)
+        while found >= 0:
+            candidate = start + found
+            if candidate % 8 == position % 8 and _fits(view, candidate, after, below):
+                return candidate
+            found = chunk.find(MAGIC_BYTES, found + 1)
+    return -1
+
+
+def _fits(view: memoryview, position: int, after: int, below: int) -> bool:
+    """Whether an intact batch in the right range of offsets is at ``position``."""
+    header = header_at(view, position)
+    if header is None or header.length > LENGTH_MAX or not after < header.base_offset < below:
+        return False
+    return intact_at(view, position) is not None

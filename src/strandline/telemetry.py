@@ -1,0 +1,243 @@
+"""Every metric of the broker, declared once: name, kind and help text stand beside the field.
+
+Rules: counting costs one addition on a plain attribute (``telemetry.turns += 1``); the text for
+Prometheus is made only when somebody scrapes. A metric is named after its field,
+``strandline_<field>`` (plus ``_total`` for counters), in base units. Each broker owns one
+``Telemetry`` with its own registry, so brokers in one process do not mix their figures.
+Fields are written by the loop thread, except where a method with a lock says otherwise.
+This module must not know who counts, nor how the figures leave the process.
+"""
+
+# ruff: noqa: RUF009 - the calls in the class body declare fields, they do not make shared values
+import dataclasses
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from strandline.version import __version__
+
+PREFIX = "strandline_"
+SECONDS_BUCKETS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
+    *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+)
+RECORDS_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0, 16384.0)
+
+
+class Histogram:
+    """Counts of values by bucket, plus their sum; one thread writes it.
+
+    Args:
+        bounds: upper bounds of the buckets, inclusive and rising; +Inf is added.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """How many values were observed."""
+        return sum(self.counts)
+
+    def cumulative(self) -> Iterator[tuple[str, int]]:
+        """Upper bound and count of values at or below it, as Prometheus wants buckets."""
+        running = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            yield ("+Inf" if bound == float("inf") else repr(bound)), running
+
+
+class PartitionSample(NamedTuple):
+    """A partition's offsets at the time of a scrape; all half-open."""
+
+    stream: str
+    partition: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+
+
+def counter(help_text: str) -> Any:
+    """Declare a plain counter, an ``int`` or ``float`` field that only grows."""
+    return dataclasses.field(default=0, metadata={"kind": "counter", "help": help_text})
+
+
+def gauge(help_text: str) -> Any:
+    """Declare a plain gauge, an ``int`` or ``float`` field."""
+    return dataclasses.field(default=0, metadata={"kind": "gauge", "help": help_text})
+
+
+def labelled(kind: str, label: str, help_text: str) -> Any:
+    """Declare counters or gauges told apart by one label: a mapping from label value to number."""
+    return dataclasses.field(
+        default_factory=lambda: defaultdict(int),
+        metadata={"kind": kind, "label": label, "help": help_text},
+    )
+
+
+def histogram(help_text: str, bounds: Sequence[float] = SECONDS_BUCKETS) -> Any:
+    """Declare a histogram; the default buckets suit seconds."""
+    return dataclasses.field(
+        default_factory=lambda: Histogram(bounds),
+        metadata={"kind": "histogram", "help": help_text},
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Telemetry(Collector):
+    """The figures of one broker. Increment the fields; ``render`` makes the Prometheus text."""
+
+    # What came in.
+    records_appended: int = counter("Records stored.")
+    bytes_appended: int = counter("Bytes of encoded batches stored.")
+    batches_appended: int = counter("Batches stored.")
+    acks: int = counter("Publishes acknowledged, duplicates included.")
+    duplicates: int = counter("Publishes recognised as repeats of a stored record.")
+    appends_rejected: int = counter("Appends refused or failed.")
+    rejects: dict[str, int] = labelled("counter", "code", "Publishes refused, by error code.")
+    messages_received: dict[str, int] = labelled(
+        "counter", "listener", "Messages received, by listener: nats, ingest or flight."
+    )
+    connections: dict[str, int] = labelled("gauge", "listener", "Open connections, by listener.")
+    pending_bytes: int = gauge("Bytes accepted and not yet stored.")
+
+    # The turn, the journal, the disk.
+    turns: int = counter("Turns that stored something.")
+    turn_records: Histogram = histogram("Records stored by one turn.", RECORDS_BUCKETS)
+    turn_seconds: Histogram = histogram("Time from draining the inbox to the acks of a turn.")
+    syncs: int = counter("Times the journal was synced; one covers all records of a turn.")
+    sync_seconds: Histogram = histogram("Time of one fdatasync of the journal.")
+    journal_bytes: int = counter("Bytes written to the journal, padding included.")
+    journal_poisoned: int = gauge("1 from a failed write or sync until the log is reopened.")
+    disk_full: int = gauge("1 while publishes are refused for lack of space.")
+    checkpoints: int = counter("Checkpoints taken.")
+    checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
+    damaged_batches: int = counter("Damaged batches met while reading or recovering.")
+
+    # What was cleaned up.
+    retention_segments: int = counter("Segments deleted by retention or prefix truncation.")
+    retention_bytes: int = counter("Bytes deleted by retention or prefix truncation.")
+    compaction_seconds: Histogram = histogram("Time of compacting one partition.")
+    compaction_records: int = counter("Records removed by compaction.")
+
+    # What went out.
+    reads: int = counter("Reads answered, a follow counted once per delivery.")
+    read_records: int = counter("Records delivered to readers.")
+    read_bytes: int = counter("Bytes of batches delivered to readers.")
+
+    # The process.
+    streams: int = gauge("Streams.")
+    partitions: int = gauge("Partitions of all streams.")
+    ready: int = gauge("1 while every listener is up and the broker is not stopping.")
+    recovery_seconds: float = gauge("Time the last start took to recover the log.")
+    recovery_records: int = gauge("Records the last start replayed from the journal.")
+    recovery_torn_bytes: int = gauge("Bytes of torn tail the last start cut.")
+    nats_server_restarts: int = counter("Restarts of the child nats-server.")
+    nats_connected: int = gauge("1 while connected to NATS.")
+
+    partition_samples: Callable[[], Iterable[PartitionSample]] = tuple
+    """Asked at each scrape, on the scraping thread, for the offsets of all partitions."""
+    registry: CollectorRegistry = dataclasses.field(init=False, repr=False)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def count_read(self, *, records: int, size_bytes: int) -> None:
+        """Count one delivery to a reader; any thread."""
+        with self._lock:
+            self.reads += 1
+            self.read_records += records
+            self.read_bytes += size_bytes
+
+    def count_listener(self, listener: str, *, connections: int = 0, messages: int = 0) -> None:
+        """Add to a listener's figures; any thread. Once per read of a socket, not per message.
+
+        Args:
+            listener: ``nats``, ``ingest`` or ``flight``.
+            connections: +1 when one opens, -1 when it closes.
+            messages: how many messages came.
+        """
+        with self._lock:
+            self.connections[listener] += connections
+            self.messages_received[listener] += messages
+
+    def render(self) -> bytes:
+        """All metrics as Prometheus text; any thread."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Turn the fields into metric families; called by the registry."""
+        info = GaugeMetricFamily(PREFIX + "info", INFO_HELP, labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        for field in METRICS:
+            yield _family(field, getattr(self, field.name))
+        yield from self._partition_families()
+
+    def _partition_families(self) -> Iterator[Metric]:
+        samples = list(self.partition_samples())
+        for name, help_text in PARTITION_METRICS.items():
+            family = GaugeMetricFamily(
+                f"{PREFIX}partition_{name}", help_text, labels=["stream", "partition"]
+            )
+            for sample in samples:
+                family.add_metric([sample.stream, str(sample.partition)], getattr(sample, name))
+            yield family
+
+
+INFO_HELP = "Always 1; the label tells the version of the broker."
+PARTITION_METRICS = {
+    "log_start_offset": "First offset kept in the partition.",
+    "high_watermark": "First offset readers do not see yet.",
+    "log_end_offset": "Offset the next record will get.",
+}
+METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in field.metadata)
+
+
+def metric_names() -> list[str]:
+    """Every metric's name as Prometheus shows it; docs/metrics.md lists them (tested)."""
+    fields = [
+        f"{PREFIX}{field.name}" + ("_total" if field.metadata["kind"] == "counter" else "")
+        for field in METRICS
+    ]
+    return [f"{PREFIX}info", *fields, *(f"{PREFIX}partition_{name}" for name in PARTITION_METRICS)]
+
+
+def _family(field: "dataclasses.Field[Any]", value: Any) -> Metric:
+    name, help_text = PREFIX + field.name, field.metadata["help"]
+    kind = field.metadata["kind"]
+    if kind == "histogram":
+        return HistogramMetricFamily(
+            name, help_text, buckets=list(value.cumulative()), sum_value=value.total
+        )
+    family_type = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    if "label" not in field.metadata:
+        return family_type(name, help_text, value=value)
+    family = family_type(name, help_text, labels=[field.metadata["label"]])
+    # A copy, because the loop thread may add a label value while a scrape iterates.
+    for label_value, number in sorted(value.copy().items()):
+        family.add_metric([label_value], number)
+    return family

@@ -1,0 +1,32 @@
+"""Integers and names of different meaning are different types.
+
+Rules: no logic here, no imports of ours. Offsets are dense, start at 0, and every range of them is
+half-open: ``log_start_offset <= high_watermark <= log_end_offset``, the last two exclusive.
+"""
+
+from typing import NamedTuple, NewType
+
+Offset = NewType("Offset", int)
+"""Place of a record in its partition, from 0."""
+
+Position = NewType("Position", int)
+"""Place of a byte in a file, from 0."""
+
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""Number of a leadership of a partition, from 0, never reused."""
+
+LogId = NewType("LogId", int)
+"""The number by which the journal knows a partition's log; never reused within a data directory."""
+
+TimestampNs = NewType("TimestampNs", int)
+"""Unix time in nanoseconds."""
+
+
+class PartitionName(NamedTuple):
+    """A partition of a stream, as users name it."""
+
+    stream: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}"

@@ -1,0 +1,372 @@
+"""The style budget of STYLE.md as a test: each refusal names what to do instead.
+
+Rules here are few and mechanical; what needs judgement is left to reviewers. A rule that must be
+broken is broken here, in ``ALLOWED``, with a reason, and nowhere else.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINES_MAX = {"src": 700, "tests": 1000, "benchmarks": 700, "examples": 300}
+FUNCTION_LINES_MAX = {"src": 60, "tests": 60, "benchmarks": 60, "examples": 60}
+FUNCTION_LINES_MEDIAN_MAX = 12
+POSITIONAL_MAX = 3
+NESTING_MAX = 4
+LINE_LENGTH_MAX = 100
+FILE_BYTES_MAX = 512 << 10
+TEXT_SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".sh", ".c", ".h", ".xml", ".svg"}
+
+# word: what to say instead. Matched whole, in any case, in code, tests and docs.
+BANNED_WORDS = {
+    r"topics?": "stream (docs/glossary.md)",
+    r"high water ?marks|highwatermarks?|high water mark": "high watermark",
+    r"slaves?": "follower",
+    r"black-?lists?|white-?lists?": "denied, allowed",
+    r"write-ahead logs?|WALs?": "journal",
+    r"broker node|server node": "broker",
+    r"kafka-like": "say what it does",
+}
+# Marks of work left undone, spelled so that this file does not contain them.
+UNDONE = re.compile(
+    r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b"
+)
+# What only a developer's machine has, or a registry's address; pip and Maven know their own.
+MACHINE_PATHS = re.compile(r"(?<![\w.$}])/(work|root|home|Users)/\w")
+REGISTRIES = re.compile(
+    r"pythonhosted|pypi\.org/simple|index-url|artifactory|repo1?\.maven|registry\.npmjs|"
+    r"proxy\.golang",
+    re.IGNORECASE,
+)
+
+# call: (what to use instead, packages of src/strandline where it is banned, files exempt)
+CORE = ("record", "metadata", "storage", "broker", "frontends", "server")
+BANNED_CALLS = {
+    "time.time": ("Clock.now_ns", CORE, ()),
+    "time.time_ns": ("Clock.now_ns", CORE, ()),
+    "time.monotonic": ("Clock.monotonic_ms", CORE, ()),
+    "time.sleep": ("asyncio.sleep, or an event with a timeout", CORE, ()),
+    "datetime.now": ("Clock.now_ns", CORE, ()),
+    "datetime.utcnow": ("Clock.now_ns", (*CORE, "client", "spark", "cli"), ()),
+    "hash": ("zlib.crc32: hash() differs between processes", (*CORE, "client"), ()),
+    "id": ("a number of our own: id() is reused", CORE, ()),
+    "uuid.uuid4": ("secrets.token_hex", CORE, ()),
+    "os.fsync": ("Disk.fdatasync", CORE, ("storage/disk.py",)),
+    "os.fdatasync": ("Disk.fdatasync", CORE, ("storage/disk.py",)),
+    "os.write": ("Disk.pwritev", ("storage",), ("storage/disk.py",)),
+    "os.pwrite": ("Disk.pwritev", ("storage",), ("storage/disk.py",)),
+    "os.rename": ("Disk.rename", ("storage", "broker"), ("storage/disk.py",)),
+    "os.replace": ("Disk.rename", ("storage", "broker"), ("storage/disk.py",)),
+    "os.unlink": ("Disk.unlink", ("storage",), ("storage/disk.py",)),
+    "open": ("Disk.open", ("storage", "record", "metadata"), ("storage/disk.py",)),
+    "asyncio.ensure_future": ("asyncio.create_task, its result kept", (*CORE, "client"), ()),
+    "asyncio.get_event_loop": ("asyncio.get_running_loop", (*CORE, "client", "testing"), ()),
+    "pickle.loads": ("msgspec: unpickling runs code", (*CORE, "client"), ()),
+    "os._exit": ("return from main: the turn must finish", (*CORE, "cli"), ()),
+    "sys.exit": ("return an exit code from main", CORE, ()),
+}
+
+# path: why a word, length or address rule does not hold there.
+ALLOWED = {
+    "tests/test_tidy.py": "states the rules",
+    "docs/glossary.md": "names the words that are banned",
+    "STYLE.md": "names the words that are banned",
+    "LICENSE": "not ours",
+}
+KAFKA_WORDS = re.compile(r"kafka", re.IGNORECASE)
+
+
+def project_files() -> list[Path]:
+    """Files that are, or would be, committed."""
+    git = shutil.which("git")
+    if git and (ROOT / ".git").exists():
+        listed = subprocess.run(
+            [git, "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout.splitlines()
+        found = [ROOT / name for name in listed]
+    else:
+        found = [
+            path
+            for folder in (*LINES_MAX, "docs", ".")
+            for path in (ROOT / folder).glob("*" if folder == "." else "**/*")
+        ]
+    return sorted(path for path in set(found) if path.is_file())
+
+
+def relative(path: Path) -> str:
+    """Path as the rules write it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+FILES = project_files()
+TEXTS = {
+    relative(path): path.read_text("utf-8")
+    for path in FILES
+    if path.suffix in TEXT_SUFFIXES or path.name in {"Makefile", "run", ".gitignore"}
+}
+TREES = {name: ast.parse(text) for name, text in TEXTS.items() if name.endswith(".py")}
+OURS = {
+    name: tree
+    for name, tree in TREES.items()
+    if "/_generated/" not in name and name.split("/")[0] in LINES_MAX
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.Module) -> Iterator[Function]:
+    """Every function and method."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node
+
+
+def body_lines(function: Function) -> int:
+    """Lines of the signature and body, without the docstring and without nested functions."""
+    lines = set(range(function.lineno, (function.end_lineno or 0) + 1))
+    nested: list[ast.AST] = [
+        node for node in ast.walk(function) if isinstance(node, Function) and node is not function
+    ]
+    if ast.get_docstring(function, clean=False) is not None:
+        nested.append(function.body[0])
+    for node in nested:
+        lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))  # type: ignore[attr-defined]
+    return len(lines)
+
+
+def nesting(nodes: list[ast.stmt], depth: int = 0) -> int:
+    """Depth of the deepest compound statement; an ``elif`` is no deeper than its ``if``."""
+    deepest = depth
+    for node in nodes:
+        if isinstance(node, Function | ast.ClassDef):
+            continue
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, [])
+            if not isinstance(inner, list):
+                continue  # the body of a lambda or conditional expression is one expression
+            is_elif = field == "orelse" and len(inner) == 1 and isinstance(inner[0], ast.If)
+            is_arm = field in ("handlers", "cases")
+            deepest = max(deepest, nesting(inner, depth if is_elif or is_arm else depth + 1))
+    return deepest if nodes else depth - 1
+
+
+def refuse(offences: list[str]) -> None:
+    """Fail with every offence on a line of its own."""
+    assert not offences, "\n" + "\n".join(sorted(offences))
+
+
+def test_modules_are_short() -> None:
+    """A module fits the budget of its folder; a longer one is two subjects."""
+    refuse(
+        [
+            f"{name}: {TEXTS[name].count(chr(10))} lines, at most {LINES_MAX[name.split('/')[0]]}"
+            for name in OURS
+            if TEXTS[name].count("\n") > LINES_MAX[name.split("/")[0]]
+        ]
+    )
+
+
+def test_functions_are_short() -> None:
+    """A function is at most one screen, its docstring not counted."""
+    refuse(
+        [
+            f"{name}:{function.lineno}: {function.name} has {lines} lines, at most {limit}"
+            for name, tree in OURS.items()
+            for function in functions(tree)
+            if (lines := body_lines(function)) > (limit := FUNCTION_LINES_MAX[name.split("/")[0]])
+        ]
+    )
+
+
+def test_most_functions_are_very_short() -> None:
+    """The median function of the product is about ten lines."""
+    lengths = [
+        body_lines(function)
+        for name, tree in OURS.items()
+        if name.startswith("src/")
+        for function in functions(tree)
+    ]
+    assert median(lengths) <= FUNCTION_LINES_MEDIAN_MAX
+
+
+def test_functions_take_few_positional_arguments() -> None:
+    """At most three arguments may be given by position; put a * before the others."""
+    offences = []
+    for name, tree in OURS.items():
+        if not name.startswith("src/"):
+            continue
+        for function in functions(tree):
+            given = [*function.args.posonlyargs, *function.args.args]
+            is_bound = bool(given) and given[0].arg in ("self", "cls")
+            is_dunder = function.name.startswith("__") and function.name != "__init__"
+            if not is_dunder and len(given) - is_bound > POSITIONAL_MAX:
+                offences.append(f"{name}:{function.lineno}: {function.name} takes {len(given)}")
+    refuse(offences)
+
+
+def test_code_is_not_deeply_nested() -> None:
+    """Four levels inside a function at most; return early, or name the inner part."""
+    refuse(
+        [
+            f"{name}:{function.lineno}: {function.name} is nested {depth} deep"
+            for name, tree in OURS.items()
+            for function in functions(tree)
+            if (depth := nesting(function.body)) > NESTING_MAX
+        ]
+    )
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Each module opens with a docstring of at least one sentence."""
+    refuse(
+        [
+            f"{name}: no module docstring, or not a sentence"
+            for name, tree in OURS.items()
+            if TEXTS[name].strip() and not re.search(r"[.:]", ast.get_docstring(tree) or "")
+        ]
+    )
+
+
+def test_every_test_says_what_it_shows() -> None:
+    """Each test has a docstring: the behaviour, in a sentence."""
+    refuse(
+        [
+            f"{name}:{function.lineno}: {function.name} has no docstring"
+            for name, tree in OURS.items()
+            if name.startswith("tests/")
+            for function in functions(tree)
+            if function.name.startswith("test_") and not ast.get_docstring(function)
+        ]
+    )
+
+
+def test_lines_are_short_in_every_language() -> None:
+    """One hundred characters; ruff sees to Python, this to the rest. Markdown tables are free."""
+    suffixes = (".c", ".h", ".sh", ".yaml", ".txt", "Makefile", ".ci/run")
+    refuse(
+        [
+            f"{name}:{number}: {len(line)} characters"
+            for name, text in TEXTS.items()
+            if name.endswith(suffixes) and name not in ALLOWED
+            for number, line in enumerate(text.splitlines(), 1)
+            if len(line) > LINE_LENGTH_MAX
+        ]
+    )
+
+
+def test_one_word_per_concept() -> None:
+    """The vocabulary of docs/glossary.md; what is Kafka's own may be called by its name."""
+    offences = []
+    for name, text in TEXTS.items():
+        if name in ALLOWED or KAFKA_WORDS.search(name):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if KAFKA_WORDS.search(line):
+                continue
+            offences += [
+                f"{name}:{number}: '{found.group()}'; say {instead}"
+                for word, instead in BANNED_WORDS.items()
+                if (found := re.search(rf"\b({word})\b", line, re.IGNORECASE))
+            ]
+    refuse(offences)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "instead"),
+    [
+        (UNDONE, "do it, or write an issue"),
+        (MACHINE_PATHS, "a path relative to the project, or a temporary directory"),
+        (REGISTRIES, "the package's name alone: the installer knows where"),
+    ],
+    ids=["undone", "machine-path", "registry"],
+)
+def test_nothing_local_or_unfinished_is_committed(pattern: re.Pattern[str], instead: str) -> None:
+    """No marks of unfinished work, no paths of one machine, no addresses of registries."""
+    refuse(
+        [
+            f"{name}:{number}: '{found.group()}'; use {instead}"
+            for name, text in TEXTS.items()
+            if name not in ALLOWED
+            for number, line in enumerate(text.splitlines(), 1)
+            if (found := pattern.search(line))
+        ]
+    )
+
+
+def test_banned_calls_are_not_made() -> None:
+    """Clocks, randomness and the file system are reached through one door each."""
+    offences = []
+    for name, tree in OURS.items():
+        inside = name.removeprefix("src/strandline/")
+        if inside == name:
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            instead, packages, exempt = BANNED_CALLS.get(ast.unparse(node.func), ("", (), ()))
+            if inside.split("/")[0] in packages and inside not in exempt:
+                called = ast.unparse(node.func)
+                offences.append(f"{name}:{node.lineno}: {called}(); use {instead}")
+    refuse(offences)
+
+
+def test_every_exemption_gives_a_reason() -> None:
+    """A suppressed check names its rule and says why."""
+    suppressed = re.compile(r"#\s*(noqa|type: ignore)(?P<rest>.*)")
+    reasoned = re.compile(r"(: ?[A-Z]+\d+(, ?[A-Z]+\d+)*|\[[\w, -]+\])\s*(#\s*)?[-:(]?\s*\w.{5,}")
+    refuse(
+        [
+            f"{name}:{number}: say which rule, and why"
+            for name in OURS
+            if name.startswith("src/")
+            for number, line in enumerate(TEXTS[name].splitlines(), 1)
+            if (found := suppressed.search(line)) and not reasoned.match(found["rest"].strip())
+        ]
+    )
+
+
+def test_markdown_begins_with_a_title() -> None:
+    """Each page opens with one first-level heading, and has no second."""
+    for name, text in TEXTS.items():
+        if name.endswith(".md"):
+            outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+            titles = [line for line in outside.splitlines() if line.startswith("# ")]
+            assert text.startswith("# "), f"{name} has no title"
+            assert len(titles) == 1, f"{name} has {len(titles)} titles"
+
+
+def test_no_large_files_are_committed() -> None:
+    """The repository stays small; data comes from packages."""
+    refuse(
+        [
+            f"{relative(path)}: {path.stat().st_size} bytes, at most {FILE_BYTES_MAX}"
+            for path in FILES
+            if path.stat().st_size > FILE_BYTES_MAX
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "depth"),
+    [
+        ("def f():\n pass", 0),
+        ("def f():\n if a:\n  pass", 1),
+        ("def f():\n if a:\n  pass\n elif b:\n  pass\n elif c:\n  pass", 1),
+        ("def f():\n for a in b:\n  try:\n   pass\n  except E:\n   if c:\n    pass", 3),
+        ("def f():\n match a:\n  case 1:\n   while b:\n    pass", 2),
+    ],
+)
+def test_nesting_is_counted_as_read(code: str, depth: int) -> None:
+    """The rule's own counting: an elif chain is flat, arms count with their statement."""
+    [function] = functions(ast.parse(code))
+    assert nesting(function.body) == depth

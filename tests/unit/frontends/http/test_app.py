@@ -1,0 +1,178 @@
+"""The routes, over a real socket, with a broker of plain values behind them."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from strandline.config import BrokerConfig
+from strandline.errors import InvalidConfigError
+from strandline.frontends.http import HttpFrontEnd
+
+
+async def test_the_first_page_lists_streams_and_health(broker, fetch):
+    """The page names every stream with its counts and says whether the broker is ready."""
+    broker.add("orders", partitions=3, records=1000)
+    answer = await fetch("/")
+    assert answer.status == 200
+    assert "orders" in answer.text
+    assert "3,000" in answer.text
+    assert "<span class=ok>ready</span>" in answer.text
+
+
+async def test_text_from_outside_is_escaped(broker, fetch):
+    """Names, subjects and paths cannot add markup to a page."""
+    broker.add("<script>alert(1)</script>", subject="a.<i>")
+    for path in ("/", "/streams/%3Cscript%3Ealert(1)%3C%2Fscript%3E", "/streams/%3Cscript%3E"):
+        text = (await fetch(path)).text
+        assert "<script>" not in text
+        assert "<i>" not in text
+        assert "<b>'" not in text
+    assert "/data/&lt;b&gt;" in (await fetch("/")).text
+
+
+async def test_every_answer_forbids_scripts_and_caching(broker, fetch):
+    """Safe headers stand on pages, data and refusals alike."""
+    for path in ("/", "/metrics", "/api/streams", "/nothing-here"):
+        headers = (await fetch(path)).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert headers["cache-control"] == "no-store"
+
+
+async def test_the_page_of_a_stream_shows_its_partitions(broker, fetch):
+    """Offsets of each partition and the stream's settings stand on its own page."""
+    broker.add("orders", partitions=2, records=12_345)
+    answer = await fetch("/streams/orders")
+    assert answer.status == 200
+    assert answer.text.count("12,345") == 6
+    assert "dedup_window_ms" in answer.text
+
+
+async def test_an_empty_broker_says_how_to_make_a_stream(fetch):
+    """The first thing a new user sees is the command to go on with."""
+    assert "strandline stream create" in (await fetch("/")).text
+
+
+async def test_metrics_are_prometheus_text_with_offsets(broker, fetch):
+    """A scrape carries the counters and the offsets of every partition."""
+    broker.add("orders", partitions=2, records=7)
+    broker.telemetry.records_appended = 14
+    answer = await fetch("/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "strandline_records_appended_total 14.0" in answer.text
+    expected = 'strandline_partition_high_watermark{partition="1",stream="orders"} 7.0'
+    assert expected in answer.text
+    assert "strandline_partitions 2.0" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("figures", "status", "reason"),
+    [
+        ({}, 200, "ready"),
+        ({"journal_poisoned": 1}, 503, "storage failed"),
+        ({"disk_full": 1}, 503, "disk is full"),
+    ],
+)
+async def test_readiness_says_why_not(broker, fetch, figures, status, reason):
+    """Ready means that records can be stored and read; otherwise 503 names the reason."""
+    for name, value in figures.items():
+        setattr(broker.telemetry, name, value)
+    answer = await fetch("/health/ready")
+    assert answer.status == status
+    assert reason in answer.text
+    assert (await fetch("/health/live")).status == 200
+
+
+async def test_a_broker_that_starts_or_stops_is_live_but_not_ready(broker, fetch):
+    """Liveness and readiness differ exactly while starting and stopping."""
+    broker.is_ready = False
+    assert (await fetch("/health/ready")).status == 503
+    assert (await fetch("/health/live")).status == 200
+    assert "not ready" in (await fetch("/")).text
+
+
+async def test_streams_as_json(broker, fetch):
+    """The API gives settings and half-open offsets of each stream, sorted by name."""
+    broker.add("b", partitions=2, records=5)
+    broker.add("a")
+    streams = json.loads((await fetch("/api/streams")).body)
+    assert [stream["config"]["name"] for stream in streams] == ["a", "b"]
+    assert streams[1]["partitions"][1] == {
+        "partition": 1,
+        "log_start_offset": 0,
+        "high_watermark": 5,
+        "log_end_offset": 5,
+    }
+    assert json.loads((await fetch("/api/streams/b")).body) == streams[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/streams/unknown", 404),
+        ("GET", "/api/streams/unknown", 404),
+        ("GET", "/streams/..%2f..%2fetc%2fpasswd", 404),
+        ("GET", "/%00%ff", 404),
+        ("POST", "/", 405),
+        ("DELETE", "/api/streams", 405),
+    ],
+)
+async def test_a_wrong_request_gets_its_4xx(fetch, method, path, status):
+    """Unknown paths and methods are refused, and the listener serves on."""
+    assert (await fetch(path, method)).status == status
+    assert (await fetch("/health/live")).status == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00" * 100,
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000,
+        b"",
+    ],
+)
+async def test_bytes_that_are_not_http_cost_only_their_sender(front_end, fetch, sent):
+    """Garbage is answered with 400 or a closed connection; others are served."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+    writer.write(sent)
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 10)
+    assert not answer or answer.startswith(b"HTTP/1.1 4")
+    writer.close()
+    assert (await fetch("/health/live")).status == 200
+
+
+async def test_a_taken_port_is_a_typed_error(broker):
+    """Starting on a port in use names the address and the flag, and exits nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        front_end = HttpFrontEnd(broker, BrokerConfig(http_port=port))
+        with pytest.raises(InvalidConfigError, match="--http-port"):
+            await front_end.start()
+
+
+async def test_an_address_that_is_not_ours_is_a_typed_error(broker):
+    """A host that cannot be bound is refused with its name."""
+    front_end = HttpFrontEnd(broker, BrokerConfig(host="192.0.2.1", http_port=0))
+    with pytest.raises(InvalidConfigError, match=r"192\.0\.2\.1"):
+        await front_end.start()
+
+
+async def test_port_minus_one_serves_nothing(broker):
+    """The web page can be turned off; stopping is then harmless."""
+    front_end = HttpFrontEnd(broker, BrokerConfig(http_port=-1))
+    await front_end.start()
+    assert front_end.port is None
+    await front_end.stop()
+
+
+async def test_stopping_does_not_wait_for_an_idle_client(front_end):
+    """An open connection that sends nothing does not hold up a stop."""
+    _, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+    await asyncio.wait_for(front_end.stop(), 5)
+    writer.close()

@@ -1,0 +1,31 @@
+"""Settings: defaults, decoding, and refusing what is not a setting."""
+
+import pytest
+
+from strandline.config import BrokerConfig, StreamConfig, decode_config
+from strandline.errors import InvalidConfigError
+
+
+def test_nothing_given_means_the_defaults():
+    """An empty mapping is the default configuration."""
+    assert decode_config({}, BrokerConfig) == BrokerConfig()
+
+
+def test_an_unknown_key_is_refused_with_a_suggestion():
+    """A misspelt key, also in a section, is refused and the nearest key named."""
+    with pytest.raises(InvalidConfigError, match=r"'nats.prot'; did you mean 'nats.port'"):
+        decode_config({"nats": {"prot": 1}}, BrokerConfig)
+
+
+def test_a_wrong_type_names_the_place():
+    """A value of the wrong type is refused with its path."""
+    with pytest.raises(InvalidConfigError, match=r"\$\.journal\.file_bytes"):
+        decode_config({"journal": {"file_bytes": "many"}}, BrokerConfig)
+
+
+@pytest.mark.parametrize(
+    ("subject", "rule"), [("a.*", "subject"), ("a.>", "subject"), ("a.b", "suffix")]
+)
+def test_the_default_partition_rule_follows_the_subject(subject, rule):
+    """Wildcard streams spread by subject, others by suffix as Liftbridge does."""
+    assert StreamConfig(name="s", subject=subject).partition_rule == rule

@@ -1,0 +1,15 @@
+"""Error classes: stable codes."""
+
+from strandline.errors import CorruptBatchError, all_error_classes
+
+
+def test_every_error_has_a_code_of_its_own():
+    """Codes tell error classes apart across the wire, so none is shared."""
+    codes = [cls.code for cls in all_error_classes()]
+    assert len(set(codes)) == len(codes)
+
+
+def test_damage_names_file_and_position():
+    """A corrupt batch says where it is."""
+    error = CorruptBatchError("checksum mismatch", file="a.log", position=64)
+    assert "a.log at byte 64" in error.message
