@@ -99,7 +99,8 @@ def floor_table(systems: Sequence[System], samples: Samples) -> str:
         sync = samples.sync_us() if system.ack is Ack.DISK else 0.0
         floor = sync + (trip or 0.0)
         cells = [system.label, system.ack.value[0], f"{each.p50_us:.0f}", f"{each.p99_us:.0f}"]
-        cells += [f"{trip:.0f}", f"{floor:.0f}", f"{each.p50_us / floor:.2f}"] if trip else ["-"] * 3
+        parts = [trip, floor, each.p50_us / floor] if trip else []
+        cells += [f"{part:.4g}" for part in parts] or ["-"] * 3
         cells += [f"{each.p50_us / sync:.2f}" if sync else "-"]
         rows.append(cells)
     head = ["lone appender, us", "ack", "p50", "p99", "round trip", "floor", "p50 / floor"]

@@ -24,6 +24,7 @@ KAFKA_2018: Final = {
     64: 160,
     128: 160,
 }
+LEGEND_SHARE: Final = 0.16
 COLORS: Final = {
     "strandline": "#0b6e99",
     "strandline-nats": "#44a5c2",
@@ -44,7 +45,7 @@ def draw_curve(systems: Sequence[System], summaries: Sequence[Summary], path: Pa
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 5.5), dpi=150)
+    figure, axes = plt.subplots(figsize=(9, 6.4), dpi=150)
     for system in systems:
         rows = sorted((s for s in summaries if s.system == system.name), key=lambda s: s.x)
         if not rows:
@@ -71,10 +72,10 @@ def draw_curve(systems: Sequence[System], summaries: Sequence[Summary], path: Pa
     axes.set_xlabel("connections (128 appenders of 2 KiB in all, each waits for its ack)")
     axes.set_ylabel("appends per second (median, band: min to max)")
     axes.grid(visible=True, which="both", alpha=0.25)
-    axes.legend(fontsize=7, loc="lower left")
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="lower center", ncols=2)
     axes.set_title("Beam's curve: what connections cost a durable log", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, LEGEND_SHARE, 1, 1))
     figure.savefig(path)
     plt.close(figure)
     return True

@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-enum { HIST_SUB_BITS = 7, HIST_SUB = 1 << HIST_SUB_BITS, HIST_BUCKETS = (64 - HIST_SUB_BITS) * HIST_SUB };
+enum { HIST_SUB_BITS = 7, HIST_SUB = 1 << HIST_SUB_BITS };
+enum { HIST_BUCKETS = (64 - HIST_SUB_BITS) * HIST_SUB };
 
 typedef struct {
     uint64_t count[HIST_BUCKETS];

@@ -15,7 +15,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +27,7 @@
 
 static const int64_t SECOND_NS = 1000000000;
 
-static options_t opts = {.host = "127.0.0.1", .port = 4222, .subject = "bench", .subjects = 1,
-                         .connections = 1, .appenders = 128, .size = 2048, .seconds = 5,
-                         .warmup = 0.2, .max_appends = 4000000};
+static options_t opts;
 static connection_t *connections;
 static appender_t *appenders;
 static connection_t **dirty;
@@ -104,7 +101,10 @@ static void close_connection(connection_t *c, const char *why) {
     open_connections--;
     close(c->fd);
     for (int i = 0; i < opts.appenders; i++)
-        if (appenders[i].connection == c && appenders[i].busy) appenders[i].busy = false, busy_count--;
+        if (appenders[i].connection == c && appenders[i].busy) {
+            appenders[i].busy = false;
+            busy_count--;
+        }
 }
 
 static void watch(connection_t *c, int operation, bool writable) {
@@ -237,9 +237,11 @@ static void report(void) {
     getrusage(RUSAGE_SELF, &usage);
     double elapsed = (double)(stop_ns - measure_from_ns) / 1e9, rate = 0;
     if (elapsed > 0) rate = (double)acks / elapsed;
+    else elapsed = 0; /* the run hit --max-appends within its warm-up */
     double cpu = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
                  (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-    double p50 = hist_quantile_ns(&latencies, 0.5) / 1e3, p90 = hist_quantile_ns(&latencies, 0.9) / 1e3;
+    double p50 = hist_quantile_ns(&latencies, 0.5) / 1e3;
+    double p90 = hist_quantile_ns(&latencies, 0.9) / 1e3;
     double p99 = hist_quantile_ns(&latencies, 0.99) / 1e3, max = (double)latencies.max_ns / 1e3;
     double p999 = hist_quantile_ns(&latencies, 0.999) / 1e3;
     bool late = last_counted_ns && stop_ns - last_counted_ns > SECOND_NS;
@@ -249,14 +251,14 @@ static void report(void) {
                "\"errors\": %llu, \"unanswered\": %d, \"stalled_at_end\": %s, \"elapsed_s\": %.3f, "
                "\"connections\": %d, \"appenders\": %d, \"size_bytes\": %d, \"subjects\": %d, "
                "\"rate\": %.1f, \"client_cpu_s\": %.3f, \"first_error\": \"",
-               rate, p50, p90, p99, p999, max, (unsigned long long)acks, (unsigned long long)replies,
-               (unsigned long long)errors, busy_count, late ? "true" : "false", elapsed,
+               rate, p50, p90, p99, p999, max, (unsigned long long)acks,
+               (unsigned long long)replies, (unsigned long long)errors, busy_count, late ? "true" : "false", elapsed,
                opts.connections, opts.appenders, opts.size, opts.subjects, opts.rate, cpu);
         print_escaped(first_error);
         printf("\"}\n");
     } else {
-        printf("%10.0f appends/s  p50 %.0f  p90 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us  errors %llu  "
-               "unanswered %d  (%d appenders, %d connections, %d B, %.1f s counted)\n",
+        printf("%10.0f appends/s  p50 %.0f  p90 %.0f  p99 %.0f  p99.9 %.0f  max %.0f us  "
+               "errors %llu  unanswered %d  (%d appenders, %d connections, %d B, %.1f s counted)\n",
                rate, p50, p90, p99, p999, max, (unsigned long long)errors, busy_count,
                opts.appenders, opts.connections, opts.size, elapsed);
         if (late) printf("warning: no ack in the last second of the run\n");
@@ -264,72 +266,11 @@ static void report(void) {
     if (errors) fprintf(stderr, "loadgen: first error: %s\n", first_error);
 }
 
-static const char HELP[] =
-    "loadgen: closed-loop appenders over the NATS client protocol (or Redis with --redis).\n"
-    "  loadgen --port 4222 --subject bench --connections 16 --appenders 128 --size 2048\n"
-    "  --host H          IPv4 address of the server (127.0.0.1)\n"
-    "  --port P          its port (4222)\n"
-    "  --subject S       subject (Redis: key); '{}' becomes 0..K-1\n"
-    "  --subjects K      cycle over K subjects, message by message (1); S becomes S.0 .. S.K-1\n"
-    "  --bare-zero       of K subjects, number 0 is the bare S (Liftbridge's partition names)\n"
-    "  --connections N   sockets (1)      --appenders A  closed-loop appenders over them (128)\n"
-    "  --size B          payload bytes (2048)\n"
-    "  --seconds T       length of the run (5)   --warmup F  part of it not counted (0.2)\n"
-    "  --max-appends M   end early after M replies (4000000)\n"
-    "  --rate R          open loop: R appends/s in all, latency from the time each was due\n"
-    "  --msg-id          publish with a Nats-Msg-Id header (HPUB)\n"
-    "  --lone            one appender on one connection\n"
-    "  --ping            send PING, wait for PONG: the bare round trip, one per connection\n"
-    "  --redis           speak RESP: XADD S * v <payload>\n"
-    "  --json            one JSON object on stdout\n"
-    "  --serve-ceiling P be the no-op NATS server on port P (0 = any, printed) for --seconds\n"
-    "  --respond         be a no-op subscriber of --subject (may be a wildcard) for --seconds\n";
-
-static void parse_options(int argc, char **argv, int *ceiling_port, bool *respond) {
-    static const struct option longs[] = {
-        {"host", 1, 0, 'h'}, {"port", 1, 0, 'p'}, {"subject", 1, 0, 's'}, {"subjects", 1, 0, 'k'},
-        {"connections", 1, 0, 'n'}, {"appenders", 1, 0, 'a'}, {"size", 1, 0, 'b'},
-        {"seconds", 1, 0, 't'}, {"warmup", 1, 0, 'w'}, {"rate", 1, 0, 'r'}, {"msg-id", 0, 0, 'i'},
-        {"lone", 0, 0, 'l'}, {"redis", 0, 0, 'R'}, {"ping", 0, 0, 'P'}, {"respond", 0, 0, 'S'},
-        {"bare-zero", 0, 0, 'z'}, {"json", 0, 0, 'j'}, {"max-appends", 1, 0, 'm'},
-        {"serve-ceiling", 1, 0, 'c'}, {"help", 0, 0, '?'}, {0, 0, 0, 0}};
-    for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
-        switch (c) {
-        case 'h': opts.host = optarg; break;
-        case 'p': opts.port = atoi(optarg); break;
-        case 's': opts.subject = optarg; break;
-        case 'k': opts.subjects = atoi(optarg); break;
-        case 'n': opts.connections = atoi(optarg); break;
-        case 'a': opts.appenders = atoi(optarg); break;
-        case 'b': opts.size = atoi(optarg); break;
-        case 't': opts.seconds = atof(optarg); break;
-        case 'w': opts.warmup = atof(optarg); break;
-        case 'r': opts.rate = atof(optarg); break;
-        case 'm': opts.max_appends = atoll(optarg); break;
-        case 'i': opts.msg_id = true; break;
-        case 'l': opts.appenders = opts.connections = 1; break;
-        case 'P': opts.ping = true; break;
-        case 'z': opts.bare_zero = true; break;
-        case 'S': *respond = true; break;
-        case 'R': opts.redis = true; break;
-        case 'j': opts.json = true; break;
-        case 'c': *ceiling_port = atoi(optarg); break;
-        default: fputs(HELP, stdout); exit(c == '?' && optopt == 0 ? 0 : 2);
-        }
-    }
-    if (opts.ping) opts.appenders = opts.connections;
-    if (opts.appenders < 1 || opts.connections < 1 || opts.subjects < 1 || opts.size < 0 ||
-        opts.seconds <= 0 || opts.warmup < 0 || opts.warmup >= 1 || opts.connections > opts.appenders)
-        die("options out of range (connections must not exceed appenders; see --help)");
-}
-
 int main(int argc, char **argv) {
-    int ceiling_port = -1;
-    bool respond = false;
-    parse_options(argc, argv, &ceiling_port, &respond);
+    parse_options(argc, argv, &opts);
     srandom((unsigned)now_ns());
-    if (ceiling_port >= 0) return serve_ceiling(opts.host, ceiling_port, opts.seconds);
-    if (respond) return serve_responder(opts.host, opts.port, opts.subject, opts.seconds);
+    if (opts.ceiling_port >= 0) return serve_ceiling(opts.host, opts.ceiling_port, opts.seconds);
+    if (opts.respond) return serve_responder(opts.host, opts.port, opts.subject, opts.seconds);
     prepare();
     run();
     report();

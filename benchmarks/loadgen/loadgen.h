@@ -26,6 +26,8 @@ typedef struct {
     bool redis;
     bool ping; /* PING and PONG instead of appends: the bare round trip */
     bool json;
+    int ceiling_port; /* >= 0: be the no-op server on this port */
+    bool respond;     /* be the no-op subscriber */
 } options_t;
 
 /* A growing byte buffer; bytes [start, end) are live. */
@@ -56,6 +58,8 @@ typedef struct {
 
 /* Called by the wire code for each reply. `text` is the error when !ok. */
 typedef void (*reply_fn)(int appender, bool ok, const char *text, size_t text_len);
+
+void parse_options(int argc, char **argv, options_t *options); /* in options.c */
 
 /* Helpers, in wire.c */
 void buffer_reserve(buffer_t *b, size_t more);

@@ -85,7 +85,8 @@ void wire_init(const options_t *options) {
         target_name(name, sizeof name, i);
         if (opts->redis)
             target_lens[i] = asprintf(&targets[i],
-                                      "*5\r\n$4\r\nXADD\r\n$%zu\r\n%s\r\n$1\r\n*\r\n$1\r\nv\r\n$%d\r\n",
+                                      "*5\r\n$4\r\nXADD\r\n$%zu\r\n%s\r\n$1\r\n*\r\n"
+                                      "$1\r\nv\r\n$%d\r\n",
                                       strlen(name), name, opts->size);
         else
             target_lens[i] = asprintf(&targets[i], "%s %s ", opts->msg_id ? "HPUB" : "PUB", name);
@@ -151,7 +152,8 @@ int split_tokens(char *line, int len, char **tokens, int *lens) {
 }
 
 /* Parses MSG or HMSG at `line`. Returns bytes of the body with CR LF, or 0 if not yet complete. */
-static size_t parse_message(char *line, int len, size_t line_bytes, size_t available, reply_fn reply) {
+static size_t parse_message(char *line, int len, size_t line_bytes, size_t available,
+                            reply_fn reply) {
     char *tokens[MAX_TOKENS];
     int lens[MAX_TOKENS];
     int count = split_tokens(line, len, tokens, lens);
@@ -254,7 +256,8 @@ static void expect_line(connection_t *c, const char *start) {
             ssize_t got = read(c->fd, c->in.data + c->in.end, c->in.capacity - c->in.end);
             if (got < 0 && errno == EINTR) continue;
             if (got <= 0)
-                die("no %s from the server: %s", start, got ? strerror(errno) : "connection closed");
+                die("no %s from the server: %s", start,
+                    got ? strerror(errno) : "connection closed");
             c->in.end += (size_t)got;
             continue;
         }

@@ -27,11 +27,12 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * <p>Stays alive between loads so that the JVM stays warm: reads one load per line from stdin,
  * "connections appenders size_bytes seconds warmup partitions flush max_appends", and prints one
  * JSON object per load, with the keys of the native generator. Each load has its own topic, primed
- * with one record per partition and deleted afterwards. Producers: acks=all, max.in.flight=1, linger 0, no compression, batches large enough
- * for all appenders of a producer. Appenders are asynchronous slots, driven by the ack callbacks.
+ * with a few records per partition and deleted afterwards. Producers: acks=all, max.in.flight=1,
+ * linger 0, no compression, batches large enough for all appenders of a producer. Appenders are asynchronous slots, driven by the ack callbacks.
  */
 public final class KafkaAppenders {
     static final int SUB_BITS = 7, SUB = 1 << SUB_BITS, BUCKETS = (64 - SUB_BITS) * SUB;
+    static final int PRIME_ROUNDS = 3;
 
     record Load(int connections, int appenders, int size, double seconds, double warmup,
                 int partitions, boolean flush, long maxAppends) {
@@ -117,13 +118,18 @@ public final class KafkaAppenders {
             send(producer, payload);
         }
 
-        /** One record to every partition, so that the clock sees no log being created. */
+        /**
+         * A few records to every partition, so that the clock sees no log being created: Kafka
+         * makes the first entry of a partition's index files, which is slow, after 4 KiB.
+         */
         void prime() throws InterruptedException {
-            CountDownLatch left = new CountDownLatch(load.partitions());
-            for (int i = 0; i < load.partitions(); i++)
-                producers.get(0).send(new ProducerRecord<>(topic, i, null, new byte[1]),
-                    (metadata, error) -> left.countDown());
-            left.await(120, TimeUnit.SECONDS);
+            for (int round = 0; round < PRIME_ROUNDS; round++) {
+                CountDownLatch left = new CountDownLatch(load.partitions());
+                for (int i = 0; i < load.partitions(); i++)
+                    producers.get(0).send(new ProducerRecord<>(topic, i, null, new byte[5000]),
+                        (metadata, error) -> left.countDown());
+                left.await(120, TimeUnit.SECONDS);
+            }
         }
 
         String execute(String servers) throws InterruptedException {

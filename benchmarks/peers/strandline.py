@@ -75,7 +75,7 @@ def create_stream(program: str, ready: dict[str, Any], partitions: int, acks: st
 def open_strandline(place: Place, *, acks: str, port_key: str) -> Iterator[Session]:
     """A fresh broker and an empty stream; loads go to the listener that `port_key` names."""
     program = find_program("strandline", HOW_TO_GET, Path(sys.executable).parent)
-    version = run_cli(program, "--version")
+    version = run_cli(program, "version")
     with fresh_dir(place.data_root, "strandline") as folder:
         log = folder / "server.log"
         words = [*place.server_prefix, *serve_words(program, folder / "data")]

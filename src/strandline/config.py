@@ -30,9 +30,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """NATS subject the stream records; may contain ``*`` and ``>``."""
     partitions: int = 1
     partition_by: PartitionBy | None = None
-    """How a record finds its partition: ``suffix`` (subject ``.N``, as Liftbridge does), ``subject``
-    or ``key`` (CRC-32 modulo partitions). Default: ``subject`` if the subject has a wildcard, else
-    ``suffix``."""
+    """How a record finds its partition: ``suffix`` (subject ``.N``, as Liftbridge does), or the
+    CRC-32 of its ``subject`` or ``key`` modulo the partitions. Default: ``subject`` if the subject
+    has a wildcard, else ``suffix``."""
     queue_group: str = ""
     """Streams of one group share the records of a subject instead of each getting every one."""
     acks: Acks = "disk"
@@ -139,7 +139,9 @@ def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
         raise InvalidConfigError(f"configuration: {error}") from error
 
 
-def refuse_unknown_keys(values: Mapping[str, Any], kind: type[msgspec.Struct], *, path: str) -> None:
+def refuse_unknown_keys(
+    values: Mapping[str, Any], kind: type[msgspec.Struct], *, path: str
+) -> None:
     """Check the keys of ``values`` and of its nested mappings against the fields of ``kind``.
 
     Raises:

@@ -144,15 +144,27 @@ class CorruptBatchError(StrandlineError):
         message: what is wrong.
         file: path of the damaged file.
         position: byte in the file at which the damaged batch begins.
+        first_offset: the first offset that cannot be read, -1 if not known.
+        next_offset: the first offset after the damage that can be read, -1 if not known.
     """
 
     code = "corrupt_batch"
 
-    def __init__(self, message: str, *, file: str = "", position: int = 0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str = "",
+        position: int = 0,
+        first_offset: int = -1,
+        next_offset: int = -1,
+    ) -> None:
         where = f"{file} at byte {position}: " if file else ""
         super().__init__(f"{where}{message}")
         self.file = file
         self.position = position
+        self.first_offset = first_offset
+        self.next_offset = next_offset
 
 
 class DataDirLockedError(StrandlineError):

@@ -11,23 +11,29 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from strandline.broker.checkpointer import Checkpointer
+from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
-from strandline.broker.opening import OpenedStorage, log_directory, open_storage
+from strandline.broker.opening import log_plan, open_storage
 from strandline.broker.partition import Admission, Partition
 from strandline.broker.stream import Stream
 from strandline.broker.syncer import Syncer
 from strandline.broker.turn import Turn
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
-from strandline.errors import OffsetOutOfRangeError, ShuttingDownError, StrandlineError
+from strandline.errors import (
+    LogPoisonedError,
+    OffsetOutOfRangeError,
+    ShuttingDownError,
+    StrandlineError,
+    UnknownStreamError,
+)
 from strandline.metadata.commands import CreateStream, DeleteStream
 from strandline.metadata.image import StreamImage, unknown_stream_message
-from strandline.errors import UnknownStreamError
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
+from strandline.storage.recovery import Recovered
 from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
@@ -89,15 +95,28 @@ class Broker:
             on_poisoned=self._on_poisoned,
         )
         self._syncer = Syncer(self._loop, self.disk.fdatasync)
+        self._checkpoints = CheckpointSchedule(
+            self.config.journal,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            on_poisoned=self.turn.poison,
+        )
         self._storage = self._open()
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
-        self._checkpointer = Checkpointer(self)
-        await self._checkpointer.checkpoint()
+        cleaner = Cleaner(
+            self.partitions,
+            lock=self._admin,
+            disk=self.disk,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            interval_ms=self.config.cleaner_interval_ms,
+        )
         self._tasks = [
-            asyncio.create_task(self._checkpointer.run(), name="checkpointer"),
-            asyncio.create_task(Cleaner(self).run(), name="cleaner"),
+            asyncio.create_task(self._checkpoints.run(), name="checkpoints"),
+            asyncio.create_task(cleaner.run(), name="cleaner"),
         ]
+        self._count_streams()
         self.is_ready = True
 
     async def stop(self) -> None:
@@ -111,8 +130,11 @@ class Broker:
         await self.quiesce()
         for partition in self.partitions():
             partition.close()
-        if not self._storage.journal.poisoned:
-            await self._checkpointer.checkpoint()
+        try:
+            if not self._storage.journal.poisoned:
+                await self._checkpoints.checkpoint()
+        except StrandlineError as error:
+            logger.warning("no checkpoint at the stop, the journal will be replayed: %s", error)
         self._syncer.close()
         self._close_storage()
         self._lock.release()
@@ -123,11 +145,6 @@ class Broker:
             await asyncio.sleep(0.001)
 
     # Streams
-
-    @property
-    def journal_storage(self) -> OpenedStorage:
-        """The open journal and logs."""
-        return self._storage
 
     def streams(self) -> list[Stream]:
         """All streams, by name."""
@@ -163,6 +180,7 @@ class Broker:
             stream = self._make_stream(image)
             self._streams = {**self._streams, config.name: stream}
             self._announce()
+            self._count_streams()
             logger.info("created stream %s on subject %s", config.name, config.subject)
             return stream
 
@@ -182,9 +200,11 @@ class Broker:
                 partition.reject_from((), gone)
                 partition.close()
             await self.quiesce()
-            for partition in stream.partitions:
-                self._storage.logs.pop(LogId(partition.log_id), None)
-                partition.log.delete()
+            async with self._checkpoints.lock:
+                for partition in stream.partitions:
+                    self._storage.logs.pop(LogId(partition.log_id), None)
+                    partition.log.delete()
+            self._count_streams()
             logger.info("deleted stream %s", name)
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
@@ -202,7 +222,6 @@ class Broker:
                     f"{target.high_watermark}"
                 )
             target.log.truncate_before(offset)
-            await self._checkpointer.checkpoint()
             return target.log_start_offset
 
     # Front ends
@@ -236,19 +255,31 @@ class Broker:
         for callback in self._stream_callbacks:
             callback()
 
-    def _open(self) -> OpenedStorage:
+    def _count_streams(self) -> None:
+        self.telemetry.streams = len(self._streams)
+        self.telemetry.partitions = len(self.partitions())
+
+    def _open(self) -> Recovered:
         """Recover the logs of the streams in the image and attach the journal to the turn."""
+        started_ms = self.clock.monotonic_ms()
         storage = open_storage(self.data_dir, self._store.image, self.config, disk=self.disk)
+        seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
         report = storage.report
         logger.info(
-            "recovered %d records (%d bytes) from the journal, cut %d torn bytes",
+            "recovered %d records (%d bytes) from the journal in %.2f s, cut %d torn bytes",
             report.records_replayed,
             report.bytes_replayed,
+            seconds,
             report.torn_bytes,
         )
         for damage in report.damage:
-            logger.error("damage: %s", damage)
+            logger.error("damage in %s at byte %d: %s", *damage)
+        self.telemetry.recovery_seconds = seconds
+        self.telemetry.recovery_records = report.records_replayed
+        self.telemetry.recovery_torn_bytes = report.torn_bytes
+        self.telemetry.damaged_batches += len(report.damage)
         self.turn.attach(storage.journal, self._syncer)
+        self._checkpoints.attach(storage)
         return storage
 
     def _make_stream(self, image: StreamImage) -> Stream:
@@ -259,11 +290,12 @@ class Broker:
             log_id = LogId(item.log_id)
             log = self._storage.logs.get(log_id)
             if log is None:
+                plan = log_plan(self.data_dir, log_id, config)
                 log = Log.open(
-                    log_directory(self.data_dir, log_id),
+                    plan.directory,
                     disk=self.disk,
-                    segment_bytes=config.segment_bytes,
-                    segment_age_ms=config.segment_age_ms,
+                    segment_bytes=plan.segment_bytes,
+                    segment_age_ms=plan.segment_age_ms,
                 )
                 self._storage.logs[log_id] = log
             partitions.append(
@@ -279,7 +311,11 @@ class Broker:
         return Stream(config, image.created_ns, partitions)
 
     def _close_storage(self) -> None:
-        self._storage.journal.close()
+        """Let go of all files; a journal that cannot be synced any more is only let go."""
+        try:
+            self._storage.journal.close()
+        except LogPoisonedError as error:
+            logger.warning("closing the journal: %s", error)
         for log in self._storage.logs.values():
             log.close()
 
@@ -289,19 +325,18 @@ class Broker:
         self._tasks.append(asyncio.create_task(self._heal(), name="heal"))
 
     async def _heal(self) -> None:
-        """Reopen the data directory, verifying it, as after a crash; repeat until it works."""
+        """Reopen the data directory as after a crash, verifying it; repeat until it works."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S)
-            async with self._admin:
+            async with self._admin, self._checkpoints.lock:
                 try:
                     self._close_storage()
                     self._storage = self._open()
-                    for partition in self.partitions():
-                        partition.rebind(self._storage.logs[LogId(partition.log_id)])
-                    await self._checkpointer.checkpoint()
                 except StrandlineError as error:
                     logger.error("storage is still failing: %s", error)
                     continue
+                for partition in self.partitions():
+                    partition.rebind(self._storage.logs[LogId(partition.log_id)])
             self.admission.refusal = None
             self.telemetry.journal_poisoned = 0
             logger.warning("storage was reopened and verified; accepting appends again")

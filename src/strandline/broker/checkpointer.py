@@ -1,76 +1,97 @@
-"""Checkpoints: make the logs durable by themselves, so that journal files can be recycled.
+"""When to take checkpoints: often enough that recovery is short, seldom enough to be cheap.
 
-Order: note the journal's sequence and each log's end on the loop, sync the segments beside the
-loop, store the checkpoint, recycle. Records that arrive meanwhile stay in the journal.
+``storage.recovery.Checkpointer`` knows how; only its middle step waits for the disk, and that one
+runs beside the loop. A spare journal file is made ready here too, so that no turn waits for one.
 """
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from strandline.errors import StrandlineError
-from strandline.storage.checkpoint import Checkpoint
-from strandline.types import LogId
-
-if TYPE_CHECKING:
-    from strandline.broker.broker import Broker
+from strandline.clock import Clock
+from strandline.config import JournalConfig
+from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError
+from strandline.storage.recovery import Recovered
+from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 
 
-class Checkpointer:
-    """Takes checkpoints when enough was written or enough time has passed."""
+class CheckpointSchedule:
+    """Takes checkpoints when enough was written or enough time has passed.
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-        self._busy = asyncio.Lock()
-        self._last_ms = broker.clock.monotonic_ms()
+    Args:
+        config: how much and how long.
+        clock: for the time between checkpoints.
+        telemetry: counters.
+        on_poisoned: told when a sync of a segment failed.
+    """
+
+    def __init__(
+        self,
+        config: JournalConfig,
+        *,
+        clock: Clock,
+        telemetry: Telemetry,
+        on_poisoned: Callable[[StrandlineError], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._telemetry = telemetry
+        self._on_poisoned = on_poisoned
+        self._storage: Recovered | None = None
+        self.lock = asyncio.Lock()
+        """Held while a checkpoint is taken; whoever deletes logs holds it too."""
+        self._last_ms = clock.monotonic_ms()
+        self._last_sequence = -1
+
+    def attach(self, storage: Recovered) -> None:
+        """Use this storage from now on."""
+        self._storage = storage
         self._last_sequence = -1
 
     async def run(self) -> None:
-        """Check for ever; a failed checkpoint is logged and tried again."""
-        config = self._broker.config.journal
+        """Check for ever; what fails for lack of space is tried again at the next interval."""
         while True:
             await asyncio.sleep(POLL_S)
-            journal = self._broker.journal_storage.journal
-            age_ms = self._broker.clock.monotonic_ms() - self._last_ms
-            is_old = age_ms >= config.checkpoint_interval_ms
-            is_changed = journal.last_sequence != self._last_sequence
-            is_big = journal.bytes_since_recycle >= config.checkpoint_bytes
-            if journal.poisoned or not (is_big or (is_old and is_changed)):
+            if self._storage is None or self._storage.journal.poisoned:
                 continue
             try:
-                await self.checkpoint()
-            except StrandlineError as error:
-                logger.error("checkpoint failed, will try again: %s", error)
-                self._last_ms = self._broker.clock.monotonic_ms()
+                if self._storage.journal.spares == 0:
+                    await asyncio.to_thread(self._storage.journal.allocate_spare)
+                if self._is_due(self._storage):
+                    await self.checkpoint()
+            except DiskFullError as error:
+                logger.warning("no space for a checkpoint, will try again: %s", error)
+                await asyncio.sleep(self._config.checkpoint_interval_ms / 1000)
+            except LogPoisonedError as error:
+                self._on_poisoned(error)
+
+    def _is_due(self, storage: Recovered) -> bool:
+        """Whether enough was written, or something was and enough time has passed."""
+        journal = storage.journal
+        if journal.bytes_since_recycle >= self._config.checkpoint_bytes:
+            return True
+        age_ms = self._clock.monotonic_ms() - self._last_ms
+        is_changed = journal.last_sequence != self._last_sequence
+        return is_changed and age_ms >= self._config.checkpoint_interval_ms
 
     async def checkpoint(self) -> None:
         """Take one now.
 
         Raises:
-            StrandlineError: a segment or the checkpoint file could not be made durable; the journal
-                keeps everything.
+            DiskFullError: no space; the one before stands and the journal keeps everything.
+            LogPoisonedError: a segment could not be synced.
         """
-        async with self._busy:
-            started_ms = self._broker.clock.monotonic_ms()
-            storage = self._broker.journal_storage
-            sequence = storage.journal.last_sequence
-            places = {log_id: log.checkpoint() for log_id, log in storage.logs.items()}
-            dirty = [storage.logs[log_id] for log_id in places]
-            await asyncio.to_thread(_flush, dirty)
-            live = {i: place for i, place in places.items() if i in storage.logs}
-            storage.save_checkpoint(Checkpoint(journal_sequence=sequence, logs=live))
-            storage.journal.recycle(sequence)
-            self._last_sequence = sequence
-            self._last_ms = self._broker.clock.monotonic_ms()
-            seconds = (self._last_ms - started_ms) / 1e3
-            self._broker.telemetry.checkpoint_seconds.observe(seconds)
-
-
-def _flush(logs: list) -> None:
-    """Sync the segments of the logs that have changed."""
-    for log in logs:
-        log.flush()
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            started_ms = self._clock.monotonic_ms()
+            pending = storage.checkpointer.begin(storage.logs)
+            await asyncio.to_thread(storage.checkpointer.write, pending)
+            storage.checkpointer.finish(pending)
+            self._last_sequence = pending.checkpoint.sequence
+            self._last_ms = self._clock.monotonic_ms()
+            self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)

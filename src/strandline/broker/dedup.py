@@ -1,7 +1,7 @@
 """Which message ids a partition has stored lately, so that a retry is stored once.
 
-Rules: no clock. An id is remembered from the moment its record gets an offset, before it is durable:
-a duplicate that arrives meanwhile waits for the same sync. A record that is not stored is
+Rules: no clock. An id is remembered from the moment its record gets an offset, before it is
+durable: a duplicate that arrives meanwhile waits for the same sync. A record that is not stored is
 forgotten. Ids leave in the order they came, when the window has passed.
 """
 
@@ -90,9 +90,7 @@ def _message_ids(batch: pa.Buffer) -> Iterator[tuple[TimestampNs, str, Offset]]:
     for rows in decode_batches(batch, columns=("offset", "timestamp", "headers")):
         offsets = rows.column(0).to_pylist()
         times = rows.column(1).cast(pa.int64()).to_pylist()
-        for offset, time_ns, pairs in zip(
-            offsets, times, rows.column(2).to_pylist(), strict=True
-        ):
+        for offset, time_ns, pairs in zip(offsets, times, rows.column(2).to_pylist(), strict=True):
             for name, value in pairs or ():
                 if name == MESSAGE_ID_HEADER:
                     yield TimestampNs(time_ns), value.decode(errors="replace"), Offset(offset)

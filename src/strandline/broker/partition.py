@@ -290,6 +290,13 @@ class Partition:
         if self.dedup is not None:
             self.dedup.forget_from(self.next_offset)
 
+    def rebind(self, log: Log) -> None:
+        """Continue on a log that was reopened after a failure; nothing is pending."""
+        assert not self._chunks, "everything was rejected when the storage failed"
+        self.log = log
+        self.dedup = None
+        self.next_offset = self.high_watermark = log.log_end_offset
+
     def close(self) -> None:
         """Stop waiting readers; the log stays usable for those that are reading."""
         self.closed = True
@@ -314,7 +321,7 @@ class Partition:
                 f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
                 f"{end} (high watermark)"
             )
-        return self.log.read(offset, bytes_max, end)
+        return pa.py_buffer(self.log.read(offset, bytes_max, below=end).buffer)
 
     def wait_beyond(self, offset: Offset, timeout_s: float) -> bool:
         """Block until the high watermark is above ``offset``; False on timeout or close."""

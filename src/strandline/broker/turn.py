@@ -7,7 +7,7 @@ accepts is the next turn.
 Rules: only one turn is between write and answer at a time, so at most one journal entry is
 unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. A failed
 journal write or sync poisons: everything waiting is rejected and nothing more is accepted until
-``reset``.
+it is reopened.
 """
 
 import asyncio
@@ -134,9 +134,7 @@ class Turn:
         """Write the turn's entry; False if it could not be, and everything is rejected."""
         assert self._journal is not None, "attached before the first record"
         try:
-            self._journal.append(
-                [(LogId(item.partition.log_id), item.batch) for item in written]
-            )
+            self._journal.append([(LogId(item.partition.log_id), item.batch) for item in written])
         except DiskFullError as error:
             self._undo(written, error)
             self._end()
@@ -170,7 +168,6 @@ class Turn:
         def done(error: StrandlineError | None) -> None:
             self._syncing = None
             if error is not None:
-                journal.poison()
                 self._poison(written, error)
                 return
             journal.mark_synced(sequence)
@@ -224,11 +221,18 @@ class Turn:
             partition.log.truncate_to(lost[0].base_offset)
             self._reject(partition, lost, error)
 
+    def poison(self, error: StrandlineError) -> None:
+        """A write or sync outside a turn has failed: nothing is acked until reopened."""
+        self._poison([], error)
+
     def _poison(self, written: list[Written], error: StrandlineError) -> None:
-        """After a failed write or sync: reject everything and accept nothing until reset.
+        """After a failed write or sync: reject everything and accept nothing until reopened.
 
         The logs are left as they are: what the disk holds is known only after reopening.
         """
+        if self._journal is not None:
+            self._journal.poison()
+        is_first = self._admission.refusal is None
         self._admission.refusal = error
         chunks: dict[Partition, list[Chunk]] = {}
         for item in written:
@@ -239,7 +243,8 @@ class Turn:
         for partition, lost in chunks.items():
             self._reject(partition, lost, error)
         self._telemetry.journal_poisoned = 1
-        self._on_poisoned(error)
+        if is_first:
+            self._on_poisoned(error)
         self._end()
 
 

@@ -1,1 +1,4 @@
-"""TODO-docstring."""
+"""What travels between client and broker over Arrow Flight: tickets, actions, puts and errors.
+
+Both ends import it; it knows neither of them.
+"""

@@ -1,8 +1,8 @@
 """Compression of a batch's columns, with a cap on what comes out.
 
-The stored form is the uncompressed size (u32), the compressed size (u32) and the compressed bytes,
-which padding may follow. The size is checked against ``BODY_BYTES_MAX`` before anything is allocated, so a bomb costs nothing. Codecs are
-Arrow's own, which every reader has.
+The stored form is the uncompressed size (u32), the compressed size (u32) and the compressed
+bytes, which padding may follow. The size is checked against ``BODY_BYTES_MAX`` before anything is
+allocated, so a bomb costs nothing. Codecs are Arrow's own, which every reader has.
 """
 
 import struct

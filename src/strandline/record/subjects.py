@@ -53,9 +53,9 @@ def _check_wildcards(shown: str, tokens: list[str], *, allowed: bool) -> None:
     """Check the ``*`` and ``>`` of a subject that has some."""
     if not allowed:
         raise InvalidSubjectError(f"subject '{shown}' contains a wildcard; publish to a plain one")
-    for index, token in enumerate(tokens):
-        if token == ">" and index < len(tokens) - 1:
-            raise InvalidSubjectError(f"subject '{shown}': '>' may only be the last token")
+    if ">" in tokens[:-1]:
+        raise InvalidSubjectError(f"subject '{shown}': '>' may only be the last token")
+    for token in tokens:
         if len(token) > 1 and ("*" in token or ">" in token):
             raise InvalidSubjectError(
                 f"subject '{shown}': a wildcard must be a whole token, not part of '{token}'"
@@ -119,13 +119,11 @@ class SubjectRouter(Generic[TargetT]):
                 self._plain.setdefault(pattern, []).append((order, target))
 
     def _add_wildcard(self, pattern: str, entry: tuple[int, TargetT]) -> None:
+        is_open = pattern.endswith(">")
         node = self._root
-        for token in pattern.split("."):
-            if token == ">":
-                node.open_ending.append(entry)
-                return
+        for token in pattern.split(".")[: -1 if is_open else None]:
             node = node.children.setdefault(token, _Node())
-        node.ending.append(entry)
+        (node.open_ending if is_open else node.ending).append(entry)
 
     def match(self, subject: str) -> list[TargetT]:
         """Targets of the patterns that match a plain subject, in the order they were given."""
@@ -145,7 +143,7 @@ class SubjectRouter(Generic[TargetT]):
                     found += node.open_ending
                     if star := node.children.get("*"):
                         following.append(star)
-                if token != "*" and (child := node.children.get(token)):
+                if child := node.children.get(token):
                     following.append(child)
             wildcard_allowed = True
             level = following

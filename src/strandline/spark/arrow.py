@@ -7,6 +7,7 @@ the broker or pyspark: the target schema is handed in.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -74,8 +75,9 @@ def cast_batch(
 
 
 def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
-    """Maps without repeated keys, because a Spark map has none: the first value stays, which is
-    what a NATS client's ``get`` returns.
+    """Maps without repeated keys, because a Spark map has none.
+
+    The first value stays, which is what a NATS client's ``get`` returns.
     """
     if not _repeats(headers):
         return headers
@@ -101,12 +103,12 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _sliced(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
     pieces = min(batch.num_rows, -(-batch_bytes // LARGEST_BYTES))
     edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         yield batch.slice(start, stop - start)
 
 
 def _cast_column(column: pa.Array, field: pa.Field) -> pa.Array:
-    if pa.types.is_map(column.type):
+    if field.name == "headers" and pa.types.is_map(column.type):
         column = first_of_each_header(column)
     if column.type == field.type:
         return column

@@ -127,7 +127,7 @@ def _shim_directory(home: Path) -> Path:
 
 
 def _write_shim(shim: Path, home: Path) -> None:
-    """Build the shim beside its place and move it there, so that a half-written one is never run."""
+    """Build the shim beside its place and move it there: a half-written one is never run."""
     shim.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix="java-", dir=shim.parent))
     (building / "bin").mkdir()

@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from strandline.errors import InvalidConfigError
@@ -39,6 +39,7 @@ READ_OPTIONS = (
 WRITE_OPTIONS = ("server", "servers", "stream", "subject", "retryTimeoutMs")
 TABLE_OPTIONS = ("path", "txnId", "denseOffsets", "compression", "garbageAgeMs")
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_POLL_MS = 500
 _RETRY_TIMEOUT_MS = 120_000
 _GARBAGE_AGE_MS = 24 * 3600 * 1000
@@ -228,7 +229,7 @@ def parse_timestamp(text: str) -> int:
             f"or Unix milliseconds, not {text!r}"
         ) from error
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (int(aware.timestamp()) * 1_000_000 + aware.microsecond) * 1_000
+    return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
 def _offset_spec(name: str, text: str) -> OffsetSpec:

@@ -8,6 +8,7 @@ compares them as text. Must not know Spark, the client or the clock.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from strandline.errors import DataLossError, OffsetOutOfRangeError, UnknownPartitionError
 from strandline.spark.options import OffsetSpec, ReadOptions
@@ -46,14 +47,45 @@ class OffsetRange:
         return self.stop - self.start
 
 
-def encode_offsets(offsets: Mapping[int, int]) -> dict[str, int]:
-    """The form Spark stores: text keys, ascending by partition number."""
-    return {str(partition): offsets[partition] for partition in sorted(offsets)}
+@dataclass(frozen=True)
+class StreamState:
+    """What the broker reports of a stream."""
+
+    identity: str
+    """Name and time of creation: another stream of the same name is another stream."""
+    partitions: tuple[PartitionState, ...]
 
 
-def decode_offsets(encoded: Mapping[str, int]) -> Offsets:
-    """The inverse of ``encode_offsets``."""
-    return {int(key): encoded[key] for key in sorted(encoded, key=int)}
+EncodedOffsets = dict[str, int | str]
+"""What Spark keeps in a checkpoint: an offset for each partition, and whose they are."""
+
+_IDENTITY = "stream"
+
+
+def encode_offsets(offsets: Mapping[int, int], *, identity: str) -> EncodedOffsets:
+    """The form Spark stores: text keys, ascending by partition number, the identity last."""
+    numbers: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
+    return numbers | {_IDENTITY: identity}
+
+
+def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
+    """The numbers of ``encode_offsets``."""
+    numbers = [key for key in encoded if key != _IDENTITY]
+    return {int(key): int(encoded[key]) for key in sorted(numbers, key=int)}
+
+
+def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) -> None:
+    """Check that a checkpoint's offsets belong to the stream that is there now.
+
+    Raises:
+        DataLossError: the stream was deleted and created anew, or the option names another.
+    """
+    if encoded[_IDENTITY] != state.identity:
+        raise DataLossError(
+            f"the checkpoint belongs to stream {encoded[_IDENTITY]}, but the broker has "
+            f"{state.identity}: offsets of one mean nothing in the other; start with a new "
+            "checkpoint"
+        )
 
 
 def starting_offsets(states: Sequence[PartitionState], options: ReadOptions) -> Offsets:
@@ -121,22 +153,25 @@ def resolve_offsets(states: Sequence[PartitionState], spec: OffsetSpec, *, name:
     return found
 
 
+def high_watermarks(states: Sequence[PartitionState]) -> Offsets:
+    """Where the committed records of each partition end."""
+    ordered = sorted(states, key=lambda state: state.partition)
+    return {state.partition: state.high_watermark for state in ordered}
+
+
 def available_end(
-    states: Sequence[PartitionState], options: ReadOptions, *, start: Offsets
+    states: Sequence[PartitionState], options: ReadOptions, *, start: Mapping[int, int]
 ) -> Offsets:
     """Where everything committed ends, never below ``start``.
 
+    Args:
+        states: every partition of the stream.
+        options: whether lost records are an error.
+        start: an offset for each partition.
+
     Raises:
-        UnknownPartitionError: the checkpoint is of a stream with other partitions.
         DataLossError: records after ``start`` are gone, unless ``failOnDataLoss`` is off.
     """
-    known = {state.partition for state in states}
-    if set(start) != known:
-        # A stream's partitions are fixed at its creation, so this is another stream.
-        raise UnknownPartitionError(
-            f"the checkpoint knows partitions {sorted(start)}, the stream has {sorted(known)}; "
-            "the stream was created anew: start with a new checkpoint"
-        )
     end: Offsets = {}
     for state in sorted(states, key=lambda state: state.partition):
         begin = start[state.partition]
@@ -161,14 +196,15 @@ def refuse_data_loss(state: PartitionState, start: int) -> None:
     if start > state.high_watermark:
         raise DataLossError(
             f"partition {state.partition} ends at offset {state.high_watermark}, but records up "
-            f"to {start} were read before; the stream was created anew or restored: start with a "
-            "new checkpoint, or set failOnDataLoss=false to wait until it has grown past that"
+            f"to {start} were read before; the stream was restored from a backup: start with "
+            "a new checkpoint, or set failOnDataLoss=false to wait until it has grown past that"
         )
 
 
 def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
-    """Pull ``end`` in so that at most ``records_max`` offsets are taken, each partition in
-    proportion to what it has, so that none waits for the others.
+    """Pull ``end`` in so that at most ``records_max`` offsets are taken.
+
+    Each partition gives in proportion to what it has, so that none waits for the others.
     """
     available = {partition: end[partition] - start[partition] for partition in end}
     total = sum(available.values())
@@ -186,8 +222,10 @@ def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
 def limit_bytes(
     start: Offsets, end: Offsets, *, bytes_max: int, states: Sequence[PartitionState]
 ) -> Offsets:
-    """Pull ``end`` in so that about ``bytes_max`` bytes are taken, judged by the average size of
-    each partition's records; at least one record is taken when any is there.
+    """Pull ``end`` in so that about ``bytes_max`` bytes are taken.
+
+    Judged by the average size of each partition's records; at least one record is taken when any
+    is there.
     """
     record_bytes = {state.partition: state.record_bytes for state in states}
     available = {partition: end[partition] - start[partition] for partition in end}
@@ -218,9 +256,7 @@ def split_ranges(
 
 def plan_ranges(start: Offsets, end: Offsets, options: ReadOptions) -> list[OffsetRange]:
     """The pieces in which ``start`` to ``end`` is read: a pure function of its arguments."""
-    ranges = [
-        OffsetRange(partition, start[partition], end[partition]) for partition in sorted(end)
-    ]
+    ranges = [OffsetRange(partition, start[partition], end[partition]) for partition in sorted(end)]
     return split_ranges(
         ranges,
         records_max=options.records_per_partition_max,
@@ -231,7 +267,7 @@ def plan_ranges(start: Offsets, end: Offsets, options: ReadOptions) -> list[Offs
 def _pieces(whole: OffsetRange, largest: int) -> list[OffsetRange]:
     count = -(-whole.records_max // largest)
     edges = [whole.start + whole.records_max * i // count for i in range(count + 1)]
-    return [OffsetRange(whole.partition, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [OffsetRange(whole.partition, a, b) for a, b in pairwise(edges)]
 
 
 def _checked_start(state: PartitionState, start: int, options: ReadOptions) -> int:

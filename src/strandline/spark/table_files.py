@@ -67,7 +67,7 @@ class TableFiles:
     def sequences(self) -> list[int]:
         """Numbers of the published manifests, ascending; empty if there is no table."""
         try:
-            names = os.listdir(self.commits)
+            names = [entry.name for entry in os.scandir(self.commits)]
         except FileNotFoundError:
             return []
         return sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())

@@ -22,7 +22,7 @@ _WORD = 1 << 64
 def tracks_offsets(schema: pa.Schema) -> bool:
     """Whether rows say which record they come from: ``partition`` int32 and ``offset`` int64."""
     types = {field.name: field.type for field in schema}
-    return types.get("partition") == pa.int32() and types.get("offset") == pa.int64()
+    return bool(types.get("partition") == pa.int32() and types.get("offset") == pa.int64())
 
 
 def stage(
@@ -76,9 +76,7 @@ def summarize(batch: pa.RecordBatch) -> Ranges:
     grouped = (
         pa.table({"partition": partitions, "offset": offsets})
         .group_by("partition")
-        .aggregate(
-            [("offset", "min"), ("offset", "max"), ("offset", "count"), ("offset", "sum")]
-        )
+        .aggregate([("offset", "min"), ("offset", "max"), ("offset", "count"), ("offset", "sum")])
     )
     return {
         row["partition"]: RangeSummary(

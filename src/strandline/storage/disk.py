@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
+from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError, UnavailableError
 
 BUFFERS_MAX = 1024
 """``IOV_MAX`` of Linux: buffers in one gathered write."""
@@ -162,6 +162,10 @@ class Disk:
         except OSError as error:
             raise translated(error, f"removing {path}") from error
 
+    def exists(self, path: Path) -> bool:
+        """Whether the name is there."""
+        return path.exists()
+
     def listing(self, path: Path) -> dict[str, int]:
         """Name and size in bytes of each plain file in a directory; empty if there is none."""
         try:
@@ -196,18 +200,28 @@ class Disk:
         On return the new contents are durable.
         """
         fresh = path.with_name(path.name + ".new")
-        fd = self.open(fresh, write=True, create=True)
+        self.write_durably(fresh, data)
+        self.rename(fresh, path)
+        self.sync_directory(path.parent)
+
+    def write_durably(self, path: Path, data: Bytes) -> None:
+        """Make a file of ``data`` whose contents, though not its name, are durable.
+
+        If that fails the file is not there.
+        """
+        fd = self.open(path, write=True, create=True)
         try:
             self.truncate(fd, 0)
             self.pwrite(fd, data, 0)
             self.fdatasync(fd)
+        except StrandlineError:
+            self.unlink(path)
+            raise
         finally:
             self.close(fd)
-        self.rename(fresh, path)
-        self.sync_directory(path.parent)
 
     def fill_with_zeros(self, fd: int, length: int) -> None:
-        """Write zeros to the first ``length`` bytes and sync, so that later syncs touch no metadata.
+        """Write zeros to the first ``length`` bytes and sync: later syncs then need no metadata.
 
         Reserving space alone would not do: ext4 would still convert extents at every sync.
         """
@@ -223,6 +237,11 @@ class Disk:
             reason = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             raise translated(reason, "mapping a file") from error
 
+    def will_need(self, fd: int, position: int, length: int) -> None:
+        """Ask the system to start reading a range; a hint, so failure changes nothing."""
+        with contextlib.suppress(OSError):  # only a hint
+            os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
+
     def entropy(self, length: int) -> bytes:
         """Unpredictable bytes, for marks that no stored record can forge."""
         return os.urandom(length)
@@ -233,7 +252,9 @@ class OpenFile:
 
     __slots__ = ("_disk", "fd", "path")
 
-    def __init__(self, path: Path, *, disk: Disk, write: bool = False, create: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, disk: Disk, write: bool = False, create: bool = False
+    ) -> None:
         self.fd = -1
         self._disk = disk
         self.path = path

@@ -79,6 +79,7 @@ class Journal:
         self.poisoned = False
         self.damage = scan.damage
         self.torn_bytes = scan.torn_bytes
+        self._first_sequence = scan.first_sequence
         self._scan: JournalScan | None = scan
         self._current: _File | None = None
         self._position = 0
@@ -167,7 +168,7 @@ class Journal:
         try:
             self.disk.pwritev(current.file.fd, buffers, self._position)
         except StrandlineError as error:
-            # Also when the disk is full: the file was written full of zeros, so this is no shortage.
+            # Even if it says the disk is full: the space was taken when the file was made.
             self.poisoned = True
             raise self._poisoned_error() from error
         self._position += length
@@ -211,6 +212,11 @@ class Journal:
     def poison(self) -> None:
         """Tell that a sync done elsewhere has failed; everything raises from now on."""
         self.poisoned = True
+
+    @property
+    def first_sequence(self) -> int:
+        """Of the oldest file found at opening: 1 if the journal is whole; 0 if there is none."""
+        return self._first_sequence
 
     def replay(self, after_sequence: int = 0) -> Iterator[JournalEntry]:
         """The entries that earlier lives left, in order, those after ``after_sequence``.

@@ -81,6 +81,12 @@ class JournalScan:
     last_number: int = 0
     last_slot: int = 0
 
+    @property
+    def first_sequence(self) -> int:
+        """Of the oldest file, 0 if there is none."""
+        firsts = (file.header.first_sequence for file in self.files if file.header.first_sequence)
+        return min(firsts, default=0)
+
     def replay(self, after_sequence: int) -> Iterator[JournalEntry]:
         """The entries that count, in order of sequence."""
         for file in self.files:
@@ -109,7 +115,8 @@ def _load_file(scan: JournalScan, path: Path, *, disk: Disk, size: int) -> None:
     if size < FILE_HEADER_BYTES + ENTRY_BYTES:
         disk.unlink(path)  # its creation was cut short; nothing was ever written to it
         return
-    view = memoryview(disk.map(OpenFile(path, disk=disk).fd, size))
+    file = OpenFile(path, disk=disk)
+    view = memoryview(disk.map(file.fd, size))
     header = read_file_header(view[:FILE_HEADER_BYTES])
     if header is None:
         header = _guess_header(view)
@@ -132,9 +139,9 @@ class _Walk:
 
     def __init__(self, scan: JournalScan, after_sequence: int) -> None:
         self.scan = scan
-        firsts = [file.header.first_sequence for file in scan.files if file.header.first_sequence]
+        firsts = [file.header.first_sequence for file in scan.files]
         # Without a checkpoint the oldest entry there is must do as the beginning.
-        self.expected = after_sequence + 1 if after_sequence else min(firsts, default=1)
+        self.expected = after_sequence + 1 if after_sequence else scan.first_sequence or 1
         self.synced = max([after_sequence, *(first - 1 for first in firsts)])
         self.file: Path | None = None
         self.position = FILE_HEADER_BYTES

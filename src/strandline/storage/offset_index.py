@@ -78,6 +78,11 @@ class SparseIndex:
             return None
         return self.keys[found], self.positions[found]
 
+    def offset_at(self, position: int) -> int:
+        """Key of the last entry at or before ``position``; -1 if none."""
+        found = bisect_right(self.positions, position) - 1
+        return self.keys[found] if found >= 0 else -1
+
     def cut(self, position: int) -> "SparseIndex":
         """A copy without the entries at or after ``position``."""
         kept = bisect_left(self.positions, position)
@@ -94,9 +99,7 @@ class SparseIndex:
         entries[1::2] = self.positions[:count]
         head = bytearray(HEADER_BYTES)
         kind, log_bytes, next_offset, timestamp = about
-        HEADER.pack_into(
-            head, 0, MAGIC, 0, VERSION, kind, log_bytes, next_offset, timestamp, count
-        )
+        HEADER.pack_into(head, 0, MAGIC, 0, VERSION, kind, log_bytes, next_offset, timestamp, count)
         data = bytes(head) + entries.tobytes()
         return data[:4] + struct.pack("<I", crc32c(memoryview(data)[CRC_FROM:])) + data[8:]
 

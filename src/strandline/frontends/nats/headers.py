@@ -1,6 +1,6 @@
-"""The ``NATS/1.0`` header block of a message, to and from a list of pairs.
+r"""The ``NATS/1.0`` header block of a message, to and from a list of pairs.
 
-    NATS/1.0[ status[ description]]\\r\\n  (Name: value\\r\\n)*  \\r\\n
+    NATS/1.0[ status[ description]]\r\n  (Name: value\r\n)*  \r\n
 
 Rules: order and repeats are kept; a value loses surrounding blanks, as in every NATS client; a
 block that breaks the rules is an ``InvalidRecordError`` for its sender. Pure.

@@ -10,6 +10,7 @@ from strandline.broker.responder import Responder
 from strandline.clock import Clock
 from strandline.config import Acks, StreamConfig
 from strandline.record.codec import Headers
+from strandline.telemetry import Telemetry
 from strandline.types import PartitionName
 
 
@@ -52,6 +53,15 @@ class StreamPort(Protocol):
         ...
 
 
+class AdmissionPort(Protocol):
+    """How full the broker is."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes accepted and not yet stored."""
+        ...
+
+
 class BrokerPort(Protocol):
     """The broker, as far as this front end goes."""
 
@@ -61,8 +71,17 @@ class BrokerPort(Protocol):
         ...
 
     @property
-    def pending_bytes(self) -> int:
-        """Bytes accepted and not yet stored."""
+    def telemetry(self) -> Telemetry:
+        """Counters."""
+        ...
+
+    @property
+    def admission(self) -> AdmissionPort:
+        """How full it is."""
+        ...
+
+    async def quiesce(self) -> None:
+        """Wait until every accepted record is answered."""
         ...
 
     def streams(self) -> Sequence[StreamPort]:

@@ -89,15 +89,16 @@ Event = Message | Control
 class _Body:
     """A message whose payload is still arriving."""
 
-    __slots__ = ("data", "header_size", "missing", "reply", "sid", "subject")
+    __slots__ = ("data", "head", "header_size", "missing")
 
-    def __init__(self, subject: bytes, sid: bytes, reply: bytes | None, header_size: int) -> None:
-        self.subject = subject
-        self.sid = sid
-        self.reply = reply
+    def __init__(
+        self, head: tuple[bytes, bytes, bytes | None], *, header_size: int, missing: int
+    ) -> None:
+        self.head = head
+        """Subject, sid and reply."""
         self.header_size = header_size
+        self.missing = missing
         self.data = bytearray()
-        self.missing = 0
 
 
 class Parser:
@@ -157,7 +158,9 @@ class Parser:
             else:
                 operation, words = _split_line(data[position:line_end])
                 if operation in (b"HPUB", b"HMSG"):
-                    header_size = _size(words.pop(-2)) if len(words) > words_min else 0
+                    if len(words) <= words_min:
+                        return PARSER_ERROR
+                    header_size = _size(words.pop(-2))
                 elif operation not in (b"PUB", b"MSG"):
                     event = self._control(operation, words, data[position:line_end])
                     if type(event) is Violation:
@@ -182,8 +185,8 @@ class Parser:
             stop = start + size
             position = stop + 2
             if position > end:
-                self._body = _Body(words[0], sid, reply, header_size)
-                self._body.missing = size + 2
+                head = (words[0], sid, reply)
+                self._body = _Body(head, header_size=header_size, missing=size + 2)
                 self._continue_body(self._body, data[start:], events)
                 return ""
             if data[stop:position] != b"\r\n":
@@ -209,7 +212,7 @@ class Parser:
         content = memoryview(body.data)
         split = max(body.header_size, 0)
         block = bytes(content[:split]) if body.header_size >= 0 else None
-        events.append((body.subject, body.sid, body.reply, block, bytes(content[split:-2])))
+        events.append((*body.head, block, bytes(content[split:-2])))
         return taken
 
     def _violate(self, reason: str, events: list[Event]) -> None:

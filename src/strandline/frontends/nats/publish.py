@@ -25,7 +25,7 @@ from strandline.frontends.nats.replies import (
     error_reply,
     stream_mismatch_reply,
 )
-from strandline.frontends.nats.routing import Route, Target
+from strandline.frontends.nats.routing import Route, RouteTable, Target
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers
 
@@ -57,7 +57,8 @@ class Publication(msgspec.Struct):
     message_id: str | None = None
     expected_stream: str | None = None
     expected_last: int | None = None
-    envelope: envelope.Message | None = None
+    wrapped: envelope.Message | None = None
+    """The Liftbridge message it came in, if it did."""
 
 
 def interpret(block: bytes | None, payload: bytes) -> Publication:
@@ -74,11 +75,11 @@ def interpret(block: bytes | None, payload: bytes) -> Publication:
     headers = parse_headers(block) if block is not None else []
     found = Publication(payload)
     if payload.startswith(envelope.MAGIC):
-        found.envelope = envelope.decode_message(payload)
-        if found.envelope is not None:
-            found.value = found.envelope.value
-            found.key = found.envelope.key or None
-            headers += found.envelope.headers
+        found.wrapped = envelope.decode_message(payload)
+        if found.wrapped is not None:
+            found.value = found.wrapped.value
+            found.key = found.wrapped.key or None
+            headers += found.wrapped.headers
     if headers:
         _apply_headers(found, headers)
     return found
@@ -115,10 +116,12 @@ class Intake:
 
     Args:
         clock: for the times in Liftbridge acks.
+        routes: of all streams, to know whether an expected stream records a subject at all.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, routes: RouteTable) -> None:
         self._clock = clock
+        self._routes = routes
 
     def take(
         self,
@@ -145,14 +148,17 @@ class Intake:
                 sink.deliver(reply, error_reply(error))
             return
         expected = publication.expected_stream
-        if expected is not None and all(
-            expected != target.name for group in route.groups for target in group
-        ):
+        if expected is not None and not self._is_bound(expected, route.subject):
             if reply is not None:
                 sink.deliver(reply, stream_mismatch_reply(expected))
             return
         for target in route.targets():
             self._append(target, publication, reply, subject=route.subject, sink=sink)
+
+    def _is_bound(self, stream: str, subject: str) -> bool:
+        """Whether the stream records the subject."""
+        groups = self._routes.route(subject.encode()).groups
+        return any(target.name == stream for group in groups for target in group)
 
     def _append(
         self,
@@ -167,9 +173,9 @@ class Intake:
         concerned = publication.expected_stream in (None, target.name)
         token = reply if concerned and target.answers else None
         responder: ReplySink | EnvelopeResponder | None = sink if token is not None else None
-        if publication.envelope is not None and concerned:
+        if publication.wrapped is not None and concerned:
             responder = EnvelopeResponder(
-                publication.envelope,
+                publication.wrapped,
                 sink,
                 subject=subject,
                 stream_subject=target.stream_subject,

@@ -109,6 +109,10 @@ class RouteTable:
         self._router = SubjectRouter((binding.pattern, binding) for binding in bindings)
         self.remembered.clear()
 
+    def route(self, subject: bytes) -> Route:
+        """The route of a subject, remembered or found; raises as ``find`` does."""
+        return self.remembered.get(subject) or self.find(subject)
+
     def find(self, subject: bytes) -> Route:
         """The route of a subject; without groups if nothing records it.
 

@@ -1,0 +1,112 @@
+"""Retention and compaction of every partition, on a timer.
+
+Rules: what a stream's settings do not keep goes on the loop's thread, in microseconds; rewriting
+segments runs beside the loop, one partition at a time, and never while a stream is being deleted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from strandline.broker.partition import Partition
+from strandline.clock import Clock
+from strandline.config import StreamConfig
+from strandline.errors import DiskFullError, StrandlineError
+from strandline.storage.compaction import Compactor
+from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.storage.retention import RetentionPolicy, apply_retention
+from strandline.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+
+class Cleaner:
+    """Removes what streams need not keep.
+
+    Args:
+        partitions: asked at every round for the partitions there are.
+        lock: held while a partition is compacted; whoever deletes streams holds it too.
+        disk: where compacted segments are written.
+        clock: for the age of records.
+        telemetry: counters.
+        interval_ms: between two rounds.
+    """
+
+    def __init__(
+        self,
+        partitions: Callable[[], list[Partition]],
+        *,
+        lock: asyncio.Lock,
+        disk: Disk,
+        clock: Clock,
+        telemetry: Telemetry,
+        interval_ms: int,
+    ) -> None:
+        self._partitions = partitions
+        self._lock = lock
+        self._disk = disk
+        self._clock = clock
+        self._telemetry = telemetry
+        self._interval_s = interval_ms / 1000
+        self._compactors: dict[Log, Compactor] = {}
+
+    async def run(self) -> None:
+        """Clean for ever; what fails is logged and tried again in the next round."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.clean()
+
+    async def clean(self) -> None:
+        """One round."""
+        for partition in self._partitions():
+            try:
+                self._retain(partition)
+                if partition.config.compact:
+                    await self._compact(partition)
+            except DiskFullError as error:
+                logger.warning("cleaning %s: %s", partition.name, error)
+            except StrandlineError as error:
+                logger.error("cleaning %s failed: %s", partition.name, error)
+        live = {partition.log for partition in self._partitions()}
+        self._compactors = {log: c for log, c in self._compactors.items() if log in live}
+
+    def _retain(self, partition: Partition) -> None:
+        """Delete what is too old or too much."""
+        log, before = partition.log, partition.log.size_bytes
+        segments = len(log.segments)
+        policy = retention_policy(partition.config)
+        if any(policy) and apply_retention(log, policy, now_ns=self._clock.now_ns()) is not None:
+            self._telemetry.retention_segments += max(0, segments - len(log.segments))
+            self._telemetry.retention_bytes += max(0, before - log.size_bytes)
+
+    async def _compact(self, partition: Partition) -> None:
+        """Rewrite sealed segments so that only the newest record of each key remains."""
+        log = partition.log
+        compactor = self._compactors.get(log)
+        if compactor is None:
+            delay_ms = partition.config.tombstone_delay_ms
+            compactor = Compactor(log, disk=self._disk, tombstone_delay_ms=delay_ms)
+            self._compactors[log] = compactor
+        now_ns = self._clock.now_ns()
+        if not compactor.is_due(now_ns=now_ns):
+            return
+        async with self._lock:
+            if partition.closed:
+                return
+            started_ms = self._clock.monotonic_ms()
+            below = partition.high_watermark
+            prepared = await asyncio.to_thread(compactor.prepare, below=below, now_ns=now_ns)
+            compactor.apply(prepared)
+        self._telemetry.compaction_records += prepared.records_removed
+        seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
+        self._telemetry.compaction_seconds.observe(seconds)
+
+
+def retention_policy(config: StreamConfig) -> RetentionPolicy:
+    """What a stream's settings keep."""
+    return RetentionPolicy(
+        age_ms=config.retention_age_ms,
+        bytes_max=config.retention_bytes,
+        records_max=config.retention_records,
+    )

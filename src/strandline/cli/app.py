@@ -1,0 +1,46 @@
+"""The command line: which commands there are and where they live."""
+
+import typer
+
+from strandline.cli import bench, demo, inspect, publish, read, serve, stream
+from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, print_line
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "strandline serve                                           # in one terminal",
+        "strandline stream create orders --subject 'orders.>'       # in another",
+        "strandline publish orders 'one espresso' --subject orders.paris",
+        "strandline read orders --follow",
+    ),
+    help="Strandline: a durable log for NATS subjects, read back as Arrow.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def version(*, output: OutputOption = OutputFormat.text) -> None:
+    """Print the version."""
+    from strandline.version import __version__
+
+    if output is OutputFormat.json:
+        print_json({"version": __version__})
+    else:
+        print_line(f"strandline {__version__}")
+
+
+app.command(epilog=serve.EPILOG)(serve.serve)
+app.add_typer(stream.app, name="stream")
+app.command(epilog=publish.EPILOG)(publish.publish)
+app.command(epilog=read.EPILOG)(read.read)
+app.command(epilog=inspect.EPILOG)(inspect.inspect)
+app.add_typer(bench.app, name="bench")
+app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=examples("strandline version"))(version)
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    app()

@@ -1,0 +1,110 @@
+"""``strandline publish``: records from an argument, a file or standard input."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from strandline.cli.output import (
+    SERVER_DEFAULT,
+    OutputFormat,
+    OutputOption,
+    ServerOption,
+    examples,
+    print_json,
+    print_line,
+    progress,
+    reports_errors,
+)
+from strandline.cli.values import parse_header
+
+EPILOG = examples(
+    "strandline publish orders 'one espresso' --key table-7 --header lang=en",
+    "strandline publish orders --file order.json --subject orders.paris",
+    "seq 1000 | strandline publish orders          # a record per line",
+)
+REPORT_EVERY = 1000
+
+
+@reports_errors
+def publish(
+    *,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to append to.")],
+    value: Annotated[
+        str | None,
+        typer.Argument(metavar="[VALUE]", help="The record; none reads lines from stdin."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="One record: the bytes of this file.", exists=True, dir_okay=False),
+    ] = None,
+    lines: Annotated[
+        Path | None,
+        typer.Option(help="A record per line of this file.", exists=True, dir_okay=False),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Subject to store.  [the stream's, if it has no wildcard]")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the record or records.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; repeat for more.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(help="Partition.  [by the stream's rule]", min=0)
+    ] = None,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Append records to a stream and wait until they are as safe as the stream promises.
+
+    This goes over Arrow Flight, straight to the broker. Any NATS client can publish too.
+    """
+    import strandline
+
+    if sum(source is not None for source in (value, file, lines)) > 1:
+        raise typer.BadParameter("give one of VALUE, --file and --lines")
+    headers = [parse_header(text) for text in header or ()]
+    key_bytes = None if key is None else key.encode()
+    with strandline.connect(server) as client, client.producer(stream) as producer:
+
+        def append(record: bytes) -> "strandline.AppendFuture":
+            return producer.append(
+                record, key=key_bytes, subject=subject, headers=headers, partition=partition
+            )
+
+        if value is not None or file is not None:
+            record = file.read_bytes() if file is not None else (value or "").encode()
+            result = append(record).result()
+            _print_one(stream, result, output)
+            return
+        records = _lines(lines)
+        with progress("publishing", None) as advance:
+            count = 0
+            for record in records:
+                append(record)
+                count += 1
+                if count % REPORT_EVERY == 0:
+                    advance(REPORT_EVERY)
+            producer.flush()
+            advance(count % REPORT_EVERY)
+    if output is OutputFormat.json:
+        print_json({"stream": stream, "records": count})
+    else:
+        print_line(f"{count:,} records are in {stream}, as safe as it promises")
+
+
+def _print_one(stream: str, placed: "strandline.Placed", output: OutputFormat) -> None:
+    if output is OutputFormat.json:
+        print_json({"stream": stream, "partition": placed.partition, "offset": placed.offset})
+    else:
+        print_line(f"{stream}/{placed.partition} offset {placed.offset}")
+
+
+def _lines(file: Path | None) -> Iterator[bytes]:
+    """Lines without their ends, from the file or from standard input."""
+    source: BinaryIO = file.open("rb") if file is not None else sys.stdin.buffer
+    with source:
+        for line in source:
+            yield line.rstrip(b"\r\n")

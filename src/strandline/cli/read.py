@@ -1,0 +1,189 @@
+"""``strandline read``: records of a stream, now or as they come."""
+
+import base64
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from strandline.cli.output import (
+    SERVER_DEFAULT,
+    OutputFormat,
+    OutputOption,
+    ServerOption,
+    examples,
+    print_json,
+    print_line,
+    reports_errors,
+)
+from strandline.cli.values import parse_place
+
+EPILOG = examples(
+    "strandline read orders                            # all of it, oldest first",
+    "strandline read orders --from -15m --follow       # the last 15 minutes, then on",
+    "strandline read orders --partition 2 --from 5000 --to 6000 --output json",
+    "strandline read orders --subject 'orders.paris.*' --columns offset,subject,value",
+    "strandline read orders --format raw > values.txt",
+)
+VALUE_CHARACTERS = 120
+
+
+class RecordFormat(StrEnum):
+    """How a record is printed."""
+
+    table = "table"
+    json = "json"
+    raw = "raw"
+
+
+Record = dict[str, Any]
+
+
+@reports_errors
+def read(
+    *,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to read.")],
+    start: Annotated[
+        str,
+        typer.Option("--from", help="earliest, latest, an offset, a time, or -15m for ago."),
+    ] = "earliest",
+    stop: Annotated[
+        str | None,
+        typer.Option("--to", help="Where to stop, exclusive, in the same words.  [latest]"),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(help="Only this partition.  [all]", min=0)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for further records.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", help="Stop after so many records.", min=1)
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated, from: partition,offset,timestamp,subject,key,value."),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Only subjects that match; * and > are wildcards.")
+    ] = None,
+    record_format: Annotated[
+        RecordFormat,
+        typer.Option("--format", help="table, json (a record per line), or raw (values alone)."),
+    ] = RecordFormat.table,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Print records, oldest first within each partition.
+
+    The broker finds the place, picks the columns and filters; only what is printed travels.
+    """
+    import strandline
+
+    if output is OutputFormat.json:
+        record_format = RecordFormat.json
+    wanted = columns.split(",") if columns else None
+    if record_format is RecordFormat.raw:
+        wanted = ["value"]
+    with strandline.connect(server) as client:
+        batches = client.read(
+            stream,
+            partition=partition,
+            start=parse_place(start),
+            stop=None if stop is None else parse_place(stop),
+            follow=follow,
+            columns=wanted,
+            subject=subject,
+            limit=limit,
+        )
+        printer = PRINTERS[record_format]
+        for batch in batches:
+            for record in rows(batch):
+                printer(record)
+
+
+def rows(batch: Any) -> list[Record]:
+    """The records of a ``pyarrow.RecordBatch``, times as text in UTC to the nanosecond."""
+    import pyarrow as pa
+
+    index = batch.schema.get_field_index("timestamp")
+    if index >= 0:
+        nanoseconds = batch.column(index).cast(pa.int64()).to_pylist()
+        texts = pa.array([_time_text(number) for number in nanoseconds], pa.string())
+        batch = batch.set_column(index, "timestamp", texts)
+    return batch.to_pylist()
+
+
+def print_json_record(record: Record) -> None:
+    """A record as one JSON object; bytes that are not UTF-8 become ``<name>_base64``."""
+    shown: Record = {}
+    for name, value in record.items():
+        if isinstance(value, bytes):
+            text = _utf8(value)
+            if text is None:
+                shown[f"{name}_base64"] = base64.b64encode(value).decode()
+            else:
+                shown[name] = text
+        elif name == "headers":
+            shown[name] = [[key, _lossy(content)] for key, content in value or ()]
+        else:
+            shown[name] = value
+    print_json(shown)
+
+
+def print_table_record(record: Record) -> None:
+    """A record as one line; long values are cut."""
+    print_line("  ".join(_column_text(name, value) for name, value in record.items()).rstrip())
+
+
+def print_raw_record(record: Record) -> None:
+    """The bytes of the value and a line end; nothing for a null value."""
+    if record["value"] is not None:
+        sys.stdout.buffer.write(record["value"] + b"\n")
+        sys.stdout.buffer.flush()
+
+
+PRINTERS: dict[RecordFormat, Callable[[Record], None]] = {
+    RecordFormat.table: print_table_record,
+    RecordFormat.json: print_json_record,
+    RecordFormat.raw: print_raw_record,
+}
+
+
+def _column_text(name: str, value: Any) -> str:
+    if name == "partition":
+        return f"{value:>3}"
+    if name == "offset":
+        return f"{value:>10}"
+    if name == "headers":
+        return printable(" ".join(f"{key}={_lossy(content)}" for key, content in value or ()))
+    if value is None:
+        return "-"
+    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal, cut to a line's worth."""
+    safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return safe if len(safe) <= VALUE_CHARACTERS else safe[: VALUE_CHARACTERS - 1] + "…"
+
+
+def _time_text(nanoseconds: int) -> str:
+    """ISO 8601 with all nine digits."""
+    seconds, rest = divmod(nanoseconds, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
+
+
+def _lossy(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
+def _utf8(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,125 @@
+"""``strandline serve``: gather settings and run a broker until a signal."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from strandline.cli.output import (
+    OutputFormat,
+    OutputOption,
+    examples,
+    print_json,
+    print_line,
+    reports_errors,
+)
+
+NETWORK = "Listeners"
+
+EPILOG = examples(
+    "strandline serve                                  # data in ./strandline-data",
+    "strandline serve --data-dir /srv/log --nats nats://10.0.0.5:4222",
+    "strandline serve --config strandline.yaml --log-level debug",
+    "strandline serve --nats-port 0 --ingest-port 0 --flight-port 0 --http-port 0 -o json",
+)
+
+
+@reports_errors
+def serve(
+    *,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Directory of everything stored.  [strandline-data]")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(envvar="STRANDLINE_CONFIG", help="YAML file of settings; flags override it."),
+    ] = None,
+    nats: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Your NATS server; repeat for more. None: start one."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.  [127.0.0.1]", rich_help_panel=NETWORK)
+    ] = None,
+    nats_port: Annotated[
+        int | None,
+        typer.Option(help="Port of the nats-server started.  [4222]", rich_help_panel=NETWORK),
+    ] = None,
+    ingest_port: Annotated[
+        int | None,
+        typer.Option(
+            help="NATS protocol straight into the broker, for publishers; -1 off.  [4223]",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    flight_port: Annotated[
+        int | None, typer.Option(help="Arrow Flight.  [9293]", rich_help_panel=NETWORK)
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(help="Web page, metrics, health; -1 off.  [9294]", rich_help_panel=NETWORK),
+    ] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Reserved for the Liftbridge API, not built yet; nothing listens.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error.  [info]")
+    ] = None,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Start a broker, with a nats-server of its own unless --nats names yours.
+
+    Every port may be 0 for a free one. Ctrl-C or SIGTERM stops it cleanly; anything acknowledged
+    survives worse. Settings come from the defaults, --config, STRANDLINE_* variables and flags;
+    the last wins.
+    """
+    del grpc_port  # accepted so that scripts written for later versions start
+    from strandline.server.run import run_broker
+    from strandline.server.settings import load_settings
+
+    settings = load_settings(
+        config,
+        os.environ,
+        {
+            "data_dir": data_dir,
+            "host": host,
+            "flight_port": flight_port,
+            "http_port": http_port,
+            "log_level": log_level,
+            "nats": {"servers": nats or None, "port": nats_port, "ingest_port": ingest_port},
+        },
+    )
+    started_s = time.monotonic()
+
+    def on_ready(ready: dict[str, Any]) -> None:
+        if output is OutputFormat.json:
+            print_json(ready)
+        else:
+            _print_banner(ready, settings.nats.servers, seconds=time.monotonic() - started_s)
+
+    code = run_broker(settings, on_ready=on_ready)
+    if code:
+        raise typer.Exit(code)
+
+
+def _print_banner(ready: dict[str, Any], nats_servers: list[str], *, seconds: float) -> None:
+    from strandline.version import __version__
+
+    host = ready["host"]
+    nats = ", ".join(nats_servers) or f"nats://{host}:{ready['nats_port']}"
+    lines = [("NATS", nats)]
+    if ready["ingest_port"]:
+        lines.append(("ingest", f"nats://{host}:{ready['ingest_port']}   publishers only, faster"))
+    lines.append(("Flight", f"{host}:{ready['flight_port']}   strandline.connect(...), Spark"))
+    if ready["http_port"]:
+        lines.append(("web", f"http://{host}:{ready['http_port']}/"))
+    print_line(f"Strandline {__version__} is ready after {seconds:.1f} s")
+    for name, address in [("data", ready["data_dir"]), *lines]:
+        print_line(f"  {name:7} {address}")
+    print_line("Next: strandline stream create orders --subject 'orders.>'     (Ctrl-C stops)")

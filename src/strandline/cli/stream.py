@@ -1,0 +1,245 @@
+"""``strandline stream``: create, list, look at, shorten and delete streams."""
+
+import sys
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+import typer
+
+from strandline.cli.output import (
+    SERVER_DEFAULT,
+    OutputFormat,
+    OutputOption,
+    ServerOption,
+    examples,
+    print_json,
+    print_line,
+    print_table,
+    reports_errors,
+)
+from strandline.cli.values import parse_duration, parse_size
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, look at, shorten and delete streams.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
+KEEPING = "What is kept"
+
+
+@app.command(
+    epilog=examples(
+        "strandline stream create orders --subject 'orders.>' --partitions 4",
+        "strandline stream create audit --subject audit --retention-age 30d --compression zstd",
+        "strandline stream create prices --subject 'prices.*' --partition-by key --compact",
+    )
+)
+@reports_errors
+def create(
+    *,
+    name: NameArgument,
+    subject: Annotated[
+        str | None,
+        typer.Option(help="NATS subject to record; * and > are wildcards.  [the name]"),
+    ] = None,
+    partitions: Annotated[int, typer.Option(help="Number of partitions.", min=1)] = 1,
+    partition_by: Annotated[
+        Literal["suffix", "subject", "key"] | None,
+        typer.Option(help="How a record finds its partition.  [subject if it has wildcards]"),
+    ] = None,
+    queue_group: Annotated[
+        str, typer.Option(help="Streams of one group share a subject's records.")
+    ] = "",
+    acks: Annotated[
+        Literal["memory", "disk", "replicated"],
+        typer.Option(help="What an acknowledged record survives."),
+    ] = "disk",
+    pub_ack: Annotated[bool, typer.Option(help="Answer publishes as JetStream does.")] = True,
+    compression: Annotated[
+        Literal["none", "zstd", "lz4"], typer.Option(help="Of stored batches.")
+    ] = "none",
+    retention_age: Annotated[
+        int,
+        typer.Option(
+            parser=parse_duration,
+            metavar="DURATION",
+            help="Delete older records, e.g. 7d; 0 keeps them.",
+            rich_help_panel=KEEPING,
+        ),
+    ] = 0,
+    retention_bytes: Annotated[
+        int,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Per partition, e.g. 10GiB; 0 is unlimited.",
+            rich_help_panel=KEEPING,
+        ),
+    ] = 0,
+    retention_records: Annotated[
+        int,
+        typer.Option(help="Per partition; 0 is unlimited.", min=0, rich_help_panel=KEEPING),
+    ] = 0,
+    compact: Annotated[
+        bool,
+        typer.Option(
+            "--compact", help="Keep only the newest record of each key.", rich_help_panel=KEEPING
+        ),
+    ] = False,
+    dedup_window: Annotated[
+        int,
+        typer.Option(
+            parser=parse_duration,
+            metavar="DURATION",
+            help="How long a Nats-Msg-Id is remembered; 0 is off.",
+            rich_help_panel=KEEPING,
+        ),
+    ] = 120_000,
+    segment_bytes: Annotated[
+        int, typer.Option(parser=parse_size, metavar="SIZE", help="Size of one segment file.")
+    ] = 256 << 20,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Create a stream: from now on, what is published on its subject is kept."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        info = client.create_stream(
+            name,
+            subject=subject or name,
+            partitions=partitions,
+            partition_by=partition_by,
+            queue_group=queue_group,
+            acks=acks,
+            pub_ack=pub_ack,
+            compression=compression,
+            retention_age_ms=retention_age,
+            retention_bytes=retention_bytes,
+            retention_records=retention_records,
+            compact=compact,
+            dedup_window_ms=dedup_window,
+            segment_bytes=segment_bytes,
+        )
+    if output is OutputFormat.json:
+        print_json(info)
+    else:
+        parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
+        print_line(f"created {name}: records '{subject or name}' in {parts}")
+
+
+@app.command("list", epilog=examples("strandline stream list", "strandline stream list -o json"))
+@reports_errors
+def list_streams(
+    *,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """List all streams."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        infos = client.list_streams()
+    if output is OutputFormat.json:
+        for info in infos:
+            print_json(info)
+        return
+    if not infos:
+        print_line("no streams yet; make one with: strandline stream create NAME --subject SUBJECT")
+        return
+    print_table(
+        ("name", "subject", "#partitions", "#records", "acks"),
+        [
+            (
+                info.config.name,
+                info.config.subject,
+                len(info.partitions),
+                sum(part.high_watermark - part.log_start_offset for part in info.partitions),
+                info.config.acks,
+            )
+            for info in infos
+        ],
+    )
+
+
+@app.command(epilog=examples("strandline stream info orders"))
+@reports_errors
+def info(
+    *,
+    name: NameArgument,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Show a stream's settings and the offsets of its partitions."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.stream_info(name)
+    if output is OutputFormat.json:
+        print_json(found)
+        return
+    created = datetime.fromtimestamp(found.created_ns / 1e9, UTC)
+    print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC\n")
+    print_table(
+        ("setting", "value"),
+        [(key, str(getattr(found.config, key))) for key in found.config.__struct_fields__],
+    )
+    print_line("")
+    print_table(
+        ("#partition", "#log start offset", "#high watermark", "#log end offset"),
+        [
+            (part.partition, part.log_start_offset, part.high_watermark, part.log_end_offset)
+            for part in found.partitions
+        ],
+    )
+
+
+@app.command(epilog=examples("strandline stream delete orders --yes"))
+@reports_errors
+def delete(
+    *,
+    name: NameArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Delete a stream and all its records; there is no undo.
+
+    At a terminal it asks first, unless --yes.
+    """
+    import strandline
+
+    with strandline.connect(server) as client:
+        if not yes and sys.stdin.isatty() and output is OutputFormat.text:
+            found = client.stream_info(name)
+            records = sum(part.high_watermark - part.log_start_offset for part in found.partitions)
+            typer.confirm(f"Delete stream {name} with {records:,} records?", abort=True)
+        client.delete_stream(name)
+    if output is OutputFormat.json:
+        print_json({"deleted": name})
+    else:
+        print_line(f"deleted {name}")
+
+
+@app.command(epilog=examples("strandline stream truncate orders --before 5000 --partition 2"))
+@reports_errors
+def truncate(
+    *,
+    name: NameArgument,
+    before: Annotated[
+        int, typer.Option(metavar="OFFSET", help="Delete records below this offset.", min=0)
+    ],
+    partition: Annotated[int, typer.Option(help="Partition.", min=0)] = 0,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Delete the oldest records of a partition; there is no undo.
+
+    Readers no longer see records below the offset. Space is freed by whole segments.
+    """
+    import strandline
+
+    with strandline.connect(server) as client:
+        start = client.truncate_before(name, before, partition=partition)
+    if output is OutputFormat.json:
+        print_json({"stream": name, "partition": partition, "log_start_offset": start})
+    else:
+        print_line(f"{name}/{partition} now starts at offset {start:,}")

@@ -1,0 +1,85 @@
+"""Sizes, durations and places in a stream, as people type them.
+
+Rules: pure; a value that makes no sense raises ``typer.BadParameter``, which is a usage error.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import typer
+
+SIZE_UNITS = {"": 1, "B": 1}
+SIZE_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
+SIZE_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
+DURATION_UNITS = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+}
+NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
+
+Place = Literal["earliest", "latest"] | int | datetime
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes: ``4096``, ``64MiB``, ``10GB``."""
+    return _scaled(str(text), SIZE_UNITS, "a size such as 64MiB")
+
+
+def parse_duration(text: str | int) -> int:
+    """Milliseconds: ``500ms``, ``30s``, ``7d``; a bare number is milliseconds."""
+    return _scaled(str(text), {"": 1, **DURATION_UNITS}, "a duration such as 7d, 12h or 30s")
+
+
+def parse_place(text: str, now: datetime | None = None) -> Place:
+    """A place in a stream: ``earliest``, ``latest``, an offset, a time or ``-15m`` (ago).
+
+    Args:
+        text: as typed; a time without a zone is UTC.
+        now: what ``-15m`` counts from; the present if not given.
+    """
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    if text.isdecimal():
+        return int(text)
+    if text.startswith("-"):
+        ago = timedelta(milliseconds=parse_duration(text[1:]))
+        return (now or datetime.now(UTC)) - ago
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is no place in a stream; give earliest, latest, an offset, "
+            "a time such as 2026-11-21T12:00:00Z, or -15m for 15 minutes ago"
+        ) from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def parse_header(text: str) -> tuple[str, bytes]:
+    """A header: ``name=value`` or ``name: value``."""
+    name, separator, value = text.partition("=" if "=" in text else ":")
+    if not separator or not name.strip():
+        raise typer.BadParameter(f"{text!r} is no header; give name=value")
+    return name.strip(), value.strip().encode()
+
+
+def _scaled(text: str, units: dict[str, int], expected: str) -> int:
+    match = NUMBER.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not {expected}")
+    number, unit = match.groups()
+    by_lower = {name.lower(): scale for name, scale in units.items()}
+    if unit.lower() not in by_lower:
+        raise typer.BadParameter(f"{unit!r} is no unit here; give {expected}")
+    return (
+        int(float(number) * by_lower[unit.lower()])
+        if "." in number
+        else (int(number) * by_lower[unit.lower()])
+    )

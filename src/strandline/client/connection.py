@@ -1,0 +1,159 @@
+"""A connection to one broker: addresses, calls, and errors in our own classes.
+
+gRPC connects by itself, when first used and after a loss; this wrapper decides how eagerly, caps
+message sizes and translates every failure. Safe to use from several threads.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from strandline.errors import DisconnectedError, InvalidRequestError
+from strandline.protocol.put import PutRequest
+from strandline.protocol.status import from_flight
+from strandline.protocol.tickets import ReadRequest, check_request
+from strandline.protocol.wire import decode, encode
+
+DEFAULT_PORT = 9293
+MESSAGE_BYTES_MAX = 256 << 20
+OPTIONS: list[tuple[str, int]] = [
+    # Clients of one process must not share a broken connection's back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+]
+_ADDRESS = re.compile(
+    r"(?:(?P<scheme>grpc|grpc\+tcp|grpc\+tls|strandline)://)?"
+    r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]*)(?::(?P<port>\d{1,5}))?/?"
+)
+T = TypeVar("T")
+
+
+def parse_address(address: str) -> tuple[str, str]:
+    """The address as people write it and as Flight wants it.
+
+    Args:
+        address: ``host:port``, ``host`` or ``grpc://host:port`` (``grpc+tls`` for a TLS proxy).
+
+    Returns:
+        ``host:port`` and the URI.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    found = _ADDRESS.fullmatch(str(address).strip())
+    if found is None or not (found["host"] or found["port"]):
+        raise InvalidRequestError(
+            f"{address!r} is not an address; write 'host:port', for example "
+            f"'127.0.0.1:{DEFAULT_PORT}'"
+        )
+    host = found["host"] or "127.0.0.1"
+    port = int(found["port"] or DEFAULT_PORT)
+    if not 0 < port < 1 << 16:
+        raise InvalidRequestError(f"port {port} of {address!r} is not between 1 and 65535")
+    scheme = "grpc+tls" if found["scheme"] == "grpc+tls" else "grpc+tcp"
+    return f"{host}:{port}", f"{scheme}://{host}:{port}"
+
+
+class Connection:
+    """Calls to one broker.
+
+    Args:
+        address: as ``parse_address`` takes it.
+        timeout_s: how long a call other than a read or a put may take.
+
+    Raises:
+        InvalidRequestError: the address is not one.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self.address, self._uri = parse_address(address)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._flight: fl.FlightClient | None = None
+        self._is_closed = False
+
+    def action(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
+        """Run an admin action.
+
+        Args:
+            name: one of ``protocol.admin.ACTIONS``.
+            body: the request, encoded as JSON; None for no body.
+            kind: type of each result.
+            wait_s: how long the broker was asked to wait before it answers.
+
+        Raises:
+            StrandlineError: what the broker answered, or that it did not.
+        """
+        data = b"" if body is None else encode(body)
+        options = fl.FlightCallOptions(timeout=self._timeout_s + wait_s)
+        with self.translated():
+            results = list(self.flight().do_action(fl.Action(name, data), options))
+        return [decode(result.body.to_pybytes(), kind, what="answer") for result in results]
+
+    def read(self, request: ReadRequest) -> fl.FlightStreamReader:
+        """Begin a read; its schema has arrived when this returns.
+
+        Raises:
+            StrandlineError: what the broker answered, or that it did not.
+        """
+        check_request(request)
+        with self.translated():
+            stream = self.flight().do_get(fl.Ticket(encode(request)))
+            stream.schema  # noqa: B018 - waits for the broker's verdict on the ticket
+        return stream
+
+    def put(
+        self, request: PutRequest, schema: pa.Schema
+    ) -> tuple[fl.FlightStreamWriter, fl.FlightMetadataReader]:
+        """Begin a put; returns where to write batches and where to read acks."""
+        descriptor = fl.FlightDescriptor.for_command(encode(request))
+        with self.translated():
+            writer, reader = self.flight().do_put(descriptor, schema)
+        return writer, reader
+
+    def flight(self) -> fl.FlightClient:
+        """The Flight client behind this connection.
+
+        Raises:
+            DisconnectedError: the connection was closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise DisconnectedError(f"this client of {self.address} is closed; connect again")
+            if self._flight is None:
+                self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS)
+            return self._flight
+
+    def reset(self) -> None:
+        """Begin anew with the next call; calls under way end as they will."""
+        with self._lock:
+            self._flight = None
+
+    def close(self) -> None:
+        """End the connection; harmless when repeated."""
+        with self._lock:
+            self._is_closed = True
+            flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.close()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise what Flight raises as errors of ours."""
+        try:
+            yield
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            raise from_flight(error, address=self.address) from error
+
+    def translating(self, function: Callable[..., T], *args: Any) -> T:
+        """Call ``function`` with Flight's errors translated."""
+        with self.translated():
+            return function(*args)

@@ -1,0 +1,176 @@
+"""Lots of a producer as Arrow batches, and how an ack reaches the futures behind them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.client.batching import RecordLot
+from strandline.client.results import Ack, AckFuture, BatchAck
+from strandline.errors import InvalidRecordError, StrandlineError
+from strandline.protocol.put import (
+    NOT_STORED,
+    PUT_TYPES,
+    AckedRange,
+    PutAck,
+    convert,
+    normalise,
+    put_schema,
+)
+from strandline.protocol.status import from_body
+
+Failed = Callable[[AckFuture[Any], StrandlineError], None]
+
+
+def batch_of(lot: RecordLot[AckFuture[Ack]]) -> pa.RecordBatch:
+    """The records of a lot, with the columns any of them has.
+
+    Raises:
+        InvalidRecordError: a value is not bytes, or a header is not a (text, bytes) pair.
+    """
+    columns = dict(zip(PUT_COLUMN_OF_FIELD, zip(*lot.records, strict=True), strict=True))
+    given = {
+        name: columns[name]
+        for name in PUT_TYPES
+        if name == "value" or any(item is not None for item in columns[name])
+    }
+    try:
+        arrays = [
+            convert(pa.array(items, RAW_TYPES.get(name, PUT_TYPES[name])), name)
+            for name, items in given.items()
+        ]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidRecordError(f"a record cannot be sent: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=put_schema(list(given)))
+
+
+PUT_COLUMN_OF_FIELD = ("value", "key", "subject", "headers", "message_id")
+RAW_TYPES = {"subject": pa.string()}
+
+
+def resolve_records(lot: RecordLot[AckFuture[Ack]], ack: PutAck, failed: Failed) -> None:
+    """Give each record of a lot its outcome."""
+    error = None if ack.error is None else from_body(ack.error)
+    if ack.offsets:
+        duplicates = set(ack.duplicates)
+        for place, future in enumerate(lot.futures):
+            offset = ack.offsets[place]
+            if offset != NOT_STORED:
+                is_duplicate = place in duplicates
+                future.set_result(Ack.at(offset, ack.partitions[place], duplicate=is_duplicate))
+            else:
+                failed(future, error or StrandlineError("the broker did not say why"))
+        return
+    if error is not None or not ack.ranges:
+        for future in lot.futures:
+            failed(future, error or StrandlineError("the broker did not say where"))
+        return
+    [stored] = ack.ranges
+    for place, future in enumerate(lot.futures):
+        future.set_result(Ack.at(stored.offset + place, stored.partition))
+
+
+class TablePromise:
+    """The future of a table that travels as several lots.
+
+    Args:
+        future: to give the outcome to.
+        lots: how many lots there are.
+        rows: how many rows in all.
+    """
+
+    def __init__(self, future: AckFuture[BatchAck], *, lots: int, rows: int) -> None:
+        self.future = future
+        self._left = lots
+        self._rows = rows
+        self._stored = 0
+        self._ranges: list[AckedRange] = []
+        self._error: StrandlineError | None = None
+
+    def stored(self, ack: PutAck) -> None:
+        """A lot was answered without error."""
+        if ack.offsets:
+            self._stored += len(ack.offsets)
+            places = zip(ack.partitions, ack.offsets, strict=True)
+            self._ranges += [AckedRange(partition, offset, 1) for partition, offset in places]
+        else:
+            self._stored += sum(stored.records for stored in ack.ranges)
+            self._ranges += ack.ranges
+
+    def failed(self, error: StrandlineError) -> None:
+        """A lot was not stored."""
+        self._error = self._error or error
+
+    def settle(self, failed: Failed) -> None:
+        """One lot less to wait for; after the last, the future has its outcome."""
+        self._left -= 1
+        if self._left:
+            return
+        if self._error is None:
+            self.future.set_result(BatchAck(self._rows, tuple(self._ranges)))
+            return
+        error = self._error
+        if self._stored:
+            error.add_note(f"{self._stored} of {self._rows} rows were stored")
+        failed(self.future, error)
+
+
+class TableLot:
+    """Rows of a table that go to one partition."""
+
+    __slots__ = ("batch", "deadline_s", "partition", "promise", "size")
+
+    def __init__(self, partition: int, batch: pa.RecordBatch, *, deadline_s: float) -> None:
+        self.partition = partition
+        self.batch = batch
+        self.size = int(batch.nbytes)
+        self.deadline_s = deadline_s
+        self.promise: TablePromise
+
+    def resolve(self, ack: PutAck, failed: Failed) -> None:
+        """Tell the promise the outcome."""
+        if ack.error is None:
+            self.promise.stored(ack)
+        else:
+            self.promise.failed(from_body(ack.error))
+        self.promise.settle(failed)
+
+
+def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
+    """Anything Arrow-like as normalised batches of at most about ``batch_bytes``.
+
+    Args:
+        data: a pyarrow batch, table or reader, or what has ``__arrow_c_stream__`` (Polars, DuckDB,
+            pandas 2.2+).
+        batch_bytes: the size to aim at.
+
+    Raises:
+        InvalidRecordError: not Arrow-like, or columns that cannot be appended.
+    """
+    if isinstance(data, pa.RecordBatch):
+        whole = [data]
+    elif isinstance(data, pa.Table | pa.RecordBatchReader):
+        whole = data.to_batches() if isinstance(data, pa.Table) else list(data)
+    elif hasattr(data, "__arrow_c_stream__"):
+        whole = list(pa.RecordBatchReader.from_stream(data))
+    else:
+        raise InvalidRecordError(
+            f"cannot append a {type(data).__name__}; give a pyarrow table or batch, or a data frame"
+        )
+    batches = []
+    for batch in map(normalise, whole):
+        rows = max(1, batch.num_rows * batch_bytes // max(1, batch.nbytes))
+        batches += [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+    return batches
+
+
+def pad(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with null columns where ``schema`` has more."""
+    if batch.schema.equals(schema):
+        return batch
+    have = set(batch.schema.names)
+    arrays = [
+        batch.column(field.name) if field.name in have else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,102 @@
+"""One DoPut call of a producer: writes batches, and hears acks on a thread of its own.
+
+Rules: only the sender touches the writing half, only the ack thread the reading half; the end of
+the call, whatever its cause, is told once through ``on_end``.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from strandline.client.connection import Connection
+from strandline.errors import DisconnectedError, InvalidRequestError, StrandlineError
+from strandline.protocol.put import BatchTag, PutAck, PutRequest
+from strandline.protocol.status import from_flight
+from strandline.protocol.wire import decode, encode
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 5.0
+
+
+class PutStream:
+    """A put under way.
+
+    Args:
+        connection: to the broker.
+        request: where to append.
+        schema: of the batches to come.
+        on_ack: called with each ack, on the ack thread.
+        on_end: called on the ack thread when no more acks will come.
+
+    Raises:
+        StrandlineError: the call could not begin.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: PutRequest,
+        schema: pa.Schema,
+        *,
+        on_ack: Callable[[PutAck], None],
+        on_end: Callable[["PutStream"], None],
+    ) -> None:
+        self.schema = schema
+        self._connection = connection
+        self._on_ack = on_ack
+        self._on_end = on_end
+        self._error: StrandlineError | None = None
+        self._writer, self._reader = connection.put(request, schema)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._hear, name="strandline-acks", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more acks will come."""
+        return self._ended.is_set()
+
+    def write(self, batch: pa.RecordBatch, tag: BatchTag) -> bool:
+        """Send a batch; blocks while the broker lets us wait. False: the call is dead."""
+        try:
+            self._writer.write_with_metadata(batch, encode(tag))
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            logger.debug("a put to %s broke: %s", self._connection.address, error)
+            return False
+        return True
+
+    def finish(self) -> StrandlineError | None:
+        """End the call and wait for the last acks; returns why it failed, if it did."""
+        try:
+            if not self.has_ended:
+                self._writer.done_writing()
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            logger.debug("a put to %s broke: %s", self._connection.address, error)
+        if not self._ended.wait(END_TIMEOUT_S):
+            return DisconnectedError(f"{self._connection.address} does not answer")
+        if self._error is not None:
+            return self._error
+        try:
+            self._writer.close()
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            return from_flight(error, address=self._connection.address)
+        return None
+
+    def _hear(self) -> None:
+        """Read acks until the call ends."""
+        try:
+            while (data := self._reader.read()) is not None:
+                self._on_ack(decode(data.to_pybytes(), PutAck, what="ack"))
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            # What the broker said, if anything, comes with ``close``.
+            if getattr(error, "extra_info", b""):
+                self._error = from_flight(error, address=self._connection.address)
+        except InvalidRequestError as error:
+            self._error = StrandlineError(f"{self._connection.address}: {error.message}")
+        finally:
+            self._ended.set()
+            self._on_end(self)

@@ -1,0 +1,40 @@
+"""When to try again after a lost connection. Pure: the caller tells the time and waits.
+
+Policy: records are delivered at least once. What was sent and not acknowledged is sent again, in
+order, until its delivery timeout; with message ids the broker stores it once all the same.
+"""
+
+from strandline.errors import DisconnectedError, ShuttingDownError, StrandlineError
+
+FIRST_S = 0.05
+MOST_S = 1.0
+
+
+def is_connection_loss(error: StrandlineError) -> bool:
+    """Whether sending again, over a new connection, is the right answer."""
+    return isinstance(error, DisconnectedError | ShuttingDownError)
+
+
+class Backoff:
+    """Pauses between attempts: doubling, limited, from the start again after a success."""
+
+    def __init__(self, *, first_s: float = FIRST_S, most_s: float = MOST_S) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._next_s = first_s
+        self.not_before_s = 0.0
+        """Time of the next attempt."""
+
+    def failed(self, now_s: float) -> None:
+        """An attempt failed at ``now_s``."""
+        self.not_before_s = now_s + self._next_s
+        self._next_s = min(2 * self._next_s, self._most_s)
+
+    def succeeded(self) -> None:
+        """An attempt succeeded."""
+        self._next_s = self._first_s
+        self.not_before_s = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds to wait before the next attempt."""
+        return max(0.0, self.not_before_s - now_s)

@@ -1,0 +1,146 @@
+"""The admin actions, each a short function from a decoded body to JSON answers.
+
+Rules: what changes something runs on the broker's loop and is waited for with a limit; reading the
+state does not. Unknown actions are refused with the list of those there are.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from strandline.broker.broker import Broker
+from strandline.config import StreamConfig, decode_config
+from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
+from strandline.frontends.flight.info import server_info, stream_info
+from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.plan import resolve
+from strandline.protocol import admin
+from strandline.protocol.wire import decode, encode
+from strandline.types import Offset
+
+CHANGE_TIMEOUT_S = 60.0
+T = TypeVar("T")
+
+
+class AdminActions:
+    """The admin API of one broker.
+
+    Args:
+        broker: which.
+        life: of the front end.
+    """
+
+    def __init__(self, broker: Broker, life: Life) -> None:
+        self._broker = broker
+        self._life = life
+        self._handlers: dict[str, Callable[[bytes, Callable[[], bool]], list[Any]]] = {
+            admin.CREATE_STREAM: self._create_stream,
+            admin.DELETE_STREAM: self._delete_stream,
+            admin.TRUNCATE_BEFORE: self._truncate_before,
+            admin.STREAM_INFO: self._stream_info,
+            admin.LIST_STREAMS: self._list_streams,
+            admin.OFFSETS: self._offsets,
+            admin.WAIT_BEYOND: self._wait_beyond,
+            admin.SERVER_INFO: self._server_info,
+        }
+        assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
+
+    def run(self, name: str, body: bytes, *, is_cancelled: Callable[[], bool]) -> list[bytes]:
+        """Do an action; returns the JSON of its results.
+
+        Args:
+            name: the action's.
+            body: its JSON.
+            is_cancelled: whether the client went away.
+
+        Raises:
+            InvalidRequestError: no such action, or a body that is not one of its.
+            StrandlineError: the action failed.
+        """
+        handler = self._handlers.get(name)
+        if handler is None:
+            known = ", ".join(admin.ACTIONS)
+            raise InvalidRequestError(f"unknown action {name[:80]!r}; actions are: {known}")
+        self._life.check()
+        return [encode(answer) for answer in handler(body, is_cancelled)]
+
+    def _change(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop and wait."""
+        future = self._broker.run_coroutine(coroutine)
+        try:
+            return future.result(CHANGE_TIMEOUT_S)
+        except concurrent.futures.TimeoutError as error:
+            raise RequestTimeoutError(
+                f"the broker did not finish within {CHANGE_TIMEOUT_S:g} s; it may still do so"
+            ) from error
+        except concurrent.futures.CancelledError as error:
+            raise RequestTimeoutError("the broker stopped before it could finish") from error
+
+    def _create_stream(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        values = decode(body, dict[str, Any], what="stream configuration")
+        config = decode_config(values, StreamConfig)
+        if not config.name:
+            raise InvalidConfigError("a stream needs a name")
+        return [stream_info(self._change(self._broker.create_stream(config)))]
+
+    def _delete_stream(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        request = decode(body, admin.StreamName, what="delete_stream")
+        self._change(self._broker.delete_stream(request.name))
+        return []
+
+    def _truncate_before(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        request = decode(body, admin.TruncateBefore, what="truncate_before")
+        self._change(
+            self._broker.truncate_before(request.name, request.partition, Offset(request.offset))
+        )
+        return [stream_info(self._broker.stream(request.name))]
+
+    def _stream_info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        request = decode(body, admin.StreamName, what="stream_info")
+        return [stream_info(self._broker.stream(request.name))]
+
+    def _list_streams(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        _no_body(body, admin.LIST_STREAMS)
+        return [stream_info(stream) for stream in self._broker.streams()]
+
+    def _offsets(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        request = decode(body, admin.OffsetsRequest, what="offsets")
+        partitions = self._broker.stream(request.name).partitions
+        return [
+            admin.Offsets(
+                offsets={
+                    partition.name.partition: resolve(request.at, partition)
+                    for partition in partitions
+                }
+            )
+        ]
+
+    def _wait_beyond(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
+        """Long poll: answer as soon as any high watermark passes the offset given for it."""
+        request = decode(body, admin.WaitRequest, what="wait_beyond")
+        stream = self._broker.stream(request.name)
+        watched = {stream.partition(number): after for number, after in request.beyond.items()}
+        deadline = self._life.now_ms() + request.wait_ms_max
+        with self._life.waiter() as waiter:
+            while True:
+                waiter.arm()
+                left_ms = deadline - self._life.now_ms()
+                if left_ms <= 0 or is_cancelled() or any(item.closed for item in watched):
+                    break
+                if any(item.high_watermark > after for item, after in watched.items()):
+                    break
+                self._life.check()
+                waiter.wait(left_ms / 1e3)
+        self._broker.stream(request.name)
+        now = {item.name.partition: int(item.high_watermark) for item in watched}
+        return [admin.Offsets(offsets=now)]
+
+    def _server_info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        _no_body(body, admin.SERVER_INFO)
+        return [server_info(self._broker)]
+
+
+def _no_body(body: bytes, action: str) -> None:
+    """Refuse a body where there is nothing to say."""
+    if body and body != b"{}":
+        raise InvalidRequestError(f"action {action} takes no body")

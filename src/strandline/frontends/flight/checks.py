@@ -1,0 +1,127 @@
+"""What a record batch from outside must be before any of its rows is used.
+
+Arrow trusts the offsets inside a batch, so a hostile one could make it read outside its memory:
+full validation comes first, then sizes, subjects and headers.
+
+Rules: runs on the call's thread, vectorised; what would trouble the loop is refused here.
+"""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.config import LimitsConfig
+from strandline.errors import InvalidRecordError, RecordTooLargeError
+from strandline.protocol.put import normalise
+from strandline.protocol.routing import default_subject
+from strandline.record.subjects import has_wildcard, validate_subject
+
+KNOWN_SUBJECTS_MAX = 100_000
+HEADER_NAME_BYTES_MAX = 1024
+
+
+class BatchChecker:
+    """Checks the batches of one put.
+
+    Args:
+        limits: the broker's.
+        stream_subject: what the stream is bound to, for rows without a subject.
+    """
+
+    def __init__(self, limits: LimitsConfig, stream_subject: str) -> None:
+        self._limits = limits
+        self._default = default_subject(stream_subject)
+        self._fills_missing = has_wildcard(stream_subject)
+        self._known: set[str] = set()
+
+    def check(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch, verified and in the types of a put.
+
+        Raises:
+            InvalidRecordError: malformed, wrong columns or types, a header without a name.
+            RecordTooLargeError: the batch or a record is over its limit.
+            InvalidSubjectError: a row's subject is not one.
+        """
+        if batch.nbytes > self._limits.batch_bytes:
+            raise RecordTooLargeError(
+                f"batch of {batch.nbytes} bytes; limits.batch_bytes is "
+                f"{self._limits.batch_bytes}: send smaller batches"
+            )
+        try:
+            batch.validate(full=True)
+        except pa.ArrowException as error:
+            raise InvalidRecordError(f"not a valid Arrow batch: {error}") from error
+        batch = normalise(batch)
+        self._check_sizes(batch)
+        names = batch.schema.names
+        if "headers" in names:
+            _check_headers(batch.column("headers"))
+        return self._with_subjects(batch)
+
+    def _check_sizes(self, batch: pa.RecordBatch) -> None:
+        """Refuse records over ``limits.record_bytes``: key, value and headers together."""
+        limit = self._limits.record_bytes
+        sizes = pc.fill_null(pc.binary_length(batch.column("value")), 0)
+        if "key" in batch.schema.names:
+            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(batch.column("key")), 0))
+        if "headers" in batch.schema.names:
+            sizes = pc.add(sizes, header_bytes(batch.column("headers")))
+        largest = pc.max(sizes).as_py() or 0
+        if largest > limit:
+            raise RecordTooLargeError(f"record of {largest} bytes; limits.record_bytes is {limit}")
+
+    def _with_subjects(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Check the subjects, and give one to rows that have none."""
+        at = batch.schema.get_field_index("subject")
+        if at < 0:
+            if not self._fills_missing:
+                return batch
+            return batch.append_column("subject", self._defaults(batch.num_rows))
+        column = batch.column(at)
+        if column.null_count == batch.num_rows:
+            return batch.set_column(at, "subject", self._defaults(batch.num_rows))
+        if column.null_count:
+            column = column.cast(pa.string()).fill_null(self._default).dictionary_encode()
+            batch = batch.set_column(at, "subject", column)
+        if column.dictionary.null_count:
+            raise InvalidRecordError("the dictionary of column 'subject' contains null")
+        if len(column.dictionary) > batch.num_rows:
+            column = column.cast(pa.string()).dictionary_encode()
+            batch = batch.set_column(at, "subject", column)
+        for subject in column.dictionary.to_pylist():
+            if subject not in self._known:
+                self._learn(subject)
+        return batch
+
+    def _learn(self, subject: str) -> None:
+        """Check a subject seen for the first time."""
+        validate_subject(subject)
+        if len(self._known) >= KNOWN_SUBJECTS_MAX:
+            self._known.clear()
+        self._known.add(subject)
+
+    def _defaults(self, rows: int) -> pa.Array:
+        """A subject column of the default."""
+        zeros = pa.repeat(pa.scalar(0, pa.int32()), rows)
+        return pa.DictionaryArray.from_arrays(zeros, pa.array([self._default], pa.string()))
+
+
+def _check_headers(headers: pa.Array) -> None:
+    """Refuse headers without a name, or with one no NATS client could carry."""
+    if headers.null_count == len(headers):
+        return
+    names = headers.keys
+    if names.null_count:
+        raise InvalidRecordError("a header has no name")
+    if len(names) and pc.max(pc.binary_length(names)).as_py() > HEADER_NAME_BYTES_MAX:
+        raise InvalidRecordError(f"a header name is longer than {HEADER_NAME_BYTES_MAX} bytes")
+
+
+def header_bytes(headers: pa.Array) -> pa.Array:
+    """Bytes of names and values of each row's headers, int32; 0 for none."""
+    if headers.null_count == len(headers):
+        return pa.repeat(pa.scalar(0, pa.int32()), len(headers))
+    sizes = [
+        sum(len(name.encode()) + len(value or b"") for name, value in pairs or ())
+        for pairs in headers.to_pylist()
+    ]
+    return pa.array(sizes, pa.int32())

@@ -1,0 +1,150 @@
+"""A reader's place in one partition: reads whole batches, decodes, cuts, filters, projects.
+
+Invariant: ``position`` is the offset of the next record to deliver; it only grows.
+
+Rules: runs on the call's own thread and never waits; zero copy for large batches. It must not know
+Flight, nor other partitions.
+"""
+
+import pyarrow as pa
+
+from strandline.errors import CorruptBatchError, DataLossError, OffsetOutOfRangeError
+from strandline.frontends.flight.filters import RecordFilter
+from strandline.frontends.flight.plan import PartitionRange, ReadPlan
+from strandline.record.batch import read_header
+from strandline.record.codec import decode_batches
+from strandline.record.decode import walk
+from strandline.types import Offset
+
+
+class Cursor:
+    """Where a read is in one partition.
+
+    Args:
+        plan: the read.
+        extent: its part of this partition.
+    """
+
+    def __init__(self, plan: ReadPlan, extent: PartitionRange) -> None:
+        self.partition = extent.partition
+        self.position = extent.start
+        self.stop = extent.stop
+        self._may_move = extent.may_move
+        self._request = plan.request
+        self._filter = RecordFilter(plan.request)
+        self._names = plan.schema.names
+        needed = ("offset", *self._filter.columns)
+        extra = [name for name in needed if name not in self._names]
+        self._columns = [*self._names, *extra]
+        self._has_extra = bool(extra)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything asked for has been delivered."""
+        return self.stop is not None and self.position >= self.stop
+
+    @property
+    def end(self) -> Offset:
+        """The end of what can be delivered now, exclusive."""
+        end = self.partition.high_watermark
+        return end if self.stop is None else min(end, self.stop)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something can be delivered now."""
+        return self.position < self.end
+
+    def available_bytes(self, bytes_max: int) -> int:
+        """About how many bytes can be delivered now; counts no further than ``bytes_max``."""
+        if not self.has_more:
+            return 0
+        return int(self._read(bytes_max).size)
+
+    def read(self) -> list[pa.RecordBatch]:
+        """The next records, about ``batch_bytes`` of them, as batches without empty ones.
+
+        An empty list means that none of the records passed over was asked for, or that the end is
+        reached; ``position`` tells.
+
+        Raises:
+            CorruptBatchError: the next batch is damaged, and the request does not skip those.
+            DataLossError: the next records were deleted meanwhile.
+        """
+        end = self.end
+        if self.position >= end:
+            return []
+        buffer = self._read(self._request.batch_bytes)
+        if not buffer.size:
+            return []
+        before, batches = self.position, []
+        number = self.partition.name.partition
+        for whole in decode_batches(buffer, columns=self._columns, partition=number):
+            batch = self._cut(whole, end)
+            if batch.num_rows and not self._filter.is_trivial:
+                batch = self._filter.apply(batch)
+            if batch.num_rows:
+                batches += self._split(batch)
+        if self.position == before:
+            self._step_over(buffer)
+        return batches
+
+    def _read(self, bytes_max: int) -> pa.Buffer:
+        """Whole batches from the position on; moves the position over what is gone."""
+        partition = self.partition
+        while True:
+            try:
+                return partition.read(self.position, bytes_max)
+            except OffsetOutOfRangeError as error:
+                first = partition.log_start_offset
+                if self.position >= first:
+                    raise
+                if not self._may_move:
+                    raise DataLossError(
+                        f"records {self.position} to {first - 1} of {partition.name} were deleted "
+                        f"before they were read; go on from offset {first}"
+                    ) from error
+                self.position = first
+            except CorruptBatchError as error:
+                following = getattr(error, "next_offset", None)
+                if not self._request.skip_damaged or following is None:
+                    raise
+                if following <= self.position:
+                    raise
+                self.position = Offset(following)
+            if self.position >= self.end:
+                return pa.py_buffer(b"")
+
+    def _cut(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
+        """The rows from the position to ``end``; moves the position past them."""
+        offsets = batch.column("offset").to_numpy()
+        start, stop = self.position, len(offsets)
+        first = 0
+        if offsets[0] < start:
+            first = int(offsets.searchsorted(start))
+        if offsets[-1] >= end:
+            stop = int(offsets.searchsorted(end))
+        if first or stop < len(offsets):
+            batch = batch.slice(first, max(0, stop - first))
+        if batch.num_rows:
+            self.position = Offset(int(offsets[stop - 1]) + 1)
+            self._may_move = False
+        return batch
+
+    def _split(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Only the columns asked for, in pieces of about ``batch_bytes``."""
+        if self._has_extra:
+            batch = batch.select(self._names)
+        size, wanted = batch.nbytes, self._request.batch_bytes
+        if size <= 2 * wanted:
+            return [batch]
+        rows = max(1, batch.num_rows * wanted // size)
+        return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+
+    def _step_over(self, buffer: pa.Buffer) -> None:
+        """Move past batches none of whose records exists any more (compaction removed them)."""
+        view = memoryview(buffer)
+        places = walk(view)
+        assert places, "a read returns at least one whole batch"
+        following = read_header(view, places[-1][0]).next_offset
+        assert following > self.position, "a read returns the batch that holds the offset"
+        self.position = Offset(following)

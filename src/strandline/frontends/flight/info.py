@@ -1,0 +1,134 @@
+"""Streams as Flight describes them: StreamInfo, and FlightInfo with an endpoint per partition.
+
+An endpoint's ticket has its start and stop resolved, so that whoever reads it, whenever, reads the
+same records. Its locations name the brokers that can serve it: the leader, for now the only one.
+"""
+
+import pyarrow.flight as fl
+
+from strandline.broker.broker import Broker
+from strandline.broker.partition import Partition
+from strandline.broker.stream import Stream
+from strandline.errors import InvalidRequestError
+from strandline.frontends.flight.plan import PartitionRange, ReadPlan, plan_read
+from strandline.protocol.admin import (
+    PROTOCOL_VERSION,
+    PartitionInfo,
+    ServerInfo,
+    StreamInfo,
+)
+from strandline.protocol.tickets import ReadRequest, decode_ticket
+from strandline.protocol.wire import encode
+from strandline.version import __version__
+
+
+def partition_info(partition: Partition) -> PartitionInfo:
+    """A partition's extent as it is now."""
+    return PartitionInfo(
+        partition=partition.name.partition,
+        log_start_offset=partition.log_start_offset,
+        high_watermark=partition.high_watermark,
+        log_end_offset=partition.log_end_offset,
+        size_bytes=partition.log.size_bytes,
+    )
+
+
+def stream_info(stream: Stream) -> StreamInfo:
+    """A stream as clients see it."""
+    return StreamInfo(
+        config=stream.config,
+        created_ns=stream.created_ns,
+        partitions=tuple(partition_info(partition) for partition in stream.partitions),
+    )
+
+
+def server_info(broker: Broker) -> ServerInfo:
+    """The broker as clients see it."""
+    limits = broker.config.limits
+    return ServerInfo(
+        version=__version__,
+        protocol=PROTOCOL_VERSION,
+        record_bytes_max=limits.record_bytes,
+        batch_bytes_max=limits.batch_bytes,
+        streams=len(broker.streams()),
+    )
+
+
+def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
+    """The read a descriptor names: a path (stream, or stream and partition) or a ticket's JSON.
+
+    Raises:
+        InvalidRequestError: it names none.
+    """
+    if descriptor.descriptor_type == fl.DescriptorType.CMD:
+        return decode_ticket(descriptor.command)
+    if descriptor.descriptor_type != fl.DescriptorType.PATH:
+        raise InvalidRequestError("the descriptor is neither a path nor a command")
+    try:
+        path = [part.decode() for part in descriptor.path]
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("the descriptor's path is not UTF-8") from error
+    match path:
+        case [name]:
+            return ReadRequest(stream=name)
+        case [name, number] if number.isascii() and number.isdigit() and len(number) < 6:
+            return ReadRequest(stream=name, partition=int(number))
+    raise InvalidRequestError("a path is a stream, or a stream and a partition's number")
+
+
+def flight_info(
+    request: ReadRequest, stream: Stream, *, descriptor: fl.FlightDescriptor, location: str
+) -> fl.FlightInfo:
+    """What a read would deliver, and where to get each part of it.
+
+    Args:
+        request: the read.
+        stream: its stream.
+        descriptor: handed back.
+        location: where this broker listens.
+
+    Raises:
+        StrandlineError: as ``plan_read``.
+    """
+    plan = plan_read(request, stream)
+    records = -1 if request.follow else sum(_records(extent) for extent in plan.ranges)
+    return fl.FlightInfo(
+        plan.schema,
+        descriptor,
+        [_endpoint(plan, extent, location) for extent in plan.ranges],
+        records,
+        -1,
+        app_metadata=encode(stream_info(stream)),
+    )
+
+
+def _records(extent: PartitionRange) -> int:
+    """How many offsets a part spans."""
+    return max(0, extent.stop - extent.start) if extent.stop is not None else 0
+
+
+def _endpoint(plan: ReadPlan, extent: PartitionRange, location: str) -> fl.FlightEndpoint:
+    """The endpoint of one partition, its extent resolved."""
+    old = plan.request
+    request = ReadRequest(
+        stream=old.stream,
+        partition=extent.partition.name.partition,
+        start=extent.start,
+        stop=extent.stop,
+        follow=old.follow,
+        columns=plan.schema.names,
+        subject=old.subject,
+        keys=old.keys,
+        timestamp_from_ns=old.timestamp_from_ns,
+        timestamp_to_ns=old.timestamp_to_ns,
+        records_max=old.records_max,
+        bytes_min=old.bytes_min,
+        wait_ms_max=old.wait_ms_max,
+        batch_bytes=old.batch_bytes,
+        skip_damaged=old.skip_damaged,
+    )
+    return fl.FlightEndpoint(
+        encode(request),
+        [location],
+        app_metadata=encode(partition_info(extent.partition)),
+    )

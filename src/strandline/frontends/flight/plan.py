@@ -1,0 +1,112 @@
+"""A read request meets a stream: which partitions, from where to where, which columns.
+
+Rules: offsets are resolved once, here, so that a read has a fixed extent whatever is appended
+meanwhile. An offset that does not exist is an error that names those that do.
+"""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from strandline.broker.partition import Partition
+from strandline.broker.stream import Stream
+from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
+from strandline.protocol.tickets import AtTimestamp, Bound, ReadRequest
+from strandline.record.schema import project
+from strandline.types import Offset, TimestampNs
+
+
+class PartitionRange(NamedTuple):
+    """The part of a partition to read, half-open."""
+
+    partition: Partition
+    start: Offset
+    stop: Offset | None
+    """None: without end."""
+    may_move: bool
+    """The start was not an offset of the caller's: a deleted prefix moves it."""
+
+
+class ReadPlan(NamedTuple):
+    """A resolved read."""
+
+    request: ReadRequest
+    ranges: list[PartitionRange]
+    schema: pa.Schema
+
+
+def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
+    """Resolve a request against a stream as it is now.
+
+    Raises:
+        UnknownPartitionError: a partition the stream does not have.
+        OffsetOutOfRangeError: an offset the partition does not have.
+        InvalidRequestError: an offset for several partitions at once, or an unknown column.
+    """
+    if request.columns is not None and not request.columns:
+        raise InvalidRequestError("'columns' is empty; leave it out to read all columns")
+    is_whole = request.partition is None and len(stream.partitions) > 1
+    schema = project(request.columns, with_partition=is_whole and request.columns is None)
+    partitions = _partitions(request, stream)
+    if len(partitions) > 1:
+        for bound in (request.start, request.stop):
+            if isinstance(bound, int):
+                raise InvalidRequestError(
+                    f"offset {bound} is a place in one partition, and stream {stream.name!r} has "
+                    f"{len(stream.partitions)}: name the partition, or give 'starts'"
+                )
+    return ReadPlan(request, [_range(request, partition) for partition in partitions], schema)
+
+
+def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
+    """The partitions to read, by number."""
+    if request.partition is not None:
+        return [stream.partition(request.partition)]
+    if request.starts is not None:
+        return [stream.partition(number) for number in sorted(request.starts)]
+    return list(stream.partitions)
+
+
+def _range(request: ReadRequest, partition: Partition) -> PartitionRange:
+    """The extent of one partition's part."""
+    bound: Bound = request.start
+    if request.starts is not None:
+        bound = request.starts[partition.name.partition]
+    high_watermark = partition.high_watermark
+    start = resolve(bound, partition)
+    may_move = not isinstance(bound, int)
+    if bound == "earliest" and request.timestamp_from_ns is not None:
+        start = max(start, partition.offset_for_timestamp(TimestampNs(request.timestamp_from_ns)))
+    if request.stop is None:
+        return PartitionRange(
+            partition, start, None if request.follow else high_watermark, may_move
+        )
+    if isinstance(request.stop, int) and request.follow:
+        stop = Offset(request.stop)
+    else:
+        stop = resolve(request.stop, partition)
+    if isinstance(bound, int) and isinstance(request.stop, int) and stop < start:
+        raise InvalidRequestError(f"stop {stop} lies before start {start}")
+    return PartitionRange(partition, start, stop, may_move)
+
+
+def resolve(bound: Bound, partition: Partition) -> Offset:
+    """The offset of a place in a partition.
+
+    Raises:
+        OffsetOutOfRangeError: an offset below the log start or beyond the high watermark.
+    """
+    if isinstance(bound, AtTimestamp):
+        return partition.offset_for_timestamp(TimestampNs(bound.timestamp_ns))
+    first, end = partition.log_start_offset, partition.high_watermark
+    if bound == "earliest":
+        return first
+    if bound == "latest":
+        return end
+    assert isinstance(bound, int), "the last kind of bound"
+    if not first <= bound <= end:
+        raise OffsetOutOfRangeError(
+            f"offset {bound} of {partition.name} does not exist: the log starts at {first} and its "
+            f"high watermark is {end}; 'earliest' and 'latest' are always valid"
+        )
+    return Offset(bound)

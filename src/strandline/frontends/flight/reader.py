@@ -1,0 +1,205 @@
+"""One DoGet call: the record batches of a plan, one partition after another or following them.
+
+Rules: runs on the call's Flight thread; looks at every step whether its client is still there and
+whether the broker stops. Small results of filters are gathered, so that a selective read does not
+send thousands of tiny batches.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import cycle
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from strandline.errors import StrandlineError, UnknownStreamError
+from strandline.frontends.flight.cursor import Cursor
+from strandline.frontends.flight.life import POLL_S, Life
+from strandline.frontends.flight.plan import ReadPlan
+from strandline.protocol.status import to_flight
+from strandline.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+GATHER_BATCHES_MAX = 64
+GATHER_MS_MAX = 100.0
+
+
+class ReadSession:
+    """The record batches of one read.
+
+    Args:
+        plan: what to read.
+        life: of the front end.
+        telemetry: where deliveries are counted.
+        is_cancelled: whether the client went away.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        life: Life,
+        *,
+        telemetry: Telemetry,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._plan = plan
+        self._request = plan.request
+        self._life = life
+        self._telemetry = telemetry
+        self._is_cancelled = is_cancelled
+        self._cursors = [Cursor(plan, extent) for extent in plan.ranges]
+        self._left = plan.request.records_max
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Everything asked for, until it is delivered or the client goes away.
+
+        Raises:
+            ShuttingDownError: the broker stops.
+            UnknownStreamError: the stream was deleted meanwhile.
+            CorruptBatchError, DataLossError: as ``Cursor.read``.
+        """
+        with self._life.stream():
+            for whole in self._gathered(self._unlimited()):
+                batch = whole if self._left is None else whole.slice(0, self._left)
+                self._telemetry.count_read(records=batch.num_rows, size_bytes=batch.nbytes)
+                yield batch
+                if self._left is None:
+                    continue
+                self._left -= batch.num_rows
+                if not self._left:
+                    return
+
+    def _unlimited(self) -> Iterator[pa.RecordBatch | None]:
+        """Batches as they come; None where there was nothing to deliver for a while."""
+        if self._left == 0:
+            return
+        if self._request.follow:
+            yield from self._follow()
+            return
+        self._long_poll()
+        for cursor in self._cursors:
+            while not cursor.is_done and self._goes_on(cursor):
+                yield from cursor.read() or (None,)
+
+    def _follow(self) -> Iterator[pa.RecordBatch | None]:
+        """Round and round the partitions; waits when none has anything."""
+        going = [cursor for cursor in self._cursors if not cursor.is_done]
+        turn = cycle(range(len(going)))
+        with self._life.waiter() as waiter:
+            while going:
+                waiter.arm()
+                ready = [cursor for cursor in going if cursor.has_more]
+                if not ready:
+                    yield None
+                    self._wait(going, waiter.wait)
+                elif self._request.bytes_min:
+                    self._long_poll()
+                # Each round begins with another partition, so that none is always last.
+                first = next(turn) % len(ready) if ready else 0
+                for cursor in (*ready[first:], *ready[:first]):
+                    yield from cursor.read() or (None,)
+                if not all(map(self._goes_on, going)):
+                    return
+                if any(cursor.is_done for cursor in ready):
+                    going = [cursor for cursor in going if not cursor.is_done]
+
+    def _wait(self, cursors: list[Cursor], wait_for_turn: Callable[[float], None]) -> None:
+        """Wait a while for more records."""
+        if len(cursors) == 1:
+            cursors[0].partition.wait_beyond(cursors[0].position, POLL_S)
+        else:
+            wait_for_turn(POLL_S)
+
+    def _long_poll(self) -> None:
+        """Wait until ``bytes_min`` can be delivered, for at most ``wait_ms_max``.
+
+        A read without an end of its own then ends at the high watermark of that moment.
+        """
+        wanted, deadline = self._request.bytes_min, self._life.now_ms() + self._request.wait_ms_max
+        if not self._request.wait_ms_max:
+            return
+        has_own_end = self._request.follow or self._request.stop is not None
+        if not has_own_end:
+            for cursor in self._cursors:
+                cursor.stop = None
+        with self._life.waiter() as waiter:
+            while True:
+                waiter.arm()
+                left_ms = deadline - self._life.now_ms()
+                if left_ms <= 0 or self._has_bytes(max(1, wanted)):
+                    break
+                if not all(map(self._goes_on, self._cursors)):
+                    break
+                waiter.wait(left_ms / 1e3)
+        if not has_own_end:
+            for cursor in self._cursors:
+                cursor.stop = cursor.partition.high_watermark
+
+    def _has_bytes(self, wanted: int) -> bool:
+        """Whether about that many bytes can be delivered."""
+        for cursor in self._cursors:
+            wanted -= cursor.available_bytes(wanted)
+            if wanted <= 0:
+                return True
+        return False
+
+    def _goes_on(self, cursor: Cursor) -> bool:
+        """False when the client went away."""
+        self._life.check()
+        if cursor.partition.closed:
+            raise UnknownStreamError(f"stream {cursor.partition.name.stream!r} was deleted")
+        return not self._is_cancelled()
+
+    def _gathered(self, batches: Iterator[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
+        """Join small neighbours, but hold none back while the reader waits."""
+        held: list[pa.RecordBatch] = []
+        size, since = 0, 0.0
+        enough = self._request.batch_bytes // 4
+        for batch in batches:
+            if batch is not None:
+                bytes_more = batch.nbytes
+                if not held and bytes_more >= enough:
+                    yield batch
+                    continue
+                since = since if held else self._life.now_ms()
+                held.append(batch)
+                size += bytes_more
+                is_full = size >= enough or len(held) >= GATHER_BATCHES_MAX
+                if not is_full and self._life.now_ms() - since < GATHER_MS_MAX:
+                    continue
+            if held:
+                yield join(held)
+                held, size = [], 0
+        if held:
+            yield join(held)
+
+    def stream(self) -> fl.FlightDataStream:
+        """The read as Flight sends it; an error in the middle keeps its type."""
+        failure: list[fl.FlightError] = []
+
+        def guarded() -> Iterator[pa.RecordBatch]:
+            # Flight would turn an exception raised here into text; raised by the outer generator
+            # it keeps its code.
+            try:
+                yield from self.batches()
+            except StrandlineError as error:
+                failure.append(to_flight(error))
+            except Exception:
+                logger.exception("a read of %s failed", self._request.stream)
+                failure.append(fl.FlightInternalError("internal error; see the broker's log"))
+
+        def parts() -> Iterator[pa.RecordBatchReader]:
+            yield pa.RecordBatchReader.from_batches(self._plan.schema, guarded())
+            if failure:
+                raise failure[0]
+
+        return fl.GeneratorStream(self._plan.schema, parts())
+
+
+def join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Several record batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    [joined] = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
+    return joined

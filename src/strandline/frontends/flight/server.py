@@ -1,0 +1,213 @@
+"""Arrow Flight: the native protocol of readers, bulk writers and administrators.
+
+gRPC's own threads run the calls and may block; everything that changes the broker hops to its loop.
+This module only dispatches: ``reader``, ``writer``, ``admin`` and ``info`` do the work.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+
+import pyarrow.flight as fl
+
+from strandline.broker.broker import Broker
+from strandline.config import BrokerConfig
+from strandline.errors import InvalidConfigError
+from strandline.frontends.flight.admin import AdminActions
+from strandline.frontends.flight.guard import typed_errors
+from strandline.frontends.flight.info import flight_info, request_of
+from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.plan import plan_read
+from strandline.frontends.flight.reader import ReadSession
+from strandline.frontends.flight.sockets import cut_connections
+from strandline.frontends.flight.writer import PutSession
+from strandline.protocol.admin import ACTIONS
+from strandline.protocol.put import PutRequest
+from strandline.protocol.tickets import ReadRequest, check_request, decode_ticket
+from strandline.protocol.wire import decode
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+"""How long calls may take to end by themselves when the broker stops."""
+CUT_INTERVAL_S = 0.05
+
+
+class FlightFrontEnd:
+    """The Flight listener of a broker.
+
+    Args:
+        broker: whom it serves.
+        config: host and port.
+    """
+
+    def __init__(self, broker: Broker, config: BrokerConfig) -> None:
+        self._broker = broker
+        self._host = config.host
+        self.port = config.flight_port
+        self._server: FlightServer | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            InvalidConfigError: the port cannot be had.
+        """
+        life = Life(self._broker)
+        self._broker.on_turn_end(life.notify)
+        self._server = _listen(self._broker, life, host=self._host, port=self.port)
+        self.port = self._server.port
+        logger.info("Arrow Flight listens on %s:%d", self._host, self.port)
+
+    async def stop(self) -> None:
+        """End every call, within a few seconds whatever clients do, and close the listener."""
+        server, self._server = self._server, None
+        if server is not None:
+            await asyncio.to_thread(server.stop)
+
+
+class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
+    """Dispatches Flight calls.
+
+    Args:
+        broker: whom it serves.
+        life: shared by the calls.
+        address: host and port to listen on.
+    """
+
+    def __init__(self, broker: Broker, life: Life, address: tuple[str, int]) -> None:
+        super().__init__(fl.Location.for_grpc_tcp(*address))
+        self._broker = broker
+        self._life = life
+        self._host = address[0]
+        self._admin = AdminActions(broker, life)
+
+    def stop(self) -> None:
+        """End the calls and the listener; blocks for a few seconds at most."""
+        self._life.stopping.set()
+        self._life.notify()
+        deadline = self._life.now_ms() + GRACE_S * 1e3
+        pause = threading.Event()
+        while self._life.busy > 0 and self._life.now_ms() < deadline:
+            pause.wait(CUT_INTERVAL_S / 5)
+        self._life.gave_up.set()
+        port = self.port
+        closing = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
+        closing.start()
+        closing.join(CUT_INTERVAL_S)
+        deadline = self._life.now_ms() + GRACE_S * 1e3
+        while closing.is_alive() and self._life.now_ms() < deadline:
+            cut_connections(port)
+            closing.join(CUT_INTERVAL_S)
+        if closing.is_alive():
+            logger.warning("Arrow Flight still has calls that do not end")
+
+    @typed_errors
+    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
+        """Stream the records a ticket asks for."""
+        self._life.check()
+        request = decode_ticket(ticket.ticket)
+        plan = plan_read(request, self._broker.stream(request.stream))
+        session = ReadSession(
+            plan,
+            self._life,
+            telemetry=self._broker.telemetry,
+            is_cancelled=context.is_cancelled,
+        )
+        return session.stream()
+
+    @typed_errors
+    def do_put(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.FlightMetadataWriter,
+    ) -> None:
+        """Append batches and ack them as they become safe."""
+        self._life.check()
+        session = PutSession(
+            self._broker,
+            _put_request(descriptor),
+            self._life,
+            send_ack=writer.write,
+            is_cancelled=context.is_cancelled,
+        )
+        session.run(reader.read_chunk)
+
+    @typed_errors
+    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
+        """Run an admin action."""
+        body = action.body.to_pybytes() if action.body is not None else b""
+        return self._admin.run(action.type, body, is_cancelled=context.is_cancelled)
+
+    @typed_errors
+    def list_actions(self, _: fl.ServerCallContext) -> list[tuple[str, str]]:
+        """Every admin action."""
+        return list(ACTIONS.items())
+
+    @typed_errors
+    def get_flight_info(
+        self, _: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.FlightInfo:
+        """Describe a read, one endpoint per partition."""
+        request = request_of(descriptor)
+        return self._info(request, descriptor)
+
+    @typed_errors
+    def get_schema(
+        self, _: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.SchemaResult:
+        """The schema of a read."""
+        request = request_of(descriptor)
+        return fl.SchemaResult(plan_read(request, self._broker.stream(request.stream)).schema)
+
+    @typed_errors
+    def list_flights(self, _: fl.ServerCallContext, criteria: bytes) -> Iterator[fl.FlightInfo]:
+        """Describe every stream whose name begins with the criteria."""
+        found = [
+            self._info(ReadRequest(stream=stream.name), fl.FlightDescriptor.for_path(stream.name))
+            for stream in self._broker.streams()
+            if stream.name.encode().startswith(criteria)
+        ]
+        return iter(found)
+
+    def _info(self, request: ReadRequest, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
+        check_request(request)
+        stream = self._broker.stream(request.stream)
+        return flight_info(request, stream, descriptor=descriptor, location=self._location())
+
+    def _location(self) -> str:
+        """Where clients find this broker; the connection they have, if it listens everywhere."""
+        if self._host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            return "arrow-flight-reuse-connection://?"
+        return f"grpc+tcp://{self._host}:{self.port}"
+
+
+def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
+    """Where a put appends: the JSON of a command, or a path as for reads."""
+    if descriptor.descriptor_type == fl.DescriptorType.CMD:
+        return decode(descriptor.command, PutRequest, what="put command")
+    request = request_of(descriptor)
+    return PutRequest(stream=request.stream, partition=request.partition)
+
+
+def _listen(broker: Broker, life: Life, *, host: str, port: int) -> FlightServer:
+    """A listening server.
+
+    Raises:
+        InvalidConfigError: the address cannot be bound; gRPC itself would only log why.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise InvalidConfigError(
+            f"cannot listen on {host}:{port} for Arrow Flight ({error.strerror}); "
+            "choose another flight_port, or 0 for a free one"
+        ) from error
+    return FlightServer(broker, life, (host, port))

@@ -1,0 +1,282 @@
+"""One DoPut call: batches in, pipelined; acks out as metadata, while the client goes on sending.
+
+Three threads meet here: the call's own reads and checks batches, the broker's loop appends them and
+learns the outcome, and an acker writes the acks. So an ack never waits for the next batch.
+
+Rules: no more than a window of bytes is under way per call, and none while the broker has
+``limits.pending_bytes`` unstored; the client then waits in its own socket. Each counter is written
+by one thread.
+"""
+
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from strandline.broker.broker import Broker
+from strandline.broker.partition import Partition
+from strandline.broker.stream import Stream
+from strandline.errors import InvalidRecordError, StrandlineError
+from strandline.frontends.flight.checks import BatchChecker
+from strandline.frontends.flight.life import LISTENER, POLL_S, Life
+from strandline.frontends.flight.tracking import BatchInFlight, Row, rows_of
+from strandline.protocol.put import BatchTag, PutAck, PutRequest
+from strandline.protocol.routing import Router
+from strandline.protocol.status import to_body
+from strandline.protocol.wire import decode, encode
+from strandline.types import Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+WINDOW_BYTES = 32 << 20
+WINDOW_BATCHES = 1024
+UNSENT_ACKS_MAX = 100_000
+ROWS_PER_HOP = 256
+"""Rows with message ids appended at once, one by one: the loop must not be held for longer."""
+BACK_PRESSURE_S = 0.005
+
+
+class Piece(NamedTuple):
+    """The rows of a batch that go to one partition."""
+
+    partition: Partition
+    batch: pa.RecordBatch
+    rows: list[Row] | None
+    """Row by row, for rows with message ids."""
+
+
+class PutSession:
+    """One put; also the responder its appends are answered through.
+
+    Args:
+        broker: where to append.
+        request: where the client wants it.
+        life: of the front end.
+        send_ack: writes one metadata message to the client.
+        is_cancelled: whether the client went away.
+
+    Raises:
+        UnknownStreamError, UnknownPartitionError: no such partition.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        request: PutRequest,
+        life: Life,
+        *,
+        send_ack: Callable[[bytes], None],
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._broker = broker
+        self._request = request
+        self._life = life
+        self._send_ack = send_ack
+        self._is_cancelled = is_cancelled
+        self._stream: Stream = broker.stream(request.stream)
+        if request.partition is not None:
+            self._stream.partition(request.partition)
+        config = self._stream.config
+        self._checker = BatchChecker(broker.config.limits, config.subject)
+        self._router = Router(config)
+        self._acks: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
+        self._finished_something = threading.Event()
+        self._batches_in = self._bytes_in = 0
+        self._batches_out = self._bytes_out = 0
+
+    # The call's thread
+
+    def run(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
+        """Take batches until the client is done, then wait until all are answered.
+
+        Args:
+            read: the next chunk; raises StopIteration at the end.
+
+        Raises:
+            ShuttingDownError: the broker stops; what was not acked may not be stored.
+            InvalidRecordError: what came is not an Arrow stream.
+        """
+        acker = threading.Thread(target=self._write_acks, name="flight-acker", daemon=True)
+        acker.start()
+        try:
+            with self._life.stream():
+                try:
+                    self._take_all(read)
+                finally:
+                    self._wait_until(lambda: self._batches_in == self._batches_out)
+        finally:
+            self._acks.put(None)
+            acker.join()
+
+    def _take_all(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
+        for place in itertools.count():
+            self._wait_until(self._has_room)
+            self._life.check()
+            if self._is_cancelled():
+                return
+            try:
+                with self._life.idle():
+                    chunk = read()
+            except StopIteration:
+                return
+            self._take(place, chunk)
+
+    def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
+        """Check one batch and hand it to the loop; a bad one is answered at once."""
+        tag = BatchTag(sequence=place)
+        try:
+            if chunk.app_metadata is not None:
+                tag = decode(chunk.app_metadata.to_pybytes(), BatchTag, what="batch metadata")
+            if chunk.data is None or not chunk.data.num_rows:
+                raise InvalidRecordError("metadata without records")
+            batch = self._checker.check(chunk.data)
+            pieces = self._pieces(batch, tag, spread=place)
+        except StrandlineError as error:
+            self._acks.put(PutAck(sequence=tag.sequence, error=to_body(error)))
+            return
+        size = batch.nbytes
+        waiting = BatchInFlight(tag.sequence, size)
+        for piece in pieces:
+            waiting.expect(piece.partition.name, piece.batch.num_rows, rows=piece.rows)
+        self._batches_in += 1
+        self._bytes_in += size
+        self._broker.telemetry.count_listener(LISTENER, messages=batch.num_rows)
+        for number, piece in enumerate(pieces):
+            self._submit(waiting, number, piece)
+
+    def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[Piece]:
+        """Where the rows of a checked batch go."""
+        number = self._request.partition if tag.partition is None else tag.partition
+        if number is not None:
+            split = [(self._stream.partition(number).name.partition, batch, None)]
+        else:
+            split = self._router.of_batch(batch, spread=spread)
+        has_ids = (
+            "message_id" in batch.schema.names
+            and batch.column("message_id").null_count < batch.num_rows
+        )
+        return [
+            Piece(
+                self._stream.partition(number),
+                rows.drop_columns(["message_id"]) if "message_id" in rows.schema.names else rows,
+                rows_of(rows, places, self._stream.config.subject) if has_ids else None,
+            )
+            for number, rows, places in split
+        ]
+
+    def _submit(self, waiting: BatchInFlight, number: int, piece: Piece) -> None:
+        """Hand one piece to the loop."""
+        if piece.rows is None:
+            self._broker.call_soon(self._append_batch, waiting, number, piece)
+            return
+        for start in range(0, len(piece.rows), ROWS_PER_HOP):
+            rows = piece.rows[start : start + ROWS_PER_HOP]
+            self._broker.call_soon(self._append_rows, waiting, piece.partition, rows)
+
+    def _has_room(self) -> bool:
+        return (
+            self._bytes_in - self._bytes_out < WINDOW_BYTES
+            and self._batches_in - self._batches_out < WINDOW_BATCHES
+            and self._acks.qsize() < UNSENT_ACKS_MAX
+            and self._broker.admission.pending_bytes < self._broker.config.limits.pending_bytes
+        )
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for the loop, unless the client goes away or the broker stops for good."""
+        while not is_so() and not self._is_cancelled():
+            self._finished_something.clear()
+            if is_so():
+                return
+            others_fill_it = self._batches_in == self._batches_out
+            self._finished_something.wait(BACK_PRESSURE_S if others_fill_it else POLL_S)
+            if self._life.gave_up.is_set():
+                return
+
+    # The loop's thread
+
+    def _append_batch(self, waiting: BatchInFlight, number: int, piece: Piece) -> None:
+        token = (waiting, number)
+        append = partial(
+            piece.partition.append_arrow,
+            piece.batch,
+            responder=self,
+            token=token,
+            acks=self._request.acks,
+        )
+        self._answered(append, token)
+
+    def _append_rows(self, waiting: BatchInFlight, partition: Partition, rows: list[Row]) -> None:
+        for row in rows:
+            token = (waiting, row.place)
+            append = partial(
+                partition.append,
+                row.value,
+                subject=row.subject,
+                key=row.key,
+                headers=row.headers,
+                message_id=row.message_id,
+                responder=self,
+                token=token,
+                acks=self._request.acks,
+            )
+            self._answered(append, token)
+
+    def _answered(self, append: Callable[[], None], token: tuple[BatchInFlight, int]) -> None:
+        """Append; whatever happens, the client gets an answer and the loop goes on."""
+        try:
+            append()
+        except StrandlineError as error:
+            self.rejected(token, error)
+        except Exception:
+            logger.exception("appending to %s failed", self._request.stream)
+            self.rejected(token, StrandlineError("internal error; see the broker's log"))
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,  # noqa: ARG002 - the token knows it already
+        offset: Offset,
+        *,
+        duplicate: bool,
+    ) -> None:
+        """Rows are as safe as was asked."""
+        waiting, number = _known(token)
+        waiting.acked(number, offset, duplicate=duplicate)
+        self._finish(waiting)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Rows were refused."""
+        waiting, _ = _known(token)
+        waiting.rejected(error)
+        self._finish(waiting)
+
+    def _finish(self, waiting: BatchInFlight) -> None:
+        """Queue the ack of a batch all of whose rows are answered."""
+        if not waiting.is_complete:
+            return
+        self._batches_out += 1
+        self._bytes_out += waiting.size
+        self._acks.put(waiting.ack())
+        self._finished_something.set()
+
+    # The acker's thread
+
+    def _write_acks(self) -> None:
+        """Send acks until told to end; a client that is gone needs none."""
+        while (ack := self._acks.get()) is not None:
+            try:
+                self._send_ack(encode(ack))
+            except (fl.FlightError, pa.ArrowException, OSError) as error:
+                logger.debug("a client left before its acks: %s", error)
+                return
+
+
+def _known(token: object) -> tuple[BatchInFlight, int]:
+    assert isinstance(token, tuple), "the broker hands back what it was given"
+    return token

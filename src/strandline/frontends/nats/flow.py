@@ -1,0 +1,107 @@
+"""What both kinds of connection share: an output queue, and reasons to stop reading.
+
+Rules: output is queued and written once per turn or once per read; reading stops while the other
+end does not take its replies and while the broker has more than it can store soon. Nothing here
+waits or parses.
+"""
+
+import asyncio
+from typing import Final, cast
+
+OUTPUT_BYTES_MAX: Final = 1 << 20
+"""Replies the other end may leave unread before it is read no further."""
+HIGH_WATER: Final = 0.5
+LOW_WATER: Final = 0.25
+"""Of ``limits.pending_bytes``: where reading stops, and where it goes on."""
+
+
+class Peer(asyncio.Protocol):
+    """One end of a connection."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.output: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._held_for: set[str] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
+        self.is_open = True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
+        """Drop what is queued: it has nowhere to go."""
+        self.is_open = False
+        self.output.clear()
+
+    def pause_writing(self) -> None:
+        """The other end does not take its replies: take no more of its messages."""
+        self.hold_reading("output")
+
+    def resume_writing(self) -> None:
+        """The other end has caught up."""
+        self.release_reading("output")
+
+    def hold_reading(self, why: str) -> None:
+        """Read no further until released for the same reason."""
+        if not self._held_for and self.is_open and self._transport is not None:
+            self._transport.pause_reading()
+        self._held_for.add(why)
+
+    def release_reading(self, why: str) -> None:
+        """Read again, unless another reason holds."""
+        if why not in self._held_for:
+            return
+        self._held_for.discard(why)
+        if not self._held_for and self.is_open and self._transport is not None:
+            self._transport.resume_reading()
+
+    def write(self, data: bytes) -> None:
+        """Write at once, ahead of what is queued."""
+        if self.is_open and self._transport is not None:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write what is queued."""
+        if self.output:
+            self.write(b"".join(self.output))
+            self.output.clear()
+
+    def close(self) -> None:
+        """Write what is queued and close."""
+        self.flush()
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Gate:
+    """Stops reading while the broker has too much to store; shared by all connections.
+
+    Args:
+        pending_bytes_max: ``limits.pending_bytes``.
+    """
+
+    def __init__(self, pending_bytes_max: int) -> None:
+        self.pending_high = int(pending_bytes_max * HIGH_WATER)
+        self._pending_low = int(pending_bytes_max * LOW_WATER)
+        self._held: list[Peer] = []
+
+    def hold(self, peer: Peer) -> None:
+        """Read ``peer`` no further until there is room."""
+        peer.hold_reading("overload")
+        self._held.append(peer)
+
+    def release(self, pending_bytes: int) -> None:
+        """Read on if there is room."""
+        if self._held and pending_bytes <= self._pending_low:
+            held, self._held = self._held, []
+            for peer in held:
+                peer.release_reading("overload")

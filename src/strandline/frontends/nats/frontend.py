@@ -1,0 +1,131 @@
+"""The NATS front end: two ways in for publishers, one set of routes.
+
+Publishers reach the broker through a nats-server (a child of ours, or servers of the user's) or
+through our own listener, which saves the hop. Rules: everything runs on the broker's loop; streams
+that come and go are re-bound at once.
+"""
+
+from pathlib import Path
+
+from strandline.config import BrokerConfig
+from strandline.frontends.nats.child import NatsServerChild
+from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX
+from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
+from strandline.frontends.nats.ports import BrokerPort
+from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.routing import Binding, RouteTable, stream_bindings
+from strandline.frontends.nats.subscriber import Subscriber
+
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind
+"""How to reach a server that listens on every address."""
+
+
+class NatsFrontEnd:
+    """NATS in, acks out.
+
+    Args:
+        broker: started, and stopped after this.
+        config: settings.
+    """
+
+    def __init__(self, broker: BrokerPort, config: BrokerConfig) -> None:
+        self._broker = broker
+        self._config = config
+        self._child: NatsServerChild | None = None
+        self._subscriber: Subscriber | None = None
+        self._listener: IngestListener | None = None
+        self._routes = RouteTable()
+
+    @property
+    def nats_port(self) -> int | None:
+        """Port of the nats-server child; None with servers of the user's."""
+        return self._child.port if self._child is not None else None
+
+    @property
+    def ingest_port(self) -> int | None:
+        """Port of our own listener; None when it is off."""
+        return self._listener.port if self._listener is not None else None
+
+    @property
+    def nats_pid(self) -> int | None:
+        """Process id of the nats-server child; None without one."""
+        return self._child.pid if self._child is not None else None
+
+    async def start(self) -> None:
+        """Start the child if there is one, subscribe, listen.
+
+        Raises:
+            InvalidConfigError: a NATS URL is wrong.
+            UnavailableError: a server cannot be reached or a port cannot be had; nothing runs on.
+        """
+        config, broker = self._config, self._broker
+        gate = Gate(config.limits.pending_bytes)
+        intake = Intake(broker.clock, self._routes)
+        bindings = self._bind()
+        broker.on_streams_changed(self._streams_changed)
+        try:
+            servers = list(config.nats.servers) or [await self._start_child()]
+            self._subscriber = Subscriber(broker, intake=intake, gate=gate)
+            await self._subscriber.start(servers, bindings)
+            if config.nats.ingest_port >= 0:
+                self._listener = IngestListener(
+                    broker, config, routes=self._routes, intake=intake, gate=gate
+                )
+                await self._listener.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Take nothing more, answer what was taken, disconnect, end the child."""
+        if self._listener is not None:
+            await self._listener.stop()
+        if self._subscriber is not None:
+            await self._subscriber.stop()
+        if self._child is not None:
+            await self._child.stop()
+
+    async def synced(self) -> None:
+        """Wait until nats-server delivers for every stream there is.
+
+        Await it before telling anyone that a stream was created: a publish that overtakes the
+        subscription would find no responders.
+        """
+        if self._subscriber is not None:
+            await self._subscriber.synced()
+
+    async def _start_child(self) -> str:
+        """Start the nats-server child; answers its URL."""
+        config, telemetry = self._config, self._broker.telemetry
+
+        def restarted() -> None:
+            telemetry.nats_server_restarts += 1
+
+        self._child = NatsServerChild(
+            Path(config.data_dir) / "nats",
+            host=config.host,
+            port=config.nats.port,
+            payload_max=min(config.limits.record_bytes + MESSAGE_SLACK_BYTES, PAYLOAD_BYTES_MAX),
+            on_restart=restarted,
+        )
+        await self._child.start()
+        host = LOOPBACK.get(config.host, config.host)
+        return (
+            f"nats://[{host}]:{self._child.port}" if ":" in host else f"{host}:{self._child.port}"
+        )
+
+    def _bind(self) -> list[Binding]:
+        """Route by the streams there are now."""
+        bindings = [
+            binding for stream in self._broker.streams() for binding in stream_bindings(stream)
+        ]
+        self._routes.replace(bindings)
+        return bindings
+
+    def _streams_changed(self) -> None:
+        bindings = self._bind()
+        if self._listener is not None:
+            self._listener.streams_changed()
+        if self._subscriber is not None:
+            self._subscriber.streams_changed(bindings)

@@ -1,0 +1,125 @@
+"""The subscriptions of one publisher, which exist to receive replies.
+
+Rules: a reply goes to one subscription, the exact one first, then ``prefix.*``, then any other
+pattern. The shapes that clients use (``_INBOX.x`` and ``_INBOX.x.*``) are found by one dictionary
+access; other patterns are tried one by one and are therefore few. Pure.
+"""
+
+from typing import Final
+
+from strandline.record.subjects import SUBJECT_BYTES_MAX, subject_matches
+
+SUBSCRIPTIONS_MAX: Final = 4096
+PATTERNS_MAX: Final = 4
+"""Most subscriptions that are neither plain nor ``prefix.*``."""
+
+
+class Inbox:
+    """A subscription."""
+
+    __slots__ = ("pattern", "remaining", "sid")
+
+    def __init__(self, pattern: str, sid: bytes) -> None:
+        self.pattern = pattern
+        self.sid = sid
+        self.remaining = 0
+        """Deliveries left before it ends by itself; 0: it does not."""
+
+
+class Inboxes:
+    """All subscriptions of one connection; ``by_prefix`` is public for the hot path to read."""
+
+    def __init__(self) -> None:
+        self.by_prefix: dict[bytes, bytes] = {}
+        """What stands before the last token of the reply → sid; only of endless ``prefix.*``."""
+        self._by_sid: dict[bytes, Inbox] = {}
+        self._plain: dict[str, Inbox] = {}
+        self._patterns: dict[bytes, Inbox] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_sid)
+
+    def add(self, pattern: str, sid: bytes) -> bool:
+        """Subscribe; False if there are too many. A sid in use is replaced.
+
+        Args:
+            pattern: a valid subject, perhaps with wildcards.
+            sid: the client's name for it.
+        """
+        self.remove(sid)
+        prefix, _, last = pattern.rpartition(".")
+        is_plain = "*" not in pattern and ">" not in pattern
+        is_prefix = last == "*" and prefix != "" and "*" not in prefix
+        full = len(self._by_sid) >= SUBSCRIPTIONS_MAX
+        if full or not (is_plain or is_prefix or len(self._patterns) < PATTERNS_MAX):
+            return False
+        inbox = self._by_sid[sid] = Inbox(pattern, sid)
+        if is_plain:
+            self._plain[pattern] = inbox
+        elif is_prefix:
+            self.by_prefix[prefix.encode()] = sid
+        else:
+            self._patterns[sid] = inbox
+        return True
+
+    def remove(self, sid: bytes) -> None:
+        """Unsubscribe; nothing happens if there is no such sid."""
+        inbox = self._by_sid.pop(sid, None)
+        if inbox is None:
+            return
+        self._patterns.pop(sid, None)
+        if self._plain.get(inbox.pattern) is inbox:
+            del self._plain[inbox.pattern]
+        self._forget_prefix(inbox)
+
+    def limit(self, sid: bytes, deliveries_max: int) -> None:
+        """Unsubscribe after ``deliveries_max`` more deliveries.
+
+        A limit on one ``prefix.*`` too many is ignored: counting is for the slow way, which is
+        kept short, and clients limit plain inboxes.
+        """
+        inbox = self._by_sid.get(sid)
+        if inbox is None:
+            return
+        inbox.remaining = deliveries_max
+        if len(self._patterns) < PATTERNS_MAX and self._forget_prefix(inbox):
+            # From now on its deliveries are counted, which only the slow way does.
+            self._patterns[sid] = inbox
+
+    def sid_for(self, reply: bytes) -> bytes | None:
+        """The sid that gets a reply, or None; counts it as delivered."""
+        sid = self.by_prefix.get(reply.rpartition(b".")[0])
+        if sid is not None and not self._plain:
+            return sid
+        if len(reply) > SUBJECT_BYTES_MAX:
+            return sid
+        subject = reply.decode(errors="replace")
+        inbox = self._plain.get(subject)
+        if inbox is None:
+            if sid is not None:
+                return sid
+            inbox = next(
+                (each for each in self._patterns.values() if _matches(each.pattern, subject)), None
+            )
+        if inbox is None:
+            return None
+        if inbox.remaining:
+            inbox.remaining -= 1
+            if inbox.remaining == 0:
+                self.remove(inbox.sid)
+        return inbox.sid
+
+    def _forget_prefix(self, inbox: Inbox) -> bool:
+        """Take an inbox out of ``by_prefix``; False if it was not there."""
+        prefix = inbox.pattern.rpartition(".")[0].encode()
+        if self.by_prefix.get(prefix) != inbox.sid:
+            return False
+        del self.by_prefix[prefix]
+        return True
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    """As ``subject_matches``, but a client may well subscribe to ``>`` and mean its inboxes."""
+    if pattern == ">":
+        return True
+    return subject_matches(pattern, subject)

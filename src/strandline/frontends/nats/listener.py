@@ -1,0 +1,166 @@
+"""The broker's own listener for publishers: NATS' client protocol without the hop through a server.
+
+It takes publishes and sends acks; it is no NATS server: subscriptions exist to receive replies, and
+publishers do not hear each other. Rules: connections share nothing but the routes and the limits
+here; what one does costs the others nothing but its share of the loop.
+"""
+
+import asyncio
+import contextlib
+import resource
+import secrets
+from typing import Final
+
+import msgspec
+
+from strandline.config import BrokerConfig
+from strandline.errors import UnavailableError
+from strandline.frontends.nats.connection import PublisherConnection
+from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.ports import BrokerPort
+from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.replies import AckLines
+from strandline.frontends.nats.routing import RouteTable
+from strandline.version import __version__
+
+NATS_VERSION: Final = "2.10.0"
+"""The protocol level spoken, where clients look for a server's version."""
+MESSAGE_SLACK_BYTES: Final = 64 << 10
+"""What headers and an envelope may add to the largest record."""
+PING_INTERVAL_S: Final = 60.0
+UNANSWERED_PINGS_MAX: Final = 2
+
+
+class IngestListener:
+    """Listens for publishers.
+
+    Args:
+        broker: where records go.
+        config: settings.
+        routes: of all streams; shared with the other ways in.
+        intake: for messages that are more than a plain payload.
+        gate: stops reading while the broker is full.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerPort,
+        config: BrokerConfig,
+        *,
+        routes: RouteTable,
+        intake: Intake,
+        gate: Gate,
+    ) -> None:
+        self._broker = broker
+        self._config = config
+        self.routes = routes
+        self.intake = intake
+        self.gate = gate
+        self.admission = broker.admission
+        self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
+        self.ack_lines = AckLines(b"MSG %b %b")
+        self.unflushed: list[PublisherConnection] = []
+        self.messages = 0
+        """Received since the last count was handed to telemetry."""
+        self.buffered_bytes = 0
+        """Of half-received messages on all connections."""
+        self.buffered_bytes_max = config.limits.pending_bytes
+        self._connections: set[PublisherConnection] = set()
+        self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._server: asyncio.Server | None = None
+        self._pinger: asyncio.Task[None] | None = None
+        self.port = 0
+        self.info_line = b""
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            UnavailableError: the port cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        host, port = self._config.host, self._config.nats.ingest_port
+        try:
+            self._server = await loop.create_server(
+                lambda: PublisherConnection(self), host, port, backlog=1024
+            )
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot listen for publishers on {host}:{port} (nats.ingest_port): {error}"
+            ) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.info_line = self._make_info_line()
+        self._broker.on_turn_end(self.turn_ended)
+        self._pinger = asyncio.create_task(self._ping_all(), name="ingest-pings")
+
+    async def stop(self) -> None:
+        """Take nothing more, answer what was taken, close."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in self._connections:
+            connection.hold_reading("stopping")
+        await self._broker.quiesce()
+        self.turn_ended()
+        if self._pinger is not None:
+            self._pinger.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pinger
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _make_info_line(self) -> bytes:
+        info = {
+            "server_id": secrets.token_hex(16),
+            "server_name": f"strandline-{__version__}",
+            "version": NATS_VERSION,
+            "proto": 1,
+            "host": self._config.host,
+            "port": self.port,
+            "headers": True,
+            "max_payload": self.payload_max,
+            "jetstream": False,
+        }
+        return b"INFO %b\r\n" % msgspec.json.encode(info)
+
+    # What connections need of each other
+
+    def admit(self, connection: PublisherConnection) -> bool:
+        """Remember a new connection; False if there are too many."""
+        self._connections.add(connection)
+        self._broker.telemetry.count_listener("ingest", connections=1)
+        return len(self._connections) <= self._connections_max
+
+    def forget(self, connection: PublisherConnection) -> None:
+        """A connection is gone."""
+        self._connections.discard(connection)
+        self._broker.telemetry.count_listener("ingest", connections=-1)
+
+    def streams_changed(self) -> None:
+        """Forget what belongs to streams that may be gone."""
+        self.ack_lines.clear()
+
+    def turn_ended(self) -> None:
+        """Write the acks of a turn, one write for each connection; read on if there is room."""
+        unflushed, self.unflushed = self.unflushed, []
+        for connection in unflushed:
+            connection.flush()
+        if self.messages:
+            self._broker.telemetry.count_listener("ingest", messages=self.messages)
+            self.messages = 0
+        self.gate.release(self.admission.pending_bytes)
+
+    async def _ping_all(self) -> None:
+        """Find connections whose other end is gone or stuck."""
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            for connection in list(self._connections):
+                if not connection.is_open:
+                    connection.abort()
+                elif connection.unanswered_pings >= UNANSWERED_PINGS_MAX:
+                    connection.fail("Stale Connection")
+                else:
+                    connection.ping()

@@ -1,0 +1,264 @@
+"""The broker as a client of nats-server: one link at a time, re-made whenever it breaks.
+
+Rules: NATS delivers at most once, so what is published while there is no link is lost; a publisher
+that waits for its ack notices and retries. After a reconnect every binding is subscribed again
+before anything else. A link that does not answer pings is given up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from strandline.errors import (
+    DisconnectedError,
+    InvalidConfigError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX, Link, ServerInfo
+from strandline.frontends.nats.ports import BrokerPort
+from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.replies import AckLines
+from strandline.frontends.nats.routing import Binding
+from strandline.version import __version__
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT: Final = 4222
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
+BACKOFF_FIRST_S: Final = 0.02
+BACKOFF_MAX_S: Final = 2.0
+PING_INTERVAL_S: Final = 20.0
+PING_TIMEOUT_S: Final = 20.0
+DRAIN_TIMEOUT_S: Final = 3.0
+
+
+class ServerUrl(NamedTuple):
+    """Where a nats-server is, and how to log in."""
+
+    host: str
+    port: int
+    credentials: dict[str, str]
+    """Fields for CONNECT: user and pass, or auth_token."""
+
+    def __str__(self) -> str:
+        return f"nats://{self.host}:{self.port}"
+
+
+def parse_server_url(url: str) -> ServerUrl:
+    """Read ``nats://[user:password@|token@]host[:port]`` or ``host[:port]``.
+
+    Raises:
+        InvalidConfigError: not such a URL.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        port = parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise InvalidConfigError(f"nats.servers: '{url}' is not a URL: {error}") from error
+    if parts.scheme != "nats" or not parts.hostname:
+        raise InvalidConfigError(f"nats.servers: '{url}' is not nats://host:port (TLS: not yet)")
+    credentials = {}
+    if parts.password is not None:
+        credentials = {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
+    elif parts.username:
+        credentials = {"auth_token": unquote(parts.username)}
+    return ServerUrl(parts.hostname, port, credentials)
+
+
+class Subscriber:
+    """Keeps the bindings of all streams subscribed at a nats-server.
+
+    Args:
+        broker: where records go.
+        intake: for messages that are more than a plain payload.
+        gate: stops reading while the broker is full.
+    """
+
+    def __init__(self, broker: BrokerPort, *, intake: Intake, gate: Gate) -> None:
+        self._broker = broker
+        self.intake = intake
+        self.gate = gate
+        self.admission = broker.admission
+        self.ack_lines = AckLines(b"PUB %b")
+        self.unflushed: list[Link] = []
+        self.messages = 0
+        """Received since the last count was handed to telemetry."""
+        self._servers: list[ServerUrl] = []
+        self._bindings: list[Binding] = []
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._last_error = "no attempt was made"
+        self._connected = asyncio.Event()
+
+    async def start(self, servers: Sequence[str], bindings: list[Binding]) -> None:
+        """Connect and subscribe; returns when both have happened once.
+
+        Raises:
+            InvalidConfigError: a URL is wrong.
+            UnavailableError: no server could be reached in time.
+        """
+        self._servers = [parse_server_url(url) for url in servers]
+        self._bindings = bindings
+        self._broker.on_turn_end(self.turn_ended)
+        self._task = asyncio.create_task(self._run(), name="nats-subscriber")
+        try:
+            async with asyncio.timeout(FIRST_CONNECTION_TIMEOUT_S):
+                await self._connected.wait()
+        except TimeoutError:
+            await self._cancel()
+            urls = ", ".join(map(str, self._servers))
+            raise UnavailableError(
+                f"cannot connect to NATS at {urls}: {self._last_error}"
+            ) from None
+
+    async def stop(self) -> None:
+        """Take nothing more, answer what was taken, disconnect."""
+        link = self._link
+        if link is not None and link.is_open:
+            try:
+                async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                    link.unsubscribe_all()
+                    await link.round_trip()
+                    await self._broker.quiesce()
+                    self.turn_ended()
+                    await link.round_trip()
+            except (TimeoutError, DisconnectedError):
+                logger.warning("nats-server went away before the last acks were sent")
+        await self._cancel()
+
+    async def _cancel(self) -> None:
+        """End the reconnecting and the link."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def streams_changed(self, bindings: list[Binding]) -> None:
+        """Subscribe to these bindings from now on."""
+        self._bindings = bindings
+        self.ack_lines.clear()
+        if self._link is not None:
+            self._link.subscribe(bindings)
+
+    async def synced(self) -> None:
+        """Wait until the server knows all subscriptions; at once if there is no connection."""
+        if self._link is not None:
+            try:
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                    await self._link.round_trip()
+            except (TimeoutError, DisconnectedError) as error:
+                logger.warning("subscriptions will be made when nats-server is back: %s", error)
+
+    def turn_ended(self) -> None:
+        """Write the acks of a turn in one write, and read on if there is room."""
+        unflushed, self.unflushed = self.unflushed, []
+        for link in unflushed:
+            link.flush()
+        if self.messages:
+            self._broker.telemetry.count_listener("nats", messages=self.messages)
+            self.messages = 0
+        self.gate.release(self.admission.pending_bytes)
+
+    # Connecting
+
+    async def _run(self) -> None:
+        """Connect, stay connected as long as it lasts, and again."""
+        backoff_s, attempt = BACKOFF_FIRST_S, 0
+        while True:
+            server = self._servers[attempt % len(self._servers)]
+            attempt += 1
+            try:
+                link = await self._connect(server)
+            except (OSError, TimeoutError, StrandlineError) as error:
+                reason = str(error) or "no answer in time"
+                if reason != self._last_error:
+                    logger.warning("cannot connect to %s: %s", server, reason)
+                self._last_error = reason
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                continue
+            backoff_s = BACKOFF_FIRST_S
+            await self._serve(link, server)
+
+    async def _connect(self, server: ServerUrl) -> Link:
+        """A link that has shaken hands and subscribed.
+
+        Raises:
+            OSError, TimeoutError, StrandlineError: it could not be made.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            _, link = await loop.create_connection(lambda: Link(self), server.host, server.port)
+            try:
+                info = await link.info
+                _check_info(server, info)
+                link.parser.payload_max = min(info.max_payload, PAYLOAD_BYTES_MAX)
+                link.write(_connect_line(server))
+                link.subscribe(self._bindings)
+                await link.round_trip()
+            except BaseException:
+                link.abort()
+                raise
+        return link
+
+    async def _serve(self, link: Link, server: ServerUrl) -> None:
+        """Use a link until it is lost."""
+        telemetry = self._broker.telemetry
+        self._link = link
+        self._connected.set()
+        telemetry.nats_connected = 1
+        logger.info("connected to %s", server)
+        # The streams may have changed while the link was being made.
+        link.subscribe(self._bindings)
+        try:
+            await _watch(link)
+        finally:
+            self._link = None
+            telemetry.nats_connected = 0
+            link.abort()
+        logger.warning("lost the connection to %s: %s", server, link.failure or "closed")
+
+
+async def _watch(link: Link) -> None:
+    """Return when the link is closed or silent."""
+    while not link.closed.done():
+        await asyncio.wait((link.closed,), timeout=PING_INTERVAL_S)
+        if link.closed.done():
+            return
+        try:
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                await link.round_trip()
+        except (TimeoutError, DisconnectedError):
+            link.failure = link.failure or "it does not answer"
+            return
+
+
+def _check_info(server: ServerUrl, info: ServerInfo) -> None:
+    """Refuse a server we cannot work with."""
+    if info.tls_required:
+        raise UnavailableError(f"{server} requires TLS, which is not supported yet")
+    if not info.headers:
+        raise UnavailableError(f"{server} does not support headers: too old")
+
+
+def _connect_line(server: ServerUrl) -> bytes:
+    """CONNECT; without echo, so that our own acks never come back to us."""
+    options = {
+        "verbose": False,
+        "pedantic": False,
+        "echo": False,
+        "headers": True,
+        "no_responders": False,
+        "protocol": 1,
+        "name": "strandline",
+        "lang": "python",
+        "version": __version__,
+        **server.credentials,
+    }
+    return b"CONNECT %b\r\n" % msgspec.json.encode(options)

@@ -1,0 +1,129 @@
+"""The admin API: names of DoAction actions, their bodies, and what streams look like to clients.
+
+| action | body | results |
+|---|---|---|
+| create_stream | StreamConfig | StreamInfo |
+| delete_stream | StreamName | none |
+| truncate_before | TruncateBefore | StreamInfo |
+| stream_info | StreamName | StreamInfo |
+| list_streams | empty | StreamInfo, one per stream |
+| offsets | OffsetsRequest | Offsets |
+| wait_beyond | WaitRequest | Offsets |
+| server_info | empty | ServerInfo |
+
+Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from strandline.config import PARTITIONS_MAX, StreamConfig
+from strandline.protocol.tickets import WAIT_MS_MAX, Bound
+from strandline.protocol.wire import Answer, Count, Int64, Message, Name, PartitionNumber
+
+PROTOCOL_VERSION = 1
+
+CREATE_STREAM = "create_stream"
+DELETE_STREAM = "delete_stream"
+TRUNCATE_BEFORE = "truncate_before"
+STREAM_INFO = "stream_info"
+LIST_STREAMS = "list_streams"
+OFFSETS = "offsets"
+WAIT_BEYOND = "wait_beyond"
+SERVER_INFO = "server_info"
+
+ACTIONS: dict[str, str] = {
+    CREATE_STREAM: "Create a stream; body: its configuration.",
+    DELETE_STREAM: "Delete a stream and its records; body: {name}.",
+    TRUNCATE_BEFORE: "Delete records below an offset; body: {name, partition, offset}.",
+    STREAM_INFO: "A stream's configuration and offsets; body: {name}.",
+    LIST_STREAMS: "All streams; no body.",
+    OFFSETS: "Offsets of a stream's partitions at a place or time; body: {name, at}.",
+    WAIT_BEYOND: "Wait for records beyond offsets; body: {name, beyond, wait_ms_max}.",
+    SERVER_INFO: "Version and limits of the broker; no body.",
+}
+"""Every action, with the sentence ListActions gives."""
+
+
+class StreamName(Message, frozen=True, kw_only=True):
+    """Which stream."""
+
+    name: Name
+
+
+class TruncateBefore(Message, frozen=True, kw_only=True):
+    """Delete a prefix of a partition."""
+
+    name: Name
+    partition: PartitionNumber = 0
+    offset: Count
+
+
+class OffsetsRequest(Message, frozen=True, kw_only=True):
+    """Ask where a place or time is in each partition."""
+
+    name: Name
+    at: Bound = "latest"
+
+
+_Beyond = Annotated[
+    dict[PartitionNumber, Int64], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)
+]
+
+
+class WaitRequest(Message, frozen=True, kw_only=True):
+    """Wait until a high watermark passes the offset given for its partition."""
+
+    name: Name
+    beyond: _Beyond
+    wait_ms_max: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 1000
+
+
+class Offsets(Answer, frozen=True, kw_only=True):
+    """Offsets by partition."""
+
+    offsets: dict[int, int]
+
+
+class PartitionInfo(Answer, frozen=True, kw_only=True):
+    """A partition's extent; offsets are half-open."""
+
+    partition: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    size_bytes: int
+
+    @property
+    def records(self) -> int:
+        """How many offsets readers can see; fewer records where compaction left gaps."""
+        return self.high_watermark - self.log_start_offset
+
+
+class StreamInfo(Answer, frozen=True, kw_only=True):
+    """A stream as clients see it."""
+
+    config: StreamConfig
+    created_ns: int
+    partitions: tuple[PartitionInfo, ...]
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.config.name
+
+    @property
+    def subject(self) -> str:
+        """The NATS subject it records."""
+        return self.config.subject
+
+
+class ServerInfo(Answer, frozen=True, kw_only=True):
+    """A broker as clients see it."""
+
+    version: str
+    protocol: int
+    record_bytes_max: int
+    batch_bytes_max: int
+    streams: int

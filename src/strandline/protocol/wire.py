@@ -1,0 +1,57 @@
+"""JSON on the wire: how requests and answers are decoded, with every length capped.
+
+Rules: bytes are capped before they are parsed, and whatever the bytes, the caller gets a value of
+the asked-for type or an ``InvalidRequestError``. Pure: no Flight, no sockets, no broker.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX
+from strandline.errors import InvalidRequestError
+from strandline.record.subjects import SUBJECT_BYTES_MAX
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Longest JSON message accepted."""
+INT64_MAX = (1 << 63) - 1
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_BYTES_MAX)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=SUBJECT_BYTES_MAX)]
+Int64 = Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+PartitionNumber = Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_MAX)]
+
+T = TypeVar("T")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a client sends: an unknown field is an error, never silently ignored."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what a broker sends: a client ignores fields of a newer broker."""
+
+
+def encode(message: Any) -> bytes:
+    """The JSON bytes of a message or answer."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes, kind: type[T], *, what: str) -> T:
+    """Decode untrusted JSON bytes.
+
+    Args:
+        data: the bytes.
+        kind: type to decode to.
+        what: name of the message for the error, such as ``ticket``.
+
+    Raises:
+        InvalidRequestError: too long, not JSON, or not of that type.
+    """
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise InvalidRequestError(f"{what} of {len(data)} bytes; at most {MESSAGE_BYTES_MAX}")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{what} is not valid: {error}") from error

@@ -1,0 +1,69 @@
+"""The batch read: one slice of the log, fixed when a DataFrame is first used.
+
+Rules: Spark calls ``partitions`` once for all actions on a DataFrame, so a DataFrame is a snapshot:
+the same records however often it is used; ``latest`` is as of then, and a new ``load()`` moves it.
+Planning is ``planning``'s, fetching is ``connection``'s.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from strandline.spark.arrow import to_spark_batches
+from strandline.spark.connection import offsets_at_time, read_range, stream_state
+from strandline.spark.options import ReadOptions
+from strandline.spark.planning import (
+    OffsetRange,
+    Offsets,
+    PartitionState,
+    ending_offsets,
+    plan_ranges,
+    starting_offsets,
+)
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """The records that one Spark task reads."""
+
+    range: OffsetRange
+
+
+class StreamSliceReader(DataSourceReader):
+    """Reads from a start to an end that are known before the job runs."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.target = to_arrow_schema(schema, timezone="UTC")
+
+    def partitions(self) -> list[InputPartition]:
+        """One Spark partition for each log partition, or more if asked to split."""
+        states = stream_state(self.options).partitions
+        start = first_offsets(self.options, states)
+        end = ending_offsets(states, self.options, starting=start)
+        return [RangePartition(each) for each in plan_ranges(start, end, self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task as Arrow batches of 0.5-2 MiB."""
+        # Spark makes up a partition without a range when there is nothing to read.
+        if isinstance(partition, RangePartition):
+            yield from read_task(self.options, partition.range, self.target)
+
+
+def first_offsets(options: ReadOptions, states: Sequence[PartitionState]) -> Offsets:
+    """Where a new read starts, by offsets or by time."""
+    if options.starting_timestamp_ns is None:
+        return starting_offsets(states, options)
+    return offsets_at_time(options, options.starting_timestamp_ns)
+
+
+def read_task(
+    options: ReadOptions, wanted: OffsetRange, target: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Fetch a range and hand it over as Spark wants it."""
+    batches = read_range(options, wanted, target.names)
+    return to_spark_batches(batches, target, partition=wanted.partition)

@@ -1,0 +1,237 @@
+"""The one door from Spark's processes to a broker: one client a process, retries, whole ranges.
+
+Rules: Spark fails a query on any exception and retries nothing on the driver, so whatever may pass
+(a broker that restarts) is retried here until ``retryTimeoutMs`` is over; a read that was cut goes
+on at the next offset, so that no record comes twice. Clients are kept per process and never
+pickled. Must not know Spark.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+import strandline.client
+from strandline.errors import (
+    DataLossError,
+    OffsetOutOfRangeError,
+    StrandlineError,
+)
+from strandline.protocol.admin import StreamInfo
+from strandline.spark.options import ReadOptions
+from strandline.spark.planning import OffsetRange, Offsets, PartitionState, StreamState
+
+T = TypeVar("T")
+
+_BACKOFF_FIRST_S = 0.05
+_BACKOFF_LARGEST_S = 2.0
+
+# Forked workers must not share their parent's sockets, hence the process id in the key.
+_clients: dict[tuple[int, str], strandline.client.Client] = {}
+
+
+class Retry:
+    """Decides how long to wait before the next try, and when to give up.
+
+    Args:
+        timeout_ms: how long failures may go on without any success in between.
+    """
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_s = timeout_ms / 1000
+        self._failing_since: float | None = None
+        self._wait_s = _BACKOFF_FIRST_S
+
+    def succeeded(self) -> None:
+        """Something worked: the clock starts anew with the next failure."""
+        self._failing_since = None
+        self._wait_s = _BACKOFF_FIRST_S
+
+    def wait_or_raise(self, error: StrandlineError) -> None:
+        """Sleep a little longer than last time.
+
+        Raises:
+            StrandlineError: ``error`` itself, if it will not pass or has lasted too long.
+        """
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        if not error.retriable or now + self._wait_s - self._failing_since > self._timeout_s:
+            raise error
+        time.sleep(self._wait_s)
+        self._wait_s = min(self._wait_s * 2, _BACKOFF_LARGEST_S)
+
+
+def client_of(server: str) -> strandline.client.Client:
+    """This process's client of the broker at ``server``, connected when first used."""
+    key = (os.getpid(), server)
+    if key not in _clients:
+        _clients[key] = strandline.client.connect(server)
+    return _clients[key]
+
+
+def forget_client(server: str) -> None:
+    """Drop this process's client, so that the next use connects anew."""
+    client = _clients.pop((os.getpid(), server), None)
+    if client is not None:
+        client.close()
+
+
+def with_retries(
+    server: str, action: Callable[[strandline.client.Client], T], *, timeout_ms: int
+) -> T:
+    """What ``action`` returns for this process's client, tried again while errors may pass.
+
+    Raises:
+        StrandlineError: one that will not pass, or the last one when the time is over.
+    """
+    retry = Retry(timeout_ms)
+    while True:
+        try:
+            return action(client_of(server))
+        except StrandlineError as error:
+            forget_client(server)
+            retry.wait_or_raise(error)
+
+
+def stream_state(options: ReadOptions) -> StreamState:
+    """Which stream it is, and where each of its partitions starts and ends now.
+
+    Raises:
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker could not be reached in time.
+    """
+    info = _stream_info(options)
+    return StreamState(
+        identity=f"{info.name}@{info.created_ns}",
+        partitions=tuple(
+            PartitionState(
+                partition=each.partition,
+                log_start_offset=each.log_start_offset,
+                high_watermark=each.high_watermark,
+                size_bytes=each.size_bytes,
+            )
+            for each in info.partitions
+        ),
+    )
+
+
+def offsets_at_time(options: ReadOptions, timestamp_ns: int) -> Offsets:
+    """For each partition the first record stored at or after a time, or its end.
+
+    Raises:
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker could not be reached in time.
+    """
+    found = with_retries(
+        options.server,
+        lambda client: client.offsets(options.stream, at_timestamp_ns=timestamp_ns),
+        timeout_ms=options.retry_timeout_ms,
+    )
+    return dict(sorted(found.items()))
+
+
+def wait_beyond(options: ReadOptions, offsets: Offsets) -> None:
+    """Return once a partition has records from its offset on, or ``longPollMs`` is over.
+
+    Raises:
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker could not be reached in time.
+    """
+    with_retries(
+        options.server,
+        lambda client: client.wait_beyond(options.stream, offsets, timeout_ms=options.long_poll_ms),
+        timeout_ms=options.retry_timeout_ms,
+    )
+
+
+def read_range(
+    options: ReadOptions, wanted: OffsetRange, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range, each once, as the broker's filters let them through.
+
+    Args:
+        options: broker, stream, filters, and what to do about lost records.
+        wanted: partition and offsets.
+        columns: what to read; ``offset`` comes along, because a cut read needs it to go on.
+
+    Raises:
+        DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off.
+        UnavailableError: the broker could not be reached in time.
+    """
+    asked = list(dict.fromkeys(("offset", *(c for c in columns if c != "partition"))))
+    position, records = wanted.start, 0
+    retry = Retry(options.retry_timeout_ms)
+    while position < wanted.stop:
+        try:
+            for batch in _open(options, wanted, position=position, columns=asked):
+                if batch.num_rows:
+                    yield batch
+                    position = batch.column("offset")[-1].as_py() + 1
+                    records += batch.num_rows
+                    retry.succeeded()
+        except (OffsetOutOfRangeError, DataLossError) as error:
+            position = _after_lost_records(options, wanted, position=position, error=error)
+        except StrandlineError as error:
+            forget_client(options.server)
+            retry.wait_or_raise(error)
+        else:
+            break
+    if records < wanted.records_max:
+        _refuse_short_read(options, wanted, records=records)
+
+
+def _stream_info(options: ReadOptions) -> StreamInfo:
+    return with_retries(
+        options.server,
+        lambda client: client.stream_info(options.stream),
+        timeout_ms=options.retry_timeout_ms,
+    )
+
+
+def _open(
+    options: ReadOptions, wanted: OffsetRange, *, position: int, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    return iter(
+        client_of(options.server).read(
+            options.stream,
+            partition=wanted.partition,
+            start=position,
+            stop=wanted.stop,
+            columns=columns,
+            subject=options.subject,
+            keys=options.keys,
+        )
+    )
+
+
+def _after_lost_records(
+    options: ReadOptions, wanted: OffsetRange, *, position: int, error: StrandlineError
+) -> int:
+    """Where reading can go on after the log's start moved past ``position``."""
+    found = {state.partition: state for state in stream_state(options).partitions}
+    state = found.get(wanted.partition)
+    if options.fail_on_data_loss or state is None or state.log_start_offset <= position:
+        raise DataLossError(
+            f"records from offset {position} of {options.stream}/{wanted.partition} are gone "
+            f"({error.message}); raise the stream's retention, or set failOnDataLoss=false to go "
+            "on without them"
+        ) from error
+    return min(state.log_start_offset, wanted.stop)
+
+
+def _refuse_short_read(options: ReadOptions, wanted: OffsetRange, *, records: int) -> None:
+    """Check that fewer records than offsets have a reason: a filter, compaction, allowed loss.
+
+    Raises:
+        DataLossError: there is none.
+    """
+    if options.subject is not None or options.keys is not None or not options.fail_on_data_loss:
+        return
+    if not _stream_info(options).config.compact:
+        raise DataLossError(
+            f"{options.stream}/{wanted.partition} gave {records} records of the "
+            f"{wanted.records_max} from offset {wanted.start} to {wanted.stop}"
+        )

@@ -1,0 +1,11 @@
+"""The main job on real data: flights through NATS and the log into a table, through two crashes.
+
+    python -m strandline.spark.demo
+
+Rules: the parts are what a user would run (``strandline serve``, a NATS publisher, a Spark job);
+``story`` starts, kills and restarts them, ``check`` compares the result with the source.
+"""
+
+from strandline.spark.demo.story import run_demo
+
+__all__ = ["run_demo"]

@@ -1,0 +1,156 @@
+"""Child processes that end with us: each leads a group of its own, which one signal ends.
+
+Rules: a child's group gets SIGKILL when we leave for any reason Python sees, and the child itself
+when we die for one it does not see: it is started through this module, which asks Linux for that
+and then becomes the program. A child talks in JSON lines on its standard output; what it writes to
+standard error goes to a file. Must not know what the children do.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strandline.errors import RequestTimeoutError, UnavailableError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def become(command: Sequence[str], *, parent: int) -> None:
+    """Turn this process into ``command``, killed by Linux as soon as its parent dies.
+
+    Args:
+        command: program and arguments.
+        parent: process id of the parent, in case it is dead already.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+    os.execvp(command[0], list(command))  # noqa: S606 -- becoming it is the point
+
+
+class Child:
+    """A child process and its process group.
+
+    Args:
+        command: program and arguments.
+        log: file to which its standard error is appended.
+        environment: variables on top of ours.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = Path(log).stem
+        self.log = log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(os.getpid()), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | dict(environment or {}),
+                process_group=0,
+            )
+        atexit.register(self.kill)
+        self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True, name=f"{self.name} output")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is the group's too."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the child itself runs."""
+        return self._process.poll() is None
+
+    def wait_for(self, event: str, *, timeout_s: float) -> dict[str, Any]:
+        """The next line whose ``event`` is this.
+
+        Raises:
+            UnavailableError: the child ended first; the message shows the end of its log.
+            RequestTimeoutError: no such line in time.
+        """
+        try:
+            while True:
+                line = self._lines.get(timeout=timeout_s)
+                self._refuse_end(line)
+                if line.get("event") == event:
+                    return line
+        except queue.Empty:
+            raise RequestTimeoutError(
+                f"{self.name} did not report '{event}' within {timeout_s:.0f} s; see {self.log}"
+            ) from None
+
+    def latest(self, event: str) -> dict[str, Any] | None:
+        """The newest line of this kind that has come since the last call, if any.
+
+        Raises:
+            UnavailableError: the child ended; the message shows the end of its log.
+        """
+        found = None
+        while True:
+            try:
+                line = self._lines.get_nowait()
+            except queue.Empty:
+                return found
+            self._refuse_end(line)
+            if line.get("event") == event:
+                found = line
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+        atexit.unregister(self.kill)
+
+    def finish(self, *, timeout_s: float = 60) -> None:
+        """Close its standard input, which asks it to end; kill the group if it does not."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill()
+
+    def terminate(self, *, timeout_s: float = 30) -> None:
+        """SIGTERM to the child, then SIGKILL to what is left of its group."""
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            self._process.terminate()
+            self._process.wait(timeout_s)
+        self.kill()
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of the child's log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _refuse_end(self, line: dict[str, Any]) -> None:
+        if line.get("event") == "ended":
+            raise UnavailableError(f"{self.name} ended early; {self.log} says:\n{self.tail()}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for raw in self._process.stdout:
+            with contextlib.suppress(ValueError):
+                line = json.loads(raw)
+                if isinstance(line, dict):
+                    self._lines.put(line)
+        self._lines.put({"event": "ended"})
+
+
+if __name__ == "__main__":
+    become(sys.argv[2:], parent=int(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""The streaming read: follows a stream micro-batch by micro-batch.
+
+Rules: offsets are Spark's to keep; this reader remembers nothing between calls but the target of an
+``availableNow`` run, so that a replayed batch reads exactly what the first attempt read. Ends never
+lie below starts and are written with ascending partitions, because Spark compares them as text and
+accepts going backwards without a word. Spark never calls ``stop`` (measured), so nothing depends on
+it. Planning is ``planning``'s, fetching is ``connection``'s.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from strandline.spark.batch_reader import RangePartition, first_offsets, read_task
+from strandline.spark.connection import stream_state, wait_beyond
+from strandline.spark.options import ReadOptions
+from strandline.spark.planning import (
+    EncodedOffsets,
+    Offsets,
+    StreamState,
+    available_end,
+    decode_offsets,
+    encode_offsets,
+    high_watermarks,
+    limit_bytes,
+    limit_records,
+    plan_ranges,
+    refuse_other_stream,
+)
+
+
+class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what has been committed since the last micro-batch."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.target = to_arrow_schema(schema, timezone="UTC")
+        self.final_offsets: Offsets | None = None
+
+    def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
+        """Where a new query starts; a restarted one goes on from its checkpoint."""
+        state = stream_state(self.options)
+        first = first_offsets(self.options, state.partitions)
+        return encode_offsets(first, identity=state.identity)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
+        """The user's limit; Spark takes one kind, and ``latestOffset`` adds the other."""
+        if self.options.records_per_trigger_max is not None:
+            return ReadMaxRows(self.options.records_per_trigger_max)
+        if self.options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(self.options.bytes_per_trigger_max)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: EncodedOffsets, limit: ReadLimit) -> EncodedOffsets:  # noqa: N802 -- Spark's name
+        """The end of the next micro-batch; waits a little if there is nothing to read."""
+        begin = decode_offsets(start)
+        state, end = self._wait_for_records(start)
+        if isinstance(limit, ReadMaxRows):
+            end = limit_records(begin, end, records_max=limit.max_rows)
+        if self.options.bytes_per_trigger_max is not None and not isinstance(
+            limit, ReadAllAvailable
+        ):
+            bytes_max = self.options.bytes_per_trigger_max
+            end = limit_bytes(begin, end, bytes_max=bytes_max, states=state.partitions)
+        return encode_offsets(end, identity=state.identity)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
+        """Note where the stream ends now; the run reads up to there and stops."""
+        self.final_offsets = high_watermarks(stream_state(self.options).partitions)
+
+    def reportLatestOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
+        """Where the stream ends, for the lag in Spark's progress reports."""
+        state = stream_state(self.options)
+        return encode_offsets(high_watermarks(state.partitions), identity=state.identity)
+
+    def partitions(self, start: EncodedOffsets, end: EncodedOffsets) -> list[InputPartition]:
+        """The tasks of a micro-batch: nothing but its offsets decides them."""
+        ranges = plan_ranges(decode_offsets(start), decode_offsets(end), self.options)
+        return [RangePartition(each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task as Arrow batches of 0.5-2 MiB."""
+        assert isinstance(partition, RangePartition), partition
+        return read_task(self.options, partition.range, self.target)
+
+    def _wait_for_records(self, start: EncodedOffsets) -> tuple[StreamState, Offsets]:
+        """The stream and where it ends, once something is new or ``longPollMs`` is over.
+
+        Without the wait Spark would ask 60 times a second while nothing comes.
+        """
+        begin = decode_offsets(start)
+        if self.final_offsets is None and self.options.long_poll_ms > 0:
+            wait_beyond(self.options, begin)
+        state = stream_state(self.options)
+        refuse_other_stream(start, state)
+        return state, self._up_to_final(
+            available_end(state.partitions, self.options, start=begin), begin
+        )
+
+    def _up_to_final(self, end: Offsets, begin: Offsets) -> Offsets:
+        if self.final_offsets is None:
+            return end
+        return {p: max(begin[p], min(end[p], self.final_offsets[p])) for p in end}

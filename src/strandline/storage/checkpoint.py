@@ -1,0 +1,88 @@
+"""Checkpoints: up to where segments are durable, so that the journal before it is not needed.
+
+Rules: the file is replaced atomically and carries a checksum; segments are synced before a
+checkpoint names them and the journal is recycled only after it is durable. Taking one is split so
+that the thread that owns the logs never waits for a sync: ``begin`` on that thread, ``write`` on
+any, ``finish`` on that thread again. Knows nothing of batches.
+"""
+
+from pathlib import Path
+
+import msgspec
+from crc32c import crc32c
+
+from strandline.errors import CorruptBatchError
+from strandline.storage.disk import Disk
+from strandline.types import Offset, Position, TimestampNs
+
+TIMESTAMP_MIN = TimestampNs(-(1 << 63))
+FILE_NAME = "checkpoint.json"
+VERSION = 1
+
+
+class LogCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable state of one log."""
+
+    segment_base: Offset
+    """Base offset of the active segment."""
+    position: Position
+    """Bytes of it that are durable."""
+    log_start_offset: Offset
+    log_end_offset: Offset
+    first_timestamp: TimestampNs
+    """Of the active segment, for rolling by age."""
+    max_timestamp: TimestampNs
+
+
+NEW_LOG = LogCheckpoint(
+    segment_base=Offset(0),
+    position=Position(0),
+    log_start_offset=Offset(0),
+    log_end_offset=Offset(0),
+    first_timestamp=TIMESTAMP_MIN,
+    max_timestamp=TIMESTAMP_MIN,
+)
+"""A log that no checkpoint knows yet: all of it is in the journal."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable state of all logs at one sequence of the journal."""
+
+    version: int = VERSION
+    sequence: int = 0
+    logs: dict[int, LogCheckpoint] = {}
+
+
+def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, disk: Disk) -> None:
+    """Replace the checkpoint durably.
+
+    Raises:
+        DiskFullError: no space; the old one stands.
+        LogPoisonedError: the write or sync failed.
+    """
+    body = msgspec.json.encode(checkpoint)
+    disk.write_atomically(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body))
+
+
+def load_checkpoint(directory: Path, *, disk: Disk) -> Checkpoint | None:
+    """The checkpoint, or None if none was ever taken.
+
+    Raises:
+        CorruptBatchError: the file is damaged; logs must be opened by scanning.
+    """
+    path = directory / FILE_NAME
+    data = disk.read_bytes(path)
+    if data is None:
+        return None
+    try:
+        crc, body = data.rstrip(b"\n").split(b"\n", 1)
+        if int(crc, 16) != crc32c(body):
+            raise CorruptBatchError("checkpoint is damaged (checksum mismatch)", file=str(path))
+        checkpoint = msgspec.json.decode(body, type=Checkpoint)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CorruptBatchError(f"checkpoint is damaged ({error})", file=str(path)) from error
+    if checkpoint.version != VERSION:
+        raise CorruptBatchError(
+            f"checkpoint version {checkpoint.version} is not known here", file=str(path)
+        )
+    return checkpoint

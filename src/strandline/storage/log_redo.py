@@ -1,0 +1,319 @@
+"""Bringing one log from its checkpoint to where the journal says it was.
+
+Rules: nothing that might be the only copy is cut before the journal has been read. Each journaled
+batch is redone by position: found intact where it belongs, it is only counted, else it is written
+there. Where the journal is damaged, intact batches that continue the log on disk fill the gap, and
+what neither has is a hole that is reported. A batch below the end means the log was truncated
+before it was written. What intact batches follow the last journaled one are kept: they were
+written in order and their outcome was open. One thread; used before the log is.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import HEADER_BYTES, BatchHeader
+from strandline.storage.checkpoint import LogCheckpoint
+from strandline.storage.disk import Disk
+from strandline.storage.journal_scan import Damage
+from strandline.storage.scan import OFFSET_MAX, find_intact, header_at, intact_at
+from strandline.storage.segment import LOG_SUFFIX, Segment
+from strandline.types import Offset, Position
+
+START_NAME = "log-start"
+LOST_SUFFIX = ".lost"
+
+
+class LogRedo:
+    """A log that is being recovered.
+
+    Attributes:
+        log_start_offset: the largest start offset that was ever made durable.
+        damage: what could not be restored.
+        records, bytes: counted or written from the journal.
+    """
+
+    def __init__(
+        self, directory: Path, *, disk: Disk, segment_bytes: int, at: LogCheckpoint | None
+    ) -> None:
+        self.directory = directory
+        self.damage: list[Damage] = []
+        self.records = 0
+        self.bytes = 0
+        self._disk = disk
+        self.segment_bytes = segment_bytes
+        self._at = at
+        self._was_cut = False
+        disk.make_directory(directory)
+        sizes = self._log_files()
+        boundary = at.segment_base if at else max(sizes, default=0)
+        self._later = {base: size for base, size in sizes.items() if base > boundary}
+        earlier = sorted(base for base in sizes if base < boundary)
+        self._sealed = [
+            Segment.sealed_on_disk(
+                directory, base, disk=disk, size=sizes[base], next_offset=next_offset
+            )
+            for base, next_offset in zip(earlier, [*earlier, boundary][1:], strict=True)
+        ]
+        first = min(sizes, default=boundary)
+        self.log_start_offset = Offset(
+            max(self._stored_start(), at.log_start_offset if at else first)
+        )
+        self._begin(Segment(directory, boundary, disk=disk), sizes.get(boundary, 0))
+        self._load_active()
+
+    def _log_files(self) -> dict[int, int]:
+        """Base offset and size of each segment file; what a crash left half-made is removed."""
+        sizes: dict[int, int] = {}
+        for name, size in self._disk.listing(self.directory).items():
+            stem, dot, suffix = name.partition(".")
+            if dot + suffix == LOG_SUFFIX and stem.isdigit():
+                sizes[int(stem)] = size
+            elif suffix.endswith(("new", "cleaned")):
+                self._disk.unlink(self.directory / name)
+        return sizes
+
+    def _stored_start(self) -> int:
+        text = self._disk.read_bytes(self.directory / START_NAME)
+        return int(text) if text and text.strip().isdigit() else 0
+
+    def _begin(self, segment: Segment, on_disk: int) -> None:
+        """Continue in ``segment``, whose file has ``on_disk`` bytes of which none count yet."""
+        self._active = segment
+        self._on_disk = on_disk
+        segment.adopt(on_disk)
+
+    def _load_active(self) -> None:
+        """Take the active segment as the checkpoint has it, or as far as it is intact."""
+        segment, at = self._active, self._at
+        if at is not None and self._on_disk >= at.position:
+            segment.size, segment.next_offset = at.position, at.log_end_offset
+            segment.load_indexes()
+            segment.first_timestamp = at.first_timestamp
+            segment.max_timestamp = max(segment.max_timestamp, at.max_timestamp)
+            segment.synced_bytes = at.position
+        else:
+            self._take_all()
+
+    def _take_all(self) -> None:
+        """Without a checkpoint: everything up to the last intact batch, with the holes in it."""
+        segment = self._active
+        self._extend(OFFSET_MAX)
+        while (rest := self._on_disk - segment.size) > 0:
+            view = self._seen(segment.size, rest)
+            found = find_intact(view, 0, after=segment.next_offset, below=OFFSET_MAX)
+            if found < 0:
+                return
+            why = "damaged batches were stepped over while opening without a checkpoint"
+            self._report(segment.path, segment.size, why)
+            segment.size += found
+            header = intact_at(view, found)
+            assert header is not None, "it was found intact"
+            segment.advance(header)
+            self._extend(OFFSET_MAX)
+
+    @property
+    def log_end_offset(self) -> int:
+        """As far as the log has been restored."""
+        return self._active.next_offset
+
+    def apply(self, part: memoryview, *, file: Path, position: Position) -> None:
+        """Redo what the journal entry at ``position`` of ``file`` wrote to this log."""
+        at = 0
+        while at < len(part):
+            header = header_at(part, at)
+            if header is None or at + header.length > len(part):
+                self._damaged(part[at:], None, file=file, position=position)
+                return
+            self._redo(part[at : at + header.length], header, file=file, position=position)
+            at += header.length
+
+    def finish(self, *, keep_lost: bool = False) -> list[Segment]:
+        """Drop what never happened; the segments, the last of them active.
+
+        Args:
+            keep_lost: the journal was damaged, so rename instead of removing what cannot be placed.
+        """
+        self._extend(OFFSET_MAX)
+        self._trim()
+        for base in sorted(self._later):
+            segment = Segment(self.directory, base, disk=self._disk)
+            if keep_lost:
+                self._report(segment.path, 0, "a segment beyond a gap was set aside")
+                self._disk.rename(segment.path, segment.path.with_suffix(LOG_SUFFIX + LOST_SUFFIX))
+            segment.remove_files()
+        at = self._at
+        if at is not None and self.log_end_offset < at.log_end_offset and not self._was_cut:
+            lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
+            self._report(self._active.path, self._active.size, lost)
+        return [*self._sealed, self._active]
+
+    def _redo(
+        self, batch: memoryview, header: BatchHeader, *, file: Path, position: Position
+    ) -> None:
+        base = header.base_offset
+        if header.next_offset <= self.log_start_offset or self._is_known(batch, header):
+            return
+        if self._count_if_there(batch, header):
+            self._counted(header)
+        elif intact_at(batch, 0) is None:
+            self._damaged(batch, header, file=file, position=position)
+        else:
+            if base < self.log_end_offset:
+                self._cut(base)
+            elif base > self.log_end_offset:
+                self._cross_gap(base)
+            if not self._count_if_there(batch, header):
+                self._write(batch, header)
+            self._counted(header)
+
+    def _counted(self, header: BatchHeader) -> None:
+        self.records += header.record_count
+        self.bytes += header.length
+
+    def _cross_gap(self, base_offset: int) -> None:
+        """Get to ``base_offset``: by what is intact on disk, or by a hole that is reported."""
+        self._extend(base_offset)
+        end = self.log_end_offset
+        if end >= base_offset:
+            return
+        if end >= self.log_start_offset:
+            lost = f"records {end} to {base_offset - 1} are lost"
+            self._report(self._active.path, self._active.size, lost)
+        elif not self._active.size:
+            # The records before were removed on purpose, and their segments with them.
+            self._active.remove_files()
+            segment = Segment(self.directory, base_offset, disk=self._disk)
+            self._begin(segment, self._later.pop(base_offset, 0))
+
+    def _count_if_there(self, batch: memoryview, header: BatchHeader) -> bool:
+        """Count the batch if it is intact where the log ends, or begins the next segment file."""
+        if header.base_offset != self.log_end_offset:
+            return False
+        if self._same_at(self._active.size, batch, header):
+            self._active.advance(header)
+            return True
+        if header.base_offset in self._later and self._active.size:
+            self._roll(header.base_offset)
+            if self._same_at(0, batch, header):
+                self._active.advance(header)
+                return True
+        return False
+
+    def _same_at(self, position: int, batch: memoryview, header: BatchHeader) -> bool:
+        if position + header.length > self._on_disk:
+            return False
+        there = self._seen(position, header.length)
+        return there[:HEADER_BYTES] == batch[:HEADER_BYTES] and intact_at(there, 0) is not None
+
+    def _seen(self, position: int, length: int) -> memoryview:
+        return memoryview(self._disk.pread(self._active.file.fd, length, position))
+
+    def _is_known(self, batch: memoryview, header: BatchHeader) -> bool:
+        """Whether this batch is below the end and already part of the log."""
+        active = self._active
+        if header.base_offset >= active.next_offset:
+            return False
+        if header.base_offset < active.base_offset:
+            return self._at is None  # sealed and, for all we know, compacted since
+        try:
+            place = active.locate(header.base_offset)
+        except CorruptBatchError as hole:
+            return self._filled(batch, header, hole)
+        return place is not None and self._same_at(place.position, batch, header)
+
+    def _filled(self, batch: memoryview, header: BatchHeader, hole: CorruptBatchError) -> bool:
+        """Repair a hole with the journal's copy if it is exactly what is missing."""
+        fits = (hole.first_offset, hole.next_offset) == (header.base_offset, header.next_offset)
+        if fits and intact_at(batch, 0) is not None:
+            self._active.overwrite(bytes(batch), hole.position)
+            self._active.synced_bytes = min(self._active.synced_bytes, hole.position)
+        return True
+
+    def _damaged(
+        self, batch: memoryview, header: BatchHeader | None, *, file: Path, position: Position
+    ) -> None:
+        """The journal's copy is damaged: take the one on disk, else keep the hole visible."""
+        before = self._active.next_offset
+        if header is not None:
+            self._extend(header.next_offset)
+        restored = self._active.next_offset > before
+        if header is not None and not restored and header.base_offset == before:
+            self._write(batch, header)  # unreadable by its checksum, but offsets stay as they were
+        where = f"in the journal after offset {before} of {self.directory.name}"
+        outcome = "restored from the segment" if restored else "not restored"
+        self._report(file, position, f"damaged batch {where}: {outcome}")
+
+    def _extend(self, limit: int) -> None:
+        """Count intact batches on disk that continue the log, up to offset ``limit``."""
+        while True:
+            for header in self._intact_from(self._active.size):
+                if header.base_offset != self.log_end_offset or header.next_offset > limit:
+                    return
+                self._active.advance(header)
+            if self._active.next_offset not in self._later or not self._active.size:
+                return
+            self._roll(self._active.next_offset)
+
+    def _intact_from(self, position: int) -> Iterator[BatchHeader]:
+        size = self._on_disk
+        while position < size:
+            window = self._seen(position, min(1 << 20, size - position))
+            at = 0
+            while (header := intact_at(window, at)) is not None:
+                yield header
+                at += header.length
+            if at == 0:
+                first = header_at(window, 0)
+                if first is None or first.length <= len(window) or first.length > size - position:
+                    return
+                if intact_at(self._seen(position, first.length), 0) is None:
+                    return
+                yield first
+                at = first.length
+            position += at
+
+    def _write(self, batch: memoryview, header: BatchHeader) -> None:
+        active = self._active
+        if active.size and active.size + header.length > self.segment_bytes:
+            self._roll(header.base_offset)
+            active = self._active
+        active.overwrite(bytes(batch), active.size)
+        self._on_disk = max(self._on_disk, active.size + header.length)
+        active.synced_bytes = min(active.synced_bytes, active.size)
+        active.advance(header)
+
+    def _roll(self, base_offset: int) -> None:
+        """Go on in the next segment, in the file that has this name if there is one."""
+        self._trim()
+        self._active.seal()
+        self._sealed.append(self._active)
+        on_disk = self._later.pop(base_offset, 0)
+        self._begin(Segment(self.directory, base_offset, disk=self._disk), on_disk)
+
+    def _trim(self) -> None:
+        """Cut the active file to what counts."""
+        active = self._active
+        if self._on_disk > active.size:
+            self._disk.truncate(active.file.fd, active.size)
+            self._on_disk = active.size
+            active.synced_bytes = min(active.synced_bytes, active.size)
+        active.adopt(active.size)
+
+    def _cut(self, offset: int) -> None:
+        """Undo what the log held from ``offset`` on: it was truncated there before."""
+        self._was_cut = True
+        while offset < self._active.base_offset and self._sealed:
+            self._active.remove_files()
+            last = self._sealed.pop()
+            reopened = Segment(self.directory, last.base_offset, disk=self._disk)
+            reopened.size, reopened.next_offset = last.size, last.next_offset
+            self._begin(reopened, last.size)
+            reopened.load_indexes()
+        place = self._active.locate(offset, verify=False)
+        if place is not None:
+            self._active.cut(place.position, offset)
+            self._on_disk = place.position
+
+    def _report(self, file: Path, position: int, why: str) -> None:
+        self.damage.append(Damage(file, Position(position), why))

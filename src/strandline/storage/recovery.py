@@ -1,0 +1,224 @@
+"""Opening a data directory after a stop of any kind, and taking checkpoints of a running one.
+
+Recovery = load the checkpoint, take each log as it was then, redo the journal after it, take a new
+checkpoint. Rules: doing it twice changes nothing; log ids without a plan are skipped, because their
+streams were deleted and ids are never reused; damage is reported by file and position and never
+stops what can be read from being read. A full disk stops neither recovery nor the broker as long
+as nothing has to be written. Knows nothing of streams; the caller says which log is where.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from strandline.errors import CorruptBatchError, DiskFullError
+from strandline.storage.checkpoint import (
+    FILE_NAME,
+    NEW_LOG,
+    Checkpoint,
+    LogCheckpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from strandline.storage.disk import Disk
+from strandline.storage.journal import Journal
+from strandline.storage.journal_scan import Damage
+from strandline.storage.log import Log
+from strandline.storage.log_redo import LogRedo
+from strandline.types import LogId, Position
+
+JOURNAL_NAME = "journal"
+
+
+class LogPlan(NamedTuple):
+    """Where a log is and how it rolls."""
+
+    directory: Path
+    segment_bytes: int
+    segment_age_ms: int
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What a recovery did and found."""
+
+    records_replayed: int = 0
+    bytes_replayed: int = 0
+    torn_bytes: int = 0
+    """Of an entry that was being written and was never acknowledged."""
+    damage: list[Damage] = field(default_factory=list)
+    checkpointed: bool = False
+    """False if the disk was too full for a new checkpoint; the journal keeps what it has."""
+
+
+class Recovered(NamedTuple):
+    """An open data directory."""
+
+    journal: Journal
+    logs: dict[LogId, Log]
+    report: RecoveryReport
+    checkpointer: "Checkpointer"
+
+
+class PendingCheckpoint(NamedTuple):
+    """A checkpoint on its way to the disk."""
+
+    checkpoint: Checkpoint
+    logs: dict[LogId, Log]
+
+
+class Checkpointer:
+    """Takes checkpoints of a running broker in three steps; only one waits for the disk."""
+
+    def __init__(self, directory: Path, *, disk: Disk, journal: Journal) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._journal = journal
+
+    def begin(self, logs: Mapping[LogId, Log]) -> PendingCheckpoint:
+        """Note the state of all logs, between two turns, on the thread that owns them.
+
+        Args:
+            logs: every log there is; one left out would be recovered from the journal alone.
+
+        Raises:
+            DiskFullError: no space; nothing changed, try again later.
+            LogPoisonedError: now or earlier a write failed.
+        """
+        states: dict[int, LogCheckpoint] = {
+            log_id: log.checkpoint() for log_id, log in logs.items()
+        }
+        checkpoint = Checkpoint(sequence=self._journal.last_sequence, logs=states)
+        return PendingCheckpoint(checkpoint, dict(logs))
+
+    def write(self, pending: PendingCheckpoint) -> None:
+        """Make it durable, on any thread; one at a time.
+
+        Raises:
+            DiskFullError: no space; the checkpoint before it stands.
+            LogPoisonedError: a sync failed.
+        """
+        for log in pending.logs.values():
+            log.flush()
+        save_checkpoint(self._directory, pending.checkpoint, disk=self._disk)
+
+    def finish(self, pending: PendingCheckpoint) -> None:
+        """Recycle the journal before it, on the thread that owns the logs."""
+        for log_id, log in pending.logs.items():
+            log.mark_checkpointed(pending.checkpoint.logs[log_id])
+        self._journal.recycle(pending.checkpoint.sequence)
+
+
+def recover(
+    directory: Path,
+    plans: Mapping[LogId, LogPlan],
+    *,
+    disk: Disk,
+    file_bytes: int,
+    on_progress: Callable[[int], None] | None = None,
+) -> Recovered:
+    """Open the journal and all logs of a data directory, or create them.
+
+    Args:
+        directory: of the broker's data.
+        plans: the logs of all streams that exist, and no others.
+        disk: the file system.
+        file_bytes: size of a journal file.
+        on_progress: told the bytes replayed so far, now and then.
+
+    Raises:
+        DiskFullError: no space for records that only the journal has; free some and start again.
+        LogPoisonedError: the disk cannot be read or written.
+    """
+    disk.make_directory(directory)
+    report = RecoveryReport()
+    checkpoint = _load(directory, disk=disk, report=report)
+    journal = Journal.open(
+        directory / JOURNAL_NAME,
+        disk=disk,
+        file_bytes=file_bytes,
+        after_sequence=checkpoint.sequence if checkpoint else 0,
+    )
+    report.torn_bytes = journal.torn_bytes
+    report.damage += journal.damage
+    redos = _begin(plans, checkpoint, disk=disk, whole_journal=journal.first_sequence == 1)
+    _replay(journal, redos, on_progress=on_progress)
+    logs: dict[LogId, Log] = {}
+    for log_id, redo in redos.items():
+        logs[log_id] = Log.redone(
+            redo,
+            disk=disk,
+            segment_age_ms=plans[log_id].segment_age_ms,
+            keep_lost=bool(journal.damage),
+        )
+        report.records_replayed += redo.records
+        report.bytes_replayed += redo.bytes
+        report.damage += redo.damage
+    checkpointer = Checkpointer(directory, disk=disk, journal=journal)
+    _checkpoint(checkpointer, logs, report)
+    return Recovered(journal, logs, report, checkpointer)
+
+
+def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint | None:
+    """The checkpoint; a damaged one is reported and done without."""
+    try:
+        return load_checkpoint(directory, disk=disk)
+    except CorruptBatchError as error:
+        report.damage.append(Damage(directory / FILE_NAME, Position(0), str(error)))
+        return None
+
+
+def _begin(
+    plans: Mapping[LogId, LogPlan],
+    checkpoint: Checkpoint | None,
+    *,
+    disk: Disk,
+    whole_journal: bool,
+) -> dict[LogId, LogRedo]:
+    """Each log as the checkpoint has it.
+
+    A log no checkpoint knows is all in the journal, if that reaches back far enough; with neither,
+    its last segment is scanned.
+    """
+    unknown = NEW_LOG if checkpoint is not None or whole_journal else None
+    states = checkpoint.logs if checkpoint is not None else {}
+    return {
+        log_id: LogRedo(
+            plan.directory,
+            disk=disk,
+            segment_bytes=plan.segment_bytes,
+            at=states.get(log_id, unknown),
+        )
+        for log_id, plan in plans.items()
+    }
+
+
+def _replay(
+    journal: Journal,
+    redos: Mapping[LogId, LogRedo],
+    *,
+    on_progress: Callable[[int], None] | None,
+) -> None:
+    done = 0
+    for entry in journal.replay():
+        for log_id, part in entry.parts:
+            redo = redos.get(log_id)
+            if redo is not None:
+                redo.apply(part, file=entry.file, position=entry.position)
+            done += len(part)
+        if on_progress is not None and entry.sequence % 256 == 0:
+            on_progress(done)
+
+
+def _checkpoint(
+    checkpointer: Checkpointer, logs: Mapping[LogId, Log], report: RecoveryReport
+) -> None:
+    """Start the new life from a checkpoint of its own, so that the old journal is not needed."""
+    try:
+        pending = checkpointer.begin(logs)
+        checkpointer.write(pending)
+    except DiskFullError:
+        return  # reported by `checkpointed`; the broker's next checkpoint tries again
+    checkpointer.finish(pending)
+    report.checkpointed = True

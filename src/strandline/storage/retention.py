@@ -1,0 +1,88 @@
+"""Which records have had their time: decisions as pure functions, and carrying them out.
+
+Rules: age and size go by whole segments, oldest first, and never touch the active one (an active
+segment that is too old throughout is sealed first); a record count is kept exactly, by moving the
+log start offset. The time is told, not read.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from strandline.storage.log import Log
+from strandline.storage.segment import Segment
+from strandline.types import Offset, TimestampNs
+
+
+class RetentionPolicy(NamedTuple):
+    """Limits of one partition; 0 means none."""
+
+    age_ms: int = 0
+    bytes_max: int = 0
+    records_max: int = 0
+
+
+class SegmentFacts(NamedTuple):
+    """What retention needs to know of a sealed segment."""
+
+    next_offset: int
+    size: int
+    max_timestamp: TimestampNs
+
+
+def start_by_age(sealed: Iterable[SegmentFacts], *, oldest_ns: int) -> int:
+    """The offset before which all segments hold only records older than ``oldest_ns``; or 0."""
+    start = 0
+    for facts in sealed:
+        if facts.max_timestamp >= oldest_ns:
+            break
+        start = facts.next_offset
+    return start
+
+
+def start_by_bytes(sealed: Iterable[SegmentFacts], *, total: int, bytes_max: int) -> int:
+    """The offset before which segments must go so that no more than ``bytes_max`` remain; or 0."""
+    start = 0
+    for facts in sealed:
+        if total <= bytes_max:
+            break
+        total -= facts.size
+        start = facts.next_offset
+    return start
+
+
+def apply_retention(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> Offset | None:
+    """Remove what the policy does not keep; on the thread that owns the log.
+
+    Returns:
+        The new log start offset, or None if nothing was removed.
+
+    Raises:
+        DiskFullError: no space even to note the new start; call again later.
+        LogPoisonedError: now or earlier a write failed.
+    """
+    start = 0
+    if policy.age_ms:
+        oldest_ns = now_ns - policy.age_ms * 1_000_000
+        active = log.segments[-1]
+        if active.size and active.max_timestamp < oldest_ns:
+            log.roll()
+        start = start_by_age(map(_facts, log.segments[:-1]), oldest_ns=oldest_ns)
+    if policy.bytes_max:
+        sealed = map(_sizes, log.segments[:-1])
+        start = max(start, start_by_bytes(sealed, total=log.size_bytes, bytes_max=policy.bytes_max))
+    if policy.records_max:
+        start = max(start, log.log_end_offset - policy.records_max)
+    if start <= log.log_start_offset:
+        return None
+    log.truncate_before(start)
+    return log.log_start_offset
+
+
+def _facts(segment: Segment) -> SegmentFacts:
+    """Asks for the time index, which is read from disk on first use: only as far as needed."""
+    segment.timestamps()
+    return SegmentFacts(segment.next_offset, segment.size, segment.max_timestamp)
+
+
+def _sizes(segment: Segment) -> SegmentFacts:
+    return SegmentFacts(segment.next_offset, segment.size, TimestampNs(0))

@@ -1,0 +1,462 @@
+"""One segment: consecutive batches of a log in one file, named after its first offset.
+
+Rules: an active segment grows at its end only and gathers small batches in memory before writing
+them (the journal has them already, and a thousand partitions would otherwise cost a thousand system
+calls a turn); a sealed one never changes and is memory-mapped. One thread appends; any number may
+call ``view``, ``locate`` and ``hole`` at the same time, because what they need is swapped in one
+assignment, in this order: bytes, then index, then size. The file stays open while anyone holds the
+segment, so a deletion never pulls it from under a reader. Knows nothing of other segments.
+"""
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from strandline.errors import CorruptBatchError, DiskFullError
+from strandline.record.batch import BatchHeader
+from strandline.storage.checkpoint import TIMESTAMP_MIN
+from strandline.storage.disk import Bytes, Disk, OpenFile
+from strandline.storage.offset_index import (
+    INTERVAL_BYTES,
+    KIND_OFFSETS,
+    KIND_TIMES,
+    IndexFile,
+    SparseIndex,
+    decode_index,
+)
+from strandline.storage.scan import find_intact, header_at, intact_at
+from strandline.types import Offset, TimestampNs
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIMES_SUFFIX = ".timeindex"
+PENDING_BYTES_MAX = 32 << 10
+_WINDOW_BYTES = 64 << 10
+_HINTS_MAX = 64
+AHEAD_BYTES = 8 << 20
+"""Sequential readers get this much asked for ahead of them, and as much forgotten behind."""
+
+
+class Hole(NamedTuple):
+    """A stretch of a segment that holds no intact batch."""
+
+    position: int
+    first_offset: int
+    """The first offset that is missing."""
+    next_offset: int
+    """The first offset after the hole that can be read."""
+    next_position: int
+    """Where the intact batch after the hole begins, or -1: none in this segment."""
+
+
+class Place(NamedTuple):
+    """Where a batch begins, and the offset expected there (its base offset may be higher)."""
+
+    position: int
+    expected: int
+
+
+class Segment:
+    """Batches from ``base_offset`` up to ``next_offset``, ``size`` bytes of them."""
+
+    __slots__ = (
+        "_disk", "_file", "_hints", "_map", "_tail", "base_offset", "first_timestamp",
+        "index", "indexed_bytes", "max_timestamp", "next_offset", "path", "pinned",
+        "sealed", "size",
+        "synced_bytes", "times",
+    )  # fmt: skip
+
+    def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
+        self._disk = disk
+        self.path = segment_path(directory, base_offset)
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size = 0
+        self.first_timestamp = TIMESTAMP_MIN
+        self.max_timestamp = TIMESTAMP_MIN
+        self.sealed = False
+        self.pinned = False
+        self.synced_bytes = 0
+        self.indexed_bytes = -1
+        self.index: SparseIndex | None = SparseIndex()
+        self.times: SparseIndex | None = SparseIndex()
+        self._file: OpenFile | None = None
+        self._map: mmap.mmap | None = None
+        self._tail: tuple[int, list[Bytes]] = (0, [])
+        self._hints: dict[int, int] = {}
+
+    @classmethod
+    def sealed_on_disk(
+        cls, directory: Path, base_offset: int, *, disk: Disk, size: int, next_offset: int
+    ) -> "Segment":
+        """A segment that will not change again; nothing is read before it is needed."""
+        segment = cls(directory, base_offset, disk=disk)
+        segment.size = size
+        segment.next_offset = next_offset
+        segment.sealed = True
+        segment.synced_bytes = size
+        segment.indexed_bytes = size
+        segment.index = segment.times = None
+        segment._tail = (size, [])
+        return segment
+
+    @property
+    def file(self) -> OpenFile:
+        """The open file, created if this is a new segment; hold it while its descriptor is used."""
+        file = self._file
+        if file is None:
+            writable = not self.sealed
+            file = OpenFile(self.path, disk=self._disk, write=writable, create=writable)
+            self._file = file
+        return file
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that are in the file, not only in memory."""
+        return self._tail[0]
+
+    # -- writing (one thread) ------------------------------------------------------------------
+
+    def append(self, batch: Bytes, header: BatchHeader) -> None:
+        """Add a batch at the end; in memory until enough has come together.
+
+        Raises:
+            DiskFullError: no space; the segment is as before.
+            LogPoisonedError: the write failed.
+        """
+        written, pending = self._tail
+        size = self.size
+        length = header.length
+        if size + length - written > PENDING_BYTES_MAX:
+            self._write([*pending, batch])
+        else:
+            pending.append(batch)
+        self.note(header, size)
+        self.next_offset = header.base_offset + header.last_offset_delta + 1
+        self.size = size + length
+
+    def note(self, header: BatchHeader, position: int) -> None:
+        """Take a batch at ``position`` into the indexes and the timestamps."""
+        index, times = self.index, self.times
+        assert index is not None, "an active segment has its index in memory"
+        assert times is not None, "and both of them"
+        if not index.positions or position - index.positions[-1] >= INTERVAL_BYTES:
+            times.add(self.max_timestamp, position)
+            index.add(header.base_offset, position)
+        if self.first_timestamp == TIMESTAMP_MIN:
+            self.first_timestamp = header.first_timestamp
+        self.max_timestamp = max(self.max_timestamp, header.last_timestamp)
+
+    def write_pending(self) -> None:
+        """Hand what was gathered in memory to the system; not synced.
+
+        Raises:
+            DiskFullError: no space; it stays gathered.
+            LogPoisonedError: the write failed.
+        """
+        pending = self._tail[1]
+        if pending:
+            self._write(pending)
+
+    def _write(self, buffers: Sequence[Bytes]) -> None:
+        written = self._tail[0]
+        file = self.file
+        try:
+            self._disk.pwritev(file.fd, buffers, written)
+        except DiskFullError:
+            self._disk.truncate(file.fd, written)
+            raise
+        self._tail = (written + sum(map(len, buffers)), [])
+
+    def adopt(self, written: int) -> None:
+        """Let ``written`` bytes of the file be seen, whatever counts of them; while recovering."""
+        self._tail = (written, [])
+
+    def overwrite(self, batch: Bytes, position: int) -> None:
+        """Put a batch where recovery wants it, whatever is there; only while recovering."""
+        assert not self.sealed, "sealed segments do not change"
+        self._disk.pwrite(self.file.fd, batch, position)
+        self._tail = (max(self._tail[0], position + len(batch)), [])
+
+    def advance(self, header: BatchHeader) -> None:
+        """Count the batch that lies at the end as part of the segment; only while recovering."""
+        self.note(header, self.size)
+        self.next_offset = header.next_offset
+        self.size += header.length
+
+    def cut(self, position: int, next_offset: int) -> None:
+        """Forget the bytes from ``position`` on, durably if they were in the file.
+
+        Raises:
+            LogPoisonedError: the file could not be cut.
+        """
+        assert not self.sealed, "a sealed segment is replaced, not cut: readers have it mapped"
+        written, pending = self._tail
+        kept = memoryview(b"".join(pending))[: max(position - written, 0)]
+        self.next_offset = next_offset
+        self.size = position
+        self._hints = {}
+        self._tail = (min(written, position), [bytes(kept)] if kept else [])
+        if self.index is not None and self.times is not None:
+            self.index = self.index.cut(position)
+            self.times = self.times.cut(position)
+        if position < written:
+            file = self.file
+            self._disk.truncate(file.fd, position)
+            self._disk.fdatasync(file.fd)
+            self.synced_bytes = min(self.synced_bytes, position)
+
+    def seal(self) -> None:
+        """No more appends; readers get it memory-mapped from here on."""
+        self.write_pending()
+        self.sealed = True
+
+    def sync(self) -> None:
+        """Make the bytes written so far survive a power loss; may run on any thread."""
+        written = self._tail[0]
+        if written > self.synced_bytes:
+            file = self.file
+            self._disk.fdatasync(file.fd)
+            self.synced_bytes = written
+
+    def write_indexes(self) -> None:
+        """Write the index files if they are behind; not synced; may run on any thread."""
+        index, times, size = self.index, self.times, self.written_bytes
+        if index is None or times is None or self.indexed_bytes == size:
+            return
+        next_offset = self.next_offset if size == self.size else -1
+        for kind, suffix, entries in (
+            (KIND_OFFSETS, INDEX_SUFFIX, index),
+            (KIND_TIMES, TIMES_SUFFIX, times),
+        ):
+            about = IndexFile(kind, size, next_offset, self.max_timestamp)
+            self._disk.write_whole(self.path.with_suffix(suffix), entries.cut(size).encode(about))
+        self.indexed_bytes = size
+
+    def successor(self) -> "Segment":
+        """An empty segment of the same name, for batches that will take this one's place."""
+        return Segment(self.path.parent, self.base_offset, disk=self._disk)
+
+    def finish_successor(self, size: int, next_offset: int) -> None:
+        """The new file is whole: ``size`` bytes, written and synced under a name to come."""
+        self.size = self.synced_bytes = size
+        self.next_offset = next_offset
+        self.adopt(size)
+        self.sealed = True
+
+    def remove_indexes(self) -> None:
+        """Take the names of the index files away; they can be rebuilt."""
+        for suffix in (INDEX_SUFFIX, TIMES_SUFFIX):
+            self._disk.unlink(self.path.with_suffix(suffix))
+
+    def remove_files(self) -> None:
+        """Take the names away; readers that hold the segment keep reading."""
+        self.pin()
+        self.remove_indexes()
+        self._disk.unlink(self.path)
+
+    # -- reading (any thread) --------------------------------------------------------------------
+
+    def view(self, position: int, length: int) -> memoryview:
+        """The bytes from ``position``, at most ``length`` of them; sealed ones without a copy."""
+        if self.sealed:
+            return memoryview(self._mapped())[position : position + length]
+        written, pending = self._tail
+        from_file = min(length, written - position)
+        if from_file <= 0:
+            return memoryview(b"".join(pending))[-from_file : length - from_file]
+        file = self.file
+        data = self._disk.pread(file.fd, from_file, position)
+        return memoryview(data + b"".join(pending) if from_file < length else data)[:length]
+
+    def _mapped(self) -> mmap.mmap:
+        mapped = self._map
+        if mapped is None:
+            file = self.file
+            mapped = self._map = self._disk.map(file.fd, self.size)
+        return mapped
+
+    def pin(self) -> None:
+        """Hold on to the contents: the name is about to go, or to mean another file."""
+        self.pinned = True
+        if self.sealed and self.size:
+            self._mapped()
+
+    def release(self) -> None:
+        """Let go of the map and, of a sealed segment, the descriptor; both come back on demand."""
+        if self.sealed and not self.pinned and self.synced_bytes == self.size:
+            self._map = None
+            self._file = None
+
+    def read_ahead(self, position: int, end: int) -> bool:
+        """Ask for what a sequential reader wants next and forget what it has passed.
+
+        Args:
+            position: where its read began.
+            end: where it ended; the system is called only when this enters a new stretch.
+
+        Returns:
+            Whether it will want the next segment soon.
+        """
+        stretch = end // AHEAD_BYTES
+        if position and position // AHEAD_BYTES == stretch:
+            return False
+        ahead = (stretch + 1) * AHEAD_BYTES if position else end
+        if ahead < self.size:
+            length = min(AHEAD_BYTES if position else 2 * AHEAD_BYTES, self.size - ahead)
+            file = self.file
+            self._disk.will_need(file.fd, ahead, length)
+        mapped, behind = self._map, (stretch - 2) * AHEAD_BYTES
+        if mapped is not None and behind >= 0:
+            # Drops this process' page table entries, not the page cache: memory stays flat.
+            mapped.madvise(mmap.MADV_DONTNEED, behind, AHEAD_BYTES)
+        return ahead >= self.size
+
+    def locate(self, offset: int, *, verify: bool = True) -> Place | None:
+        """Where the first batch begins that ends after ``offset``, or None: not in this segment.
+
+        Raises:
+            CorruptBatchError: the offset lies in a hole.
+        """
+        hint = self._hints.get(offset)
+        if hint is not None and hint < self.size:
+            return Place(hint, offset)
+        expected, position = self._offsets().floor(offset)
+        expected = max(expected, self.base_offset)
+        size = self.size
+        if position >= size:
+            return None
+        window, start = self.view(position, min(_WINDOW_BYTES, size - position)), position
+        while position < size:
+            header = header_at(window, position - start)
+            if header is None or header.length > len(window) - (position - start):
+                length = max(_WINDOW_BYTES, header.length if header else 0)
+                window, start = self.view(position, min(length, size - position)), position
+                header = header_at(window, 0)
+            if header and (not verify or intact_at(window, position - start)):
+                if header.next_offset > offset:
+                    return Place(position, expected)
+                position += header.length
+                expected = header.next_offset
+                continue
+            hole = self.hole(position, expected)
+            if hole.next_offset > offset:
+                raise self.corrupt(hole)
+            if hole.next_position < 0:
+                return None
+            position, expected = hole.next_position, hole.next_offset
+        return None
+
+    def forget(self, offset: int) -> None:
+        """The note about ``offset`` was of no use."""
+        self._hints.pop(offset, None)
+
+    def remember(self, offset: int, position: int) -> None:
+        """Note where ``offset`` begins: a sequential reader will ask for it next."""
+        if len(self._hints) >= _HINTS_MAX:
+            self._hints = {}
+        self._hints[offset] = position
+
+    def hole(self, position: int, expected: int) -> Hole:
+        """The hole that begins at ``position``, where a batch from ``expected`` on was expected."""
+        size, limit = self.size, self.next_offset
+        boundary = self._offsets().beyond(position)
+        end = size if boundary is None else boundary[1]
+        bound = limit if boundary is None else boundary[0]
+        view = self.view(position, end - position)
+        found = find_intact(view, 0, after=expected, below=bound)
+        if found >= 0:
+            header = header_at(view, found)
+            assert header is not None, "an intact batch has a header"
+            return Hole(position, expected, header.base_offset, position + found)
+        if boundary is not None:
+            return Hole(position, expected, bound, end)
+        return Hole(position, expected, limit, -1)
+
+    def offset_near(self, position: int) -> int:
+        """An offset that no batch at or after ``position`` is below."""
+        return max(self._offsets().offset_at(position), self.base_offset)
+
+    def corrupt(self, hole: Hole) -> CorruptBatchError:
+        """The error for a reader whose offset lies in ``hole``."""
+        return CorruptBatchError(
+            f"records {hole.first_offset} to {hole.next_offset - 1} are damaged;"
+            f" reading can go on from offset {hole.next_offset}",
+            file=str(self.path),
+            position=hole.position,
+            first_offset=Offset(hole.first_offset),
+            next_offset=Offset(hole.next_offset),
+        )
+
+    # -- indexes -----------------------------------------------------------------------------------
+
+    def _offsets(self) -> SparseIndex:
+        index = self.index
+        if index is None:
+            self.load_indexes()
+            index = self.index
+            assert index is not None, "loading an index gives one"
+        return index
+
+    def timestamps(self) -> SparseIndex:
+        """The time index: before each position, no timestamp is larger than the key."""
+        if self.times is None:
+            self.load_indexes()
+        assert self.times is not None, "loading an index gives one"
+        return self.times
+
+    def load_indexes(self) -> None:
+        """Get the indexes from their files, and from the log where those do not reach.
+
+        Two threads may do it at once; both find the same.
+        """
+        index, times, position = SparseIndex(), SparseIndex(), 0
+        offsets_file = self._read_index(INDEX_SUFFIX, KIND_OFFSETS)
+        times_file = self._read_index(TIMES_SUFFIX, KIND_TIMES)
+        rebuilt = Segment(self.path.parent, self.base_offset, disk=self._disk)
+        if offsets_file and times_file and offsets_file[0].log_bytes == times_file[0].log_bytes:
+            index, times = offsets_file[1], times_file[1]
+            position = offsets_file[0].log_bytes
+            rebuilt.max_timestamp = TimestampNs(offsets_file[0].max_timestamp)
+            self.indexed_bytes = position
+        rebuilt.index, rebuilt.times = index, times
+        self._index_rest(rebuilt, position)
+        self.max_timestamp = max(self.max_timestamp, rebuilt.max_timestamp)
+        self.times = rebuilt.times
+        self.index = rebuilt.index
+
+    def _read_index(self, suffix: str, kind: int) -> tuple[IndexFile, SparseIndex] | None:
+        data = self._disk.read_bytes(self.path.with_suffix(suffix))
+        found = decode_index(data, kind) if data is not None else None
+        if found is None or found[0].log_bytes > self.size:
+            return None
+        return None if self.sealed and found[0].log_bytes != self.size else found
+
+    def _index_rest(self, into: "Segment", position: int) -> None:
+        """Walk the batches from ``position`` to the end; damage is stepped over."""
+        size = self.size
+        while position < size:
+            window = self.view(position, min(1 << 20, size - position))
+            start, at, room = position, 0, len(window)
+            while (header := header_at(window, at)) is not None and at + header.length <= room:
+                into.note(header, start + at)
+                at += header.length
+            position = start + at
+            if at == 0:
+                position = self._step_over(into, position, header)
+
+    def _step_over(self, into: "Segment", position: int, header: BatchHeader | None) -> int:
+        """Index one batch larger than the window, or find the end of the damage."""
+        size = self.size
+        if header is not None and header.length <= size - position:
+            into.note(header, position)
+            return position + header.length
+        view = self.view(position, size - position)
+        found = find_intact(view, 0, after=self.base_offset - 1, below=self.next_offset)
+        return size if found < 0 else position + found
+
+
+def segment_path(directory: Path, base_offset: int) -> Path:
+    """The log file of the segment that begins at ``base_offset``."""
+    return directory / f"{base_offset:020d}{LOG_SUFFIX}"

@@ -1,0 +1,56 @@
+"""Walking a segment batch by batch, stepping over damage; for everything that is not a read.
+
+Rules: only intact batches are yielded; the walk goes through a window of the file, so it costs no
+more memory than the largest batch. ``Log.read`` has its own, faster way.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from strandline.record.batch import BatchHeader
+from strandline.storage.scan import header_at, intact_at
+from strandline.storage.segment import Hole, Segment
+
+WINDOW_BYTES = 1 << 20
+
+
+class Found(NamedTuple):
+    """An intact batch in a segment."""
+
+    position: int
+    header: BatchHeader
+    view: memoryview
+    """The bytes of the batch."""
+
+
+def walk(
+    segment: Segment, position: int = 0, *, on_hole: Callable[[Hole], None] | None = None
+) -> Iterator[Found]:
+    """The intact batches from ``position``, which is the beginning of one.
+
+    Args:
+        segment: as long as it is at the time of the call.
+        position: in bytes.
+        on_hole: told about every stretch that is damaged.
+    """
+    size = segment.size
+    expected = segment.offset_near(position)
+    while position < size:
+        window = segment.view(position, min(WINDOW_BYTES, size - position))
+        header = header_at(window, 0)
+        if header is not None and len(window) < header.length <= size - position:
+            window = segment.view(position, header.length)
+        at = 0
+        while (header := intact_at(window, at)) is not None:
+            yield Found(position + at, header, window[at : at + header.length])
+            at += header.length
+            expected = header.next_offset
+        position += at
+        rest = header_at(window, at)
+        if at == 0 or (rest is not None and at + rest.length <= len(window)):
+            hole = segment.hole(position, expected)
+            if on_hole is not None:
+                on_hole(hole)
+            if hole.next_position < 0:
+                return
+            position, expected = hole.next_position, hole.next_offset

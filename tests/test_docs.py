@@ -1,0 +1,341 @@
+"""The documentation as a test: nothing undocumented, no dead link, every example runs.
+
+Rules: pages are parsed the way readers see them (tables and headings), and compared with the code
+in both directions, so that a page cannot describe what does not exist either. Shell examples run
+against a real broker on free ports; ports and addresses in the text are replaced by its own.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import msgspec
+import pytest
+import typer
+
+from strandline.cli.app import app
+from strandline.config import BrokerConfig, StreamConfig
+from strandline.errors import all_error_classes
+from strandline.server.settings import flat_settings
+from strandline.telemetry import METRICS, PARTITION_METRICS, PREFIX, metric_names
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RUN_PAGES = ("README.md", "docs/quickstart.md")
+FREE_PORTS = {
+    "STRANDLINE_NATS__PORT": "0",
+    "STRANDLINE_NATS__INGEST_PORT": "0",
+    "STRANDLINE_FLIGHT_PORT": "0",
+    "STRANDLINE_HTTP_PORT": "0",
+}
+
+
+def text_of(page):
+    return (ROOT / page).read_text("utf-8")
+
+
+def without_code(text):
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def table_rows(text):
+    """Rows of all tables, by the code in their first cell."""
+    rows = {}
+    for line in without_code(text).splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("|") and (key := re.fullmatch(r"`([^`]+)`", cells[0])):
+            rows[key.group(1)] = cells[1:]
+    return rows
+
+
+def section(text, heading):
+    """The text under one second-level heading."""
+    found = re.search(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
+    )
+    assert found, f"no section '## {heading}'"
+    return found.group(1)
+
+
+def blocks(page, language):
+    """Fenced blocks of a language, with the line they begin on."""
+    text = text_of(page)
+    for found in re.finditer(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield text.count("\n", 0, found.start()) + 1, found.group(1)
+
+
+def shown(value):
+    """A default as the pages write it."""
+    return f"`{json.dumps(value)}`"
+
+
+def commands(group, path=()):
+    """Every leaf command of the CLI with its full name."""
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join(("strandline", *path, name)), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+# Nothing undocumented, nothing invented
+
+
+def test_every_broker_setting_is_documented_with_its_default():
+    """The table of broker settings is exactly the settings there are."""
+    rows = table_rows(section(text_of("docs/configuration.md"), "Broker settings"))
+    settings = flat_settings(BrokerConfig())
+    assert {key: cells[0] for key, cells in rows.items()} == {
+        key: shown(value) for key, value in settings.items()
+    }
+
+
+def test_every_stream_setting_is_documented_with_its_default():
+    """The table of stream settings is exactly the settings there are."""
+    rows = table_rows(section(text_of("docs/configuration.md"), "Stream settings"))
+    assert {key: cells[0] for key, cells in rows.items()} == {
+        field.name: "required" if field.required else shown(field.default)
+        for field in msgspec.structs.fields(StreamConfig)
+    }
+
+
+def test_every_metric_is_documented():
+    """The table of metrics has each name, kind and meaning, and no others."""
+    expected = {name: [] for name in metric_names()}
+    for field in METRICS:
+        kind, label = field.metadata["kind"], field.metadata.get("label")
+        name = PREFIX + field.name + ("_total" if kind == "counter" else "")
+        expected[name] = [f"{kind}, by `{label}`" if label else kind, field.metadata["help"]]
+    for name, help_text in PARTITION_METRICS.items():
+        expected[f"{PREFIX}partition_{name}"] = ["gauge, by `stream` and `partition`", help_text]
+    rows = table_rows(text_of("docs/metrics.md"))
+    assert list(rows) == metric_names()
+    assert {name: cells for name, cells in rows.items() if expected[name]} == {
+        name: cells for name, cells in expected.items() if cells
+    }
+
+
+def test_every_error_code_is_documented():
+    """Each code is in the tables with the right answer to whether a retry may help."""
+    rows = table_rows(text_of("docs/errors.md"))
+    assert {code: cells[0] for code, cells in rows.items()} == {
+        cls.code: "yes" if cls.retriable else "no" for cls in all_error_classes()
+    }
+    assert all(len(cells) == 3 and all(cells) for cells in rows.values())
+
+
+def test_every_command_is_documented():
+    """docs/cli.md has a section per command, and none for a command that does not exist."""
+    headings = re.findall(r"^## (strandline .*)$", text_of("docs/cli.md"), re.MULTILINE)
+    assert sorted(headings) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_flag_is_documented(name):
+    """A command's section names exactly its flags and arguments."""
+    documented = set(table_rows(section(text_of("docs/cli.md"), name)))
+    flags = set()
+    for parameter in COMMANDS[name].params:
+        if parameter.param_type_name == "argument":
+            flags.add(parameter.make_metavar(typer.Context(COMMANDS[name])).strip("[]{}"))
+        elif parameter.name != "help":
+            longs = [flag for flag in parameter.opts if flag.startswith("--")]
+            flags.add(longs[0])
+    assert documented == flags
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(name):
+    """Help has a sentence, and each flag says what it does."""
+    command = COMMANDS[name]
+    assert command.help, name
+    assert command.epilog, f"{name} shows no example"
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_the_makefile_lists_every_target_of_the_readme():
+    """`make` alone lists the targets, each with a description."""
+    listed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    targets = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    assert {"demo", "test", "check", "bench", "sim", "docs"} <= targets
+    assert all(len(line.split()) > 2 for line in listed.splitlines())
+
+
+# Links
+
+
+def anchors(text):
+    """The anchors that a page's headings make."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", without_code(text), re.MULTILINE):
+        plain = re.sub(r"[`*]|\[|\]\([^)]*\)", "", heading)
+        found.add(re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", [page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_links_lead_somewhere(page):
+    """Every relative link names a file that exists, and a heading in it."""
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text_of(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = unquote(target).partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text("utf-8"))):
+            dead.append(target)
+    assert not dead
+
+
+def test_every_page_is_reached_from_the_readme():
+    """A reader who follows links from the README comes to every page."""
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop().resolve()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        targets = re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))
+        waiting.extend(page.parent / target for target in targets)
+    assert not {page for page in PAGES if page.resolve() not in seen}
+
+
+# Examples
+
+
+@dataclass
+class Running:
+    """A broker started for the examples, and where it listens."""
+
+    ready: dict[str, object]
+    directory: Path
+
+    def localise(self, text):
+        """The text with this broker's ports instead of the usual ones."""
+        for name, port in (("nats", 4222), ("ingest", 4223), ("flight", 9293), ("http", 9294)):
+            text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.ready[f'{name}_port']}")
+        return text
+
+    @property
+    def environ(self):
+        """What the examples find in their environment."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        server = f"127.0.0.1:{self.ready['flight_port']}"
+        return {**os.environ, "PATH": path, "STRANDLINE_SERVER": server}
+
+
+def start_broker(directory, arguments=()):
+    """Start `strandline serve` on free ports; give the process and its ready line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", *arguments],
+        cwd=directory,
+        env={**os.environ, **FREE_PORTS},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    line = process.stdout.readline()
+    assert line, "the broker did not start"
+    return process, json.loads(line)
+
+
+def stop_broker(process):
+    """Stop it as a supervisor would; it must exit cleanly."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+@pytest.fixture(params=RUN_PAGES)
+def page(request):
+    return request.param
+
+
+@pytest.fixture
+def running(tmp_path):
+    process, ready = start_broker(tmp_path)
+    yield Running(ready, tmp_path)
+    stop_broker(process)
+
+
+def run_shell(line, running):
+    """Run one line of a shell example."""
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", running.localise(line)],
+        cwd=running.directory,
+        env=running.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+def check_shell(line, running):
+    """Run a line, or check what would take too long or change the machine."""
+    words = line.split("#")[0].split()
+    if not words:
+        return
+    if words[0] == "make":
+        for target in words[1:]:
+            subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=True)
+    elif words[:2] == ["strandline", "serve"]:
+        (running.directory / "another").mkdir()
+        process, _ = start_broker(running.directory / "another", words[2:])
+        stop_broker(process)
+    elif words[:2] == ["strandline", "demo"]:
+        run_shell(f"{line.split('#')[0]} --help", running)
+    else:
+        run_shell(line, running)
+
+
+@pytest.mark.timeout(180)
+def test_examples_run_in_order(page, running):
+    """Every shell and Python example of a page works, from top to bottom, on a fresh broker."""
+    found = [
+        *((number, "sh", block) for number, block in blocks(page, "sh")),
+        *((number, "python", block) for number, block in blocks(page, "python")),
+    ]
+    assert found
+    for number, language, block in sorted(found):
+        if language == "sh":
+            for line in block.splitlines():
+                check_shell(line, running)
+        elif "spark" not in block:
+            script = running.directory / f"line_{number}.py"
+            script.write_text(running.localise(block))
+            run_shell(f"python {script.name}", running)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_spark_example_of_the_readme_runs(running):
+    """The README's Spark lines read what its Python lines wrote."""
+    python = [block for _, block in blocks("README.md", "python")]
+    ours = next(block for block in python if "spark" not in block)
+    spark = next(block for block in python if "spark" in block)
+    script = running.directory / "spark_example.py"
+    script.write_text(
+        running.localise(
+            f"{ours}\n"
+            "from strandline.spark.java import use_java\n"
+            "use_java()\n"
+            "from pyspark.sql import SparkSession\n"
+            "spark = SparkSession.builder.master('local[2]').getOrCreate()\n"
+            f"{spark}\n"
+            "spark.stop()\n"
+        )
+    )
+    run_shell(f"python {script.name}", running)

@@ -1,0 +1,153 @@
+"""The command line as a whole, without a broker."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from strandline.cli.app import app
+from strandline.config import BrokerConfig
+from strandline.version import __version__
+
+
+@pytest.fixture
+def run():
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def test_no_command_shows_the_help(run):
+    """`strandline` alone teaches the first steps."""
+    result = run()
+    assert result.exit_code == 2
+    assert "strandline stream create" in result.output
+    for command in ("serve", "publish", "read", "inspect", "bench", "demo", "version"):
+        assert command in result.output
+
+
+def test_the_version_for_people_and_programs(run):
+    """The version is the package's."""
+    assert run("version").stdout == f"strandline {__version__}\n"
+    assert json.loads(run("version", "--output", "json").stdout) == {"version": __version__}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("serve", "--nonsense"),
+        ("serve", "--flight-port", "many"),
+        ("stream", "create"),
+        ("stream", "create", "orders", "--partitions", "0"),
+        ("stream", "create", "orders", "--retention-bytes", "plenty"),
+        ("stream", "create", "orders", "--acks", "never"),
+        ("publish", "orders", "x", "--header", "novalue"),
+        ("publish", "orders", "--file", "does-not-exist"),
+        ("read", "orders", "--from", "soon"),
+        ("read", "orders", "--format", "xml"),
+        ("read", "orders", "--output", "yaml"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_2(run, arguments):
+    """A wrong command, flag or value is told apart from an error: exit code 2."""
+    assert run(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stream", "list"),
+        ("stream", "info", "orders"),
+        ("publish", "orders", "x"),
+        ("read", "orders"),
+        ("bench", "latency"),
+    ],
+    ids=" ".join,
+)
+def test_no_broker_is_one_line_and_exit_1(run, arguments):
+    """Without a broker every command says where it looked, and what to start."""
+    result = run(*arguments, "--server", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "127.0.0.1:1" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_serve_hands_over_what_was_asked(run, monkeypatch):
+    """Flags become settings; what is not given keeps its default; the ready line is one line."""
+    given = []
+
+    def run_broker(config, *, on_ready):
+        given.append(config)
+        on_ready({"event": "ready", "flight_port": 1})
+        return 0
+
+    monkeypatch.setattr("strandline.server.run.run_broker", run_broker)
+    result = run(
+        *("serve", "--data-dir", "d", "--nats", "nats://a", "--nats", "nats://b"),
+        *("--flight-port", "0", "--grpc-port", "0", "--log-level", "debug", "--output", "json"),
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"event": "ready", "flight_port": 1}
+    config = given[0]
+    assert (config.data_dir, config.flight_port, config.log_level) == ("d", 0, "debug")
+    assert config.nats.servers == ["nats://a", "nats://b"]
+    assert config.http_port == BrokerConfig().http_port
+
+
+def test_serve_prints_where_everything_listens(run, monkeypatch):
+    """People get the addresses and the next command to type."""
+
+    def run_broker(config, *, on_ready):
+        on_ready(
+            {
+                "host": "127.0.0.1",
+                "data_dir": "d",
+                "nats_port": 4222,
+                "ingest_port": 4223,
+                "flight_port": 9293,
+                "http_port": 9294,
+            }
+        )
+        return 0
+
+    monkeypatch.setattr("strandline.server.run.run_broker", run_broker)
+    shown = run("serve").stdout
+    for part in ("nats://127.0.0.1:4222", "127.0.0.1:9293", "http://127.0.0.1:9294/", "Next:"):
+        assert part in shown
+
+
+def test_a_wrong_setting_is_refused_before_anything_starts(run, tmp_path):
+    """A misspelt key in the file ends serve with one line and exit code 1."""
+    file = tmp_path / "s.yaml"
+    file.write_text("flihgt_port: 1\n")
+    result = run("serve", "--config", str(file))
+    assert result.exit_code == 1
+    assert "did you mean 'flight_port'" in result.stderr
+
+
+def test_help_is_quick():
+    """Nothing heavy is imported to show help: no Arrow, no Spark, no event loop."""
+    code = (
+        "import sys; from strandline.cli.app import app\n"
+        "heavy = {'pyarrow', 'pyspark', 'numpy', 'uvloop', 'starlette', 'rich.progress'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_runs_as_a_module():
+    """`python -m strandline.cli` is `strandline`."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "strandline.cli", "version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"strandline {__version__}\n"
+    assert time.monotonic() - started < 20

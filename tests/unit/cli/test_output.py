@@ -1,0 +1,84 @@
+"""What commands print."""
+
+import json
+
+import pytest
+import typer
+
+from strandline.cli.output import (
+    OutputFormat,
+    print_error,
+    print_json,
+    print_table,
+    progress,
+    reports_errors,
+)
+from strandline.errors import DiskFullError, UnknownStreamError
+
+
+def test_a_table_is_aligned_and_plain(capsys):
+    """Numbers to the right, text to the left, no trailing blanks, no borders."""
+    print_table(("name", "#records"), [("orders", 1_234_567), ("a", 1)])
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME      RECORDS",
+        "orders  1,234,567",
+        "a               1",
+    ]
+
+
+def test_a_table_without_rows_has_its_heads(capsys):
+    """An empty table is still a table."""
+    print_table(("name", "#records"), [])
+    assert capsys.readouterr().out == "NAME  RECORDS\n"
+
+
+def test_json_is_one_line(capsys):
+    """Programs read line by line."""
+    print_json({"a": "x\ny", "b": [1]})
+    assert capsys.readouterr().out == '{"a":"x\\ny","b":[1]}\n'
+
+
+def test_an_error_is_one_line_on_standard_error(capsys):
+    """The message and its code, nothing on standard output."""
+    print_error(UnknownStreamError("no stream is named 'x'"), OutputFormat.text)
+    captured = capsys.readouterr()
+    assert captured.err == "error: no stream is named 'x' (unknown_stream)\n"
+    assert captured.out == ""
+
+
+def test_an_error_for_programs_is_json(capsys):
+    """With --output json the error is a JSON object that says whether to retry."""
+    print_error(DiskFullError("no space"), OutputFormat.json)
+    assert json.loads(capsys.readouterr().err) == {
+        "error": "disk_full",
+        "message": "no space",
+        "retriable": True,
+    }
+
+
+def test_a_command_that_fails_exits_1(capsys):
+    """Errors of the project end a command with exit code 1; bugs are not hidden."""
+
+    @reports_errors
+    def command(*, output: OutputFormat = OutputFormat.text) -> None:
+        raise DiskFullError("no space")
+
+    @reports_errors
+    def buggy(*, output: OutputFormat = OutputFormat.text) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(typer.Exit) as caught:
+        command(output=OutputFormat.text)
+    assert caught.value.exit_code == 1
+    assert "no space" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError):
+        buggy()
+
+
+def test_progress_stays_off_standard_output(capsys):
+    """Long work says what it does on standard error, one line when nobody watches."""
+    with progress("reading", 10) as advance:
+        advance(10)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[0] == "reading ..."

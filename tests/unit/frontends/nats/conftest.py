@@ -1,0 +1,212 @@
+"""A broker that stores nothing, for the tests of the NATS front end."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from strandline.clock import ManualClock
+from strandline.config import BrokerConfig, NatsConfig, StreamConfig
+from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.listener import IngestListener
+from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.routing import RouteTable, stream_bindings
+from strandline.telemetry import Telemetry
+from strandline.types import Offset, PartitionName
+
+
+class FakePartition:
+    """Keeps records in a list; answers at the end of the broker's turn."""
+
+    def __init__(self, broker, name):
+        self.broker = broker
+        self.name = name
+        self.records = []
+
+    def append(self, value, *, subject, responder=None, token=None, **rest):
+        """Keep the record, or reject it as the broker was told to."""
+        record = SimpleNamespace(value=value, subject=subject, **rest)
+        if self.broker.refusal is not None:
+            if responder is not None:
+                responder.rejected(token, self.broker.refusal)
+            return
+        self.records.append(record)
+        if responder is not None:
+            self.broker.waiting.append((responder, token, self.name, len(self.records) - 1))
+        self.broker.admission.pending_bytes += len(value or b"")
+        self.broker.wake()
+
+
+class FakeBroker:
+    """Just enough broker; turns run by themselves unless ``frozen``."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.telemetry = Telemetry()
+        self.admission = SimpleNamespace(pending_bytes=0)
+        self.refusal = None
+        self.frozen = False
+        self.waiting = []
+        self._streams = {}
+        self._turn_callbacks = []
+        self._stream_callbacks = []
+        self._scheduled = False
+
+    def add(self, name, subject, **settings):
+        """Create a stream."""
+        config = StreamConfig(name=name, subject=subject, **settings)
+        partitions = [
+            FakePartition(self, PartitionName(name, number)) for number in range(config.partitions)
+        ]
+        self._streams[name] = SimpleNamespace(config=config, partitions=partitions)
+        self._announce()
+        return partitions
+
+    def drop(self, name):
+        """Delete a stream."""
+        del self._streams[name]
+        self._announce()
+
+    def _announce(self):
+        for callback in self._stream_callbacks:
+            callback()
+
+    def streams(self):
+        return list(self._streams.values())
+
+    def on_streams_changed(self, callback):
+        self._stream_callbacks.append(callback)
+
+    def on_turn_end(self, callback):
+        self._turn_callbacks.append(callback)
+
+    async def quiesce(self):
+        while self.waiting:
+            await asyncio.sleep(0)
+
+    def wake(self):
+        """Run a turn soon."""
+        if not self._scheduled and not self.frozen:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def turn(self):
+        """Answer everything."""
+        self._scheduled = False
+        waiting, self.waiting = self.waiting, []
+        self.admission.pending_bytes = 0
+        for responder, token, name, offset in waiting:
+            responder.acked(token, name, Offset(offset), duplicate=False)
+        for callback in self._turn_callbacks:
+            callback()
+
+    def thaw(self):
+        """Run turns again."""
+        self.frozen = False
+        self.wake()
+
+    def routes(self):
+        """A route table of all streams."""
+        return RouteTable(each for stream in self.streams() for each in stream_bindings(stream))
+
+
+class RecordingSink:
+    """Remembers what a publisher would hear."""
+
+    def __init__(self):
+        self.delivered = []
+        self.acks = []
+        self.rejections = []
+
+    def acked(self, token, partition, offset, *, duplicate):
+        self.acks.append((token, partition, offset, duplicate))
+
+    def rejected(self, token, error):
+        self.rejections.append((token, error))
+
+    def deliver(self, to, payload):
+        self.delivered.append((to, payload))
+
+
+class RawClient:
+    """A socket that speaks the protocol by hand."""
+
+    def __init__(self, reader, writer):
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data):
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def line(self):
+        """The next line without its end; empty at the end of the connection."""
+        async with asyncio.timeout(5):
+            return (await self.reader.readline()).rstrip(b"\r\n")
+
+    async def message(self):
+        """The next MSG or HMSG: its words and its whole body."""
+        words = (await self.line()).split()
+        async with asyncio.timeout(5):
+            body = await self.reader.readexactly(int(words[-1]) + 2)
+        return words, body[:-2]
+
+    async def close(self):
+        self.writer.close()
+
+
+@pytest.fixture
+def broker():
+    """A fake broker."""
+    return FakeBroker()
+
+
+@pytest.fixture
+def sink():
+    """A publisher's ear."""
+    return RecordingSink()
+
+
+@pytest.fixture
+async def ingest(broker):
+    """A function that starts a listener on the fake broker; stopped afterwards."""
+    started = []
+
+    async def start(**limits):
+        config = BrokerConfig(nats=NatsConfig(ingest_port=0), limits=limits.pop("limits", None) or
+                              BrokerConfig().limits)
+        routes = broker.routes()
+        listener = IngestListener(
+            broker,
+            config,
+            routes=routes,
+            intake=Intake(broker.clock, routes),
+            gate=Gate(config.limits.pending_bytes),
+        )
+        await listener.start()
+        started.append(listener)
+        return listener
+
+    yield start
+    broker.thaw()
+    for listener in started:
+        await listener.stop()
+
+
+@pytest.fixture
+async def client():
+    """A function that opens a raw connection to a port, past INFO."""
+    clients = []
+
+    async def connect(port, *, options=b'{"verbose":false,"headers":true,"no_responders":true}'):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        raw = RawClient(reader, writer)
+        clients.append(raw)
+        assert (await raw.line()).startswith(b"INFO {")
+        if options is not None:
+            await raw.send(b"CONNECT %b\r\n" % options)
+        return raw
+
+    yield connect
+    for raw in clients:
+        await raw.close()

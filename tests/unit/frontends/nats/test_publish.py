@@ -1,0 +1,202 @@
+"""What a message becomes: records with keys, headers and checks."""
+
+import json
+
+import pytest
+
+from strandline.errors import InvalidRecordError, InvalidRequestError
+from strandline.frontends.nats.headers import encode_headers
+from strandline.frontends.nats.publish import UNSUPPORTED_HEADERS, Intake, interpret
+from strandline.frontends.nats.replies import EnvelopeResponder
+from strandline.record.envelope import AckPolicy, Message, decode_ack, encode_message
+
+
+def block(*pairs):
+    """A header block."""
+    return encode_headers(list(pairs))
+
+
+def test_plain_payload():
+    """Bytes without headers are just a value."""
+    found = interpret(None, b"hello")
+    assert (found.value, found.key, found.headers, found.message_id) == (b"hello", None, None, None)
+
+
+def test_headers_that_mean_something():
+    """Message id and expectations are read and kept; the key is taken out."""
+    found = interpret(
+        block(
+            ("x", b"1"),
+            ("Nats-Msg-Id", b"id"),
+            ("Strandline-Key", b"k\xff"),
+            ("Nats-Expected-Last-Sequence", b"5"),
+            ("Nats-Expected-Stream", b"S"),
+        ),
+        b"v",
+    )
+    assert (found.message_id, found.key) == ("id", b"k\xff")
+    assert (found.expected_last, found.expected_stream) == (5, "S")
+    assert [name for name, _ in found.headers] == [
+        "x", "Nats-Msg-Id", "Nats-Expected-Last-Sequence", "Nats-Expected-Stream",
+    ]  # fmt: skip
+
+
+def test_first_message_id_counts_and_an_empty_one_does_not():
+    """Repeats keep the first id; an empty id is none."""
+    assert interpret(block(("Nats-Msg-Id", b"a"), ("Nats-Msg-Id", b"b")), b"").message_id == "a"
+    assert interpret(block(("Nats-Msg-Id", b"")), b"").message_id is None
+
+
+def test_tombstone():
+    """The tombstone header makes the value null and disappears."""
+    found = interpret(block(("Strandline-Key", b"k"), ("Strandline-Tombstone", b"1")), b"")
+    assert (found.value, found.key, found.headers) == (None, b"k", None)
+    with pytest.raises(InvalidRequestError, match="payload"):
+        interpret(block(("Strandline-Tombstone", b"1")), b"not empty")
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 20])
+def test_expected_last_sequence_must_be_a_number(value):
+    """A sequence that is none is refused."""
+    with pytest.raises(InvalidRequestError, match="not a sequence"):
+        interpret(block(("Nats-Expected-Last-Sequence", value)), b"")
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_HEADERS))
+def test_unsupported_headers_are_refused(name):
+    """What JetStream would do and we do not is refused, not ignored."""
+    with pytest.raises(InvalidRequestError, match=name):
+        interpret(block((name, b"1")), b"")
+
+
+def test_malformed_headers_are_refused():
+    """A broken block is a typed error."""
+    with pytest.raises(InvalidRecordError):
+        interpret(b"NATS/1.0\r\nbroken\r\n\r\n", b"")
+
+
+def test_envelope_is_unwrapped():
+    """An envelope's key, value and headers are the record's; NATS headers come first."""
+    message = Message(key=b"k", value=b"v", headers=[("h", b"1"), ("Nats-Msg-Id", b"id")])
+    found = interpret(block(("n", b"0")), encode_message(message))
+    assert (found.value, found.key, found.message_id) == (b"v", b"k", "id")
+    assert found.headers == [("n", b"0"), ("h", b"1"), ("Nats-Msg-Id", b"id")]
+    assert found.wrapped == message
+
+
+def test_invalid_envelope_is_a_plain_value():
+    """What only looks like an envelope is recorded as it came."""
+    payload = encode_message(Message(value=b"v"))[:-1]
+    found = interpret(None, payload)
+    assert (found.value, found.wrapped) == (payload, None)
+
+
+@pytest.fixture
+def publish(broker, sink):
+    """Publish to the fake broker as a connection would."""
+
+    def take(subject, payload=b"v", *, reply=None, headers=()):
+        routes = broker.routes()
+        Intake(broker.clock, routes).take(
+            routes.find(subject),
+            reply,
+            block=block(*headers) if headers else None,
+            payload=payload,
+            sink=sink,
+        )
+
+    broker.frozen = True
+    return take
+
+
+def test_every_matching_stream_records_and_acks(broker, sink, publish):
+    """Two streams on one subject each get the record, and each acks."""
+    (a,) = broker.add("A", "x")
+    (b,) = broker.add("B", ">")
+    publish(b"x", reply=b"r")
+    broker.turn()
+    assert [len(p.records) for p in (a, b)] == [1, 1]
+    assert [ack[1].stream for ack in sink.acks] == ["A", "B"]
+
+
+def test_stream_without_pub_ack_stays_silent(broker, sink, publish):
+    """A stream that must not answer records without a word."""
+    (a,) = broker.add("A", "x", pub_ack=False)
+    publish(b"x", reply=b"r", headers=[("h", b"1")])
+    broker.turn()
+    assert a.records[0].headers == [("h", b"1")]
+    assert sink.acks == []
+
+
+def test_expected_stream_directs_checks_and_ack(broker, sink, publish):
+    """Only the named stream checks and answers; the others record in silence."""
+    (a,) = broker.add("A", "x")
+    (b,) = broker.add("B", "x")
+    expectations = [("Nats-Expected-Stream", b"B"), ("Nats-Expected-Last-Sequence", b"0")]
+    publish(b"x", reply=b"r", headers=expectations)
+    broker.turn()
+    assert [ack[1].stream for ack in sink.acks] == ["B"]
+    assert (a.records[0].expected_last, b.records[0].expected_last) == (None, 0)
+
+
+def test_expected_stream_that_does_not_record_the_subject(broker, sink, publish):
+    """If the named stream does not record the subject, nothing is recorded and the sender told."""
+    (a,) = broker.add("A", "x")
+    broker.add("C", "y")
+    publish(b"x", reply=b"r", headers=[("Nats-Expected-Stream", b"C")])
+    assert a.records == []
+    ((to, payload),) = sink.delivered
+    assert to == b"r"
+    assert json.loads(payload)["error"]["err_code"] == 10060
+    publish(b"x", headers=[("Nats-Expected-Stream", b"C")])
+    assert len(sink.delivered) == 1
+
+
+def test_errors_without_reply_are_silent(broker, sink, publish):
+    """A refused message without a reply subject is dropped."""
+    (a,) = broker.add("A", "x")
+    publish(b"x", headers=[("Nats-Rollup", b"all")])
+    assert (a.records, sink.delivered) == ([], [])
+    publish(b"x", headers=[("Nats-Rollup", b"all")], reply=b"r")
+    assert json.loads(sink.delivered[0][1])["error"]["code"] == 400
+
+
+def test_key_chooses_the_partition(broker, publish):
+    """With the key rule, records of one key share a partition."""
+    partitions = broker.add("A", "x", partitions=8, partition_by="key")
+    for _ in range(3):
+        publish(b"x", headers=[("Strandline-Key", b"some key")])
+    assert sorted(len(p.records) for p in partitions) == [0] * 7 + [3]
+
+
+def test_envelope_is_acked_on_its_inbox(broker, sink, publish):
+    """A Liftbridge publish gets its ack envelope, and no PubAck unless there is a reply subject."""
+    broker.add("A", "x")
+    publish(b"x", encode_message(Message(value=b"v", ack_inbox="i", correlation_id="c")))
+    broker.turn()
+    ((to, payload),) = sink.delivered
+    assert to == b"i"
+    assert decode_ack(payload).correlation_id == "c"
+    assert sink.acks == []
+
+
+def test_envelope_with_policy_none_hears_only_of_errors(broker, sink, publish):
+    """NONE is silent on success."""
+    broker.add("A", "x")
+    payload = encode_message(Message(value=b"v", ack_inbox="i", ack_policy=AckPolicy.NONE))
+    publish(b"x", payload)
+    broker.turn()
+    assert sink.delivered == []
+    broker.refusal = InvalidRequestError("no")
+    publish(b"x", payload)
+    assert len(sink.delivered) == 1
+
+
+def test_envelope_responder_is_used_once_per_stream(broker, publish):
+    """Each stream answers an envelope for itself."""
+    broker.add("A", "x")
+    broker.add("B", "x")
+    publish(b"x", encode_message(Message(ack_inbox="i")))
+    responders = [entry[0] for entry in broker.waiting]
+    assert len(responders) == 2
+    assert all(isinstance(each, EnvelopeResponder) for each in responders)

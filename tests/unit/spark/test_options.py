@@ -1,0 +1,139 @@
+"""Options of the Spark formats: decoding, checks and messages."""
+
+import pytest
+
+from strandline.errors import InvalidConfigError
+from strandline.spark.options import (
+    parse_read_options,
+    parse_table_options,
+    parse_timestamp,
+    parse_write_options,
+)
+
+BASE = {"server": "localhost:9293", "stream": "flights"}
+
+
+def read(*, streaming=False, **options):
+    return parse_read_options(BASE | options, streaming=streaming)
+
+
+def test_defaults_read_everything_and_refuse_loss():
+    """A read that names only broker and stream starts at the beginning and fails on data loss."""
+    options = read()
+    assert (options.starting_offsets, options.ending_offsets) == ("earliest", "latest")
+    assert options.fail_on_data_loss
+    assert options.subject is None
+
+
+def test_names_are_matched_without_case():
+    """Spark lowers option names, so any spelling of case is understood."""
+    assert read(MAXRECORDSPERTRIGGER="5").records_per_trigger_max == 5
+    assert read(maxrecordspertrigger="5").records_per_trigger_max == 5
+
+
+def test_a_misspelt_option_is_refused_with_the_right_name():
+    """A typo would be ignored by Spark, so a near miss is an error that names the option."""
+    with pytest.raises(InvalidConfigError, match="did you mean 'startingOffsets'"):
+        read(startingOffset="latest")
+
+
+def test_options_of_spark_itself_pass():
+    """Options that Spark adds on its own are none of our business."""
+    read(path="x", checkpointlocation="/tmp/c", queryname="q")
+
+
+@pytest.mark.parametrize("missing", ["server", "stream"])
+def test_a_missing_option_is_named(missing):
+    """Without broker or stream the error says which option to give."""
+    with pytest.raises(
+        InvalidConfigError, match=f"'{missing}" if missing == "stream" else "server"
+    ):
+        parse_read_options({k: v for k, v in BASE.items() if k != missing}, streaming=False)
+
+
+def test_servers_takes_a_list_and_a_scheme():
+    """The first of several addresses is used, with or without grpc://."""
+    options = parse_read_options({"servers": "grpc://a:1, b:2", "stream": "s"}, streaming=False)
+    assert options.server == "a:1"
+
+
+def test_offsets_as_json():
+    """A place for each partition: numbers and words."""
+    assert read(startingOffsets='{"1": 5, "0": "latest"}').starting_offsets == {1: 5, 0: "latest"}
+    assert read(startingOffsets="LATEST").starting_offsets == "latest"
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "[]", "{}", '{"a": 1}', '{"0": -1}', '{"0": true}', '{"0": "late"}', "{"]
+)
+def test_wrong_offsets_say_what_is_taken(text):
+    """Anything else than the three forms is refused with an example."""
+    with pytest.raises(InvalidConfigError, match="earliest, latest or JSON"):
+        read(startingOffsets=text)
+
+
+def test_a_stream_read_takes_no_end():
+    """A streaming read has no endingOffsets and says what to use instead."""
+    with pytest.raises(InvalidConfigError, match="availableNow"):
+        read(streaming=True, endingOffsets="latest")
+
+
+def test_offsets_and_time_exclude_each_other():
+    """A read starts at offsets or at a time, not at both."""
+    with pytest.raises(InvalidConfigError, match="not both"):
+        read(startingOffsets="earliest", startingTimestamp="2013-01-01")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "٣x"])
+def test_counts_are_positive_whole_numbers(text):
+    """A limit of nothing or nonsense is refused."""
+    with pytest.raises(InvalidConfigError, match="maxRecordsPerTrigger"):
+        read(maxRecordsPerTrigger=text)
+
+
+def test_flags_are_true_or_false():
+    """A flag is one of two words."""
+    assert not read(failOnDataLoss="FALSE").fail_on_data_loss
+    with pytest.raises(InvalidConfigError, match="true or false"):
+        read(failOnDataLoss="no")
+
+
+def test_keys_are_one_text_or_a_json_list():
+    """Keys come as one key or as a list of keys."""
+    assert read(keys="AA").keys == (b"AA",)
+    assert read(keys='["AA", "ü"]').keys == (b"AA", "ü".encode())
+    for wrong in ("[", "[]", "[1]"):
+        with pytest.raises(InvalidConfigError, match="keys"):
+            read(keys=wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"),
+    [
+        ("1000", 1_000_000_000),
+        ("1970-01-01T00:00:01Z", 1_000_000_000),
+        ("1970-01-01 00:00:01.000001", 1_000_001_000),
+        ("1970-01-01T01:00:00+01:00", 0),
+        ("1969-12-31T23:59:59.5Z", -500_000_000),
+    ],
+)
+def test_timestamps_are_utc_unless_they_say_otherwise(text, nanoseconds):
+    """Milliseconds and ISO 8601 both become nanoseconds, to the microsecond."""
+    assert parse_timestamp(text) == nanoseconds
+
+
+def test_a_wrong_timestamp_is_refused():
+    """Text that is no time is refused with an example."""
+    with pytest.raises(InvalidConfigError, match="ISO 8601"):
+        parse_timestamp("yesterday")
+
+
+def test_write_and_table_options():
+    """The sinks have their own options and defaults."""
+    assert parse_write_options(BASE | {"subject": "a.b"}).subject == "a.b"
+    with pytest.raises(InvalidConfigError, match="did you mean 'subject'"):
+        parse_write_options(BASE | {"subjects": "a.b"})
+    table = parse_table_options({"path": "/t", "denseOffsets": "false", "txnId": "x"})
+    assert (table.path, table.dense_offsets, table.txn_id) == ("/t", False, "x")
+    with pytest.raises(InvalidConfigError, match="'path'"):
+        parse_table_options({})

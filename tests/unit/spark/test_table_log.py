@@ -1,0 +1,172 @@
+"""The rules by which a table commits: once, without overlap, without gaps."""
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.errors import DataLossError, InvalidRecordError, InvalidRequestError
+from strandline.spark.table_log import (
+    DataFile,
+    Manifest,
+    Proposal,
+    RangeSummary,
+    decide,
+    decode_manifest,
+    encode_manifest,
+    encode_schema,
+    merge_ranges,
+)
+
+SCHEMA = encode_schema(pa.schema([("partition", pa.int32()), ("offset", pa.int64())]))
+
+
+def span(start, stop, rows=None):
+    """The summary of dense offsets, or of the first ``rows`` of them."""
+    offsets = list(range(start, stop))[:rows]
+    return RangeSummary(start, stop, len(offsets), sum(offsets))
+
+
+def file(**ranges):
+    named = {int(name[1:]): summary for name, summary in ranges.items()}
+    rows = sum(summary.rows for summary in named.values())
+    return DataFile(name="", staged="s.parquet", rows=rows, size_bytes=1, ranges=named)
+
+
+def proposal(*files, txn="q", batch=0, dense=True, schema=SCHEMA):
+    return Proposal(
+        txn_id=txn,
+        batch=batch,
+        files=list(files),
+        arrow_schema=schema,
+        tracks_offsets=True,
+        dense=dense,
+    )
+
+
+def accepted(last, wanted) -> Manifest:
+    decision = decide(last, wanted, now_ms=7)
+    assert isinstance(decision, Manifest)
+    return decision
+
+
+def test_the_first_commit_may_start_anywhere():
+    """A table begins where its first query began, and numbers its manifests from 0."""
+    manifest = accepted(None, proposal(file(p0=span(40, 50), p2=span(0, 3))))
+    assert manifest.sequence == 0
+    assert manifest.offsets == {0: 50, 2: 3}
+    assert manifest.files[0].name == "part-00000000000000000000-00000.parquet"
+
+
+def test_commits_follow_each_other_without_gap_or_overlap():
+    """The next batch goes on where the last one ended; other partitions stay as they are."""
+    first = accepted(None, proposal(file(p0=span(0, 10), p1=span(0, 5))))
+    second = accepted(first, proposal(file(p0=span(10, 12)), batch=1))
+    assert second.sequence == 1
+    assert second.offsets == {0: 12, 1: 5}
+
+
+def test_a_gap_is_refused():
+    """Records between the table's end and the batch are missing, and the error counts them."""
+    first = accepted(None, proposal(file(p0=span(0, 10))))
+    with pytest.raises(DataLossError, match="2 records are missing"):
+        decide(first, proposal(file(p0=span(12, 20)), batch=1), now_ms=0)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_an_overlap_is_refused_even_in_a_sparse_table(dense):
+    """Records that the table has are never committed again, by whichever query."""
+    first = accepted(None, proposal(file(p0=span(0, 10))))
+    with pytest.raises(InvalidRequestError, match="committed already"):
+        decide(first, proposal(file(p0=span(9, 12)), txn="other", dense=dense), now_ms=0)
+
+
+def test_a_hole_or_a_repeat_within_a_batch_is_refused():
+    """Each offset of the range must be there once, even if the count is right."""
+    with pytest.raises(DataLossError, match="not each offset once"):
+        decide(None, proposal(file(p0=span(0, 10, rows=9))), now_ms=0)
+    twice_two_never_three = RangeSummary(0, 5, 5, 0 + 1 + 2 + 2 + 4)
+    with pytest.raises(DataLossError, match="not each offset once"):
+        decide(None, proposal(file(p0=twice_two_never_three)), now_ms=0)
+
+
+def test_a_sparse_table_takes_filtered_batches():
+    """With denseOffsets off, holes are the query's business; going back is still refused."""
+    first = accepted(None, proposal(file(p0=span(0, 10, rows=4)), dense=False))
+    second = accepted(first, proposal(file(p0=span(15, 20, rows=1)), batch=1, dense=False))
+    assert second.offsets == {0: 20}
+
+
+def test_a_replay_of_the_last_batch_is_acknowledged():
+    """The same records again, in other files and another number of tasks, are committed already."""
+    first = accepted(None, proposal(file(p0=span(0, 10), p1=span(0, 2))))
+    replay = proposal(file(p1=span(0, 2)), file(p0=span(0, 4)), file(p0=span(4, 10)))
+    assert decide(first, replay, now_ms=0) == "already committed"
+
+
+def test_a_replay_with_other_content_is_refused():
+    """One batch number with other records means a checkpoint from an old copy."""
+    first = accepted(None, proposal(file(p0=span(0, 10))))
+    with pytest.raises(InvalidRequestError, match="restored from an old copy"):
+        decide(first, proposal(file(p0=span(0, 11))), now_ms=0)
+
+
+def test_an_older_batch_is_refused():
+    """A batch number below the last is an old driver or an old checkpoint."""
+    first = accepted(None, proposal(file(p0=span(0, 10)), batch=5))
+    with pytest.raises(InvalidRequestError, match="old driver"):
+        decide(first, proposal(file(p0=span(10, 11)), batch=4), now_ms=0)
+
+
+def test_batch_numbers_may_be_skipped():
+    """Empty batches commit nothing, so numbers need not be dense."""
+    first = accepted(None, proposal(file(p0=span(0, 10)), batch=5))
+    assert accepted(first, proposal(file(p0=span(10, 11)), batch=9)).sequence == 1
+
+
+def test_a_new_query_continues_the_table():
+    """Another transaction id may go on where the table ends, and both are remembered."""
+    first = accepted(None, proposal(file(p0=span(0, 10)), txn="a", batch=3))
+    second = accepted(first, proposal(file(p0=span(10, 20)), txn="b", batch=0))
+    assert decide(second, proposal(file(p0=span(0, 10)), txn="a", batch=3), now_ms=0) == (
+        "already committed"
+    )
+
+
+def test_other_columns_are_refused_by_name():
+    """A table has one schema; the error lists both."""
+    first = accepted(None, proposal(file(p0=span(0, 1))))
+    other = encode_schema(pa.schema([("partition", pa.int32()), ("offset", pa.int32())]))
+    with pytest.raises(InvalidRequestError, match="offset int32"):
+        decide(first, proposal(file(p0=span(1, 2)), batch=1, schema=other), now_ms=0)
+
+
+def test_manifests_survive_their_file_and_refuse_others():
+    """A manifest reads back as written; damage and later versions are typed errors."""
+    manifest = accepted(None, proposal(file(p0=span(0, 3))))
+    data = encode_manifest(manifest)
+    assert decode_manifest(data, name="m") == manifest
+    for cut in range(0, len(data), 7):
+        with pytest.raises(InvalidRecordError, match="m "):
+            decode_manifest(data[:cut], name="m")
+    later = encode_manifest(msgspec.structs.replace(manifest, version=2))
+    with pytest.raises(InvalidRecordError, match="upgrade"):
+        decode_manifest(later, name="m")
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**6)), max_size=20), max_size=6)
+)
+def test_merged_ranges_are_those_of_all_rows(files):
+    """Merging summaries of files equals summarizing their rows together."""
+
+    def summary(rows):
+        found = {}
+        for partition, offset in rows:
+            one = RangeSummary(offset, offset + 1, 1, offset)
+            found = merge_ranges([found, {partition: one}])
+        return found
+
+    together = summary([row for rows in files for row in rows])
+    assert merge_ranges(summary(rows) for rows in files) == together
