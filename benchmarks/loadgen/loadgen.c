@@ -252,7 +252,8 @@ static void report(void) {
                "\"connections\": %d, \"appenders\": %d, \"size_bytes\": %d, \"subjects\": %d, "
                "\"rate\": %.1f, \"client_cpu_s\": %.3f, \"first_error\": \"",
                rate, p50, p90, p99, p999, max, (unsigned long long)acks,
-               (unsigned long long)replies, (unsigned long long)errors, busy_count, late ? "true" : "false", elapsed,
+               (unsigned long long)replies, (unsigned long long)errors, busy_count,
+               late ? "true" : "false", elapsed,
                opts.connections, opts.appenders, opts.size, opts.subjects, opts.rate, cpu);
         print_escaped(first_error);
         printf("\"}\n");

@@ -28,7 +28,8 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * "connections appenders size_bytes seconds warmup partitions flush max_appends", and prints one
  * JSON object per load, with the keys of the native generator. Each load has its own topic, primed
  * with a few records per partition and deleted afterwards. Producers: acks=all, max.in.flight=1,
- * linger 0, no compression, batches large enough for all appenders of a producer. Appenders are asynchronous slots, driven by the ack callbacks.
+ * linger 0, no compression, batches large enough for all appenders of a producer. Appenders are
+ * asynchronous slots, driven by the ack callbacks.
  */
 public final class KafkaAppenders {
     static final int SUB_BITS = 7, SUB = 1 << SUB_BITS, BUCKETS = (64 - SUB_BITS) * SUB;

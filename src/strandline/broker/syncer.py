@@ -1,7 +1,7 @@
-"""Syncing the journal: inline when little waits, beside the loop when much does.
+"""Syncing the journal: on the loop while the disk is quick, beside the loop while it is slow.
 
-Handing a sync to a thread costs a lone appender three times the sync itself, and syncing inline
-under load wastes the time in which the next turn could be parsed (docs/adr/0003 has the figures).
+A sync of a fifth of a millisecond costs less than what handing it over does: the hand-over splits
+the turn, and with it every socket's acks, in two (docs/adr/0003 has the figures).
 """
 
 import asyncio
@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 from strandline.errors import StrandlineError
 
-INLINE_RECORDS_MAX = 4
-"""A turn of at most this many records is synced inline."""
+INLINE_MS_MAX = 1.0
+"""Syncs that take longer than this, on average of late, go to the thread."""
+SMOOTHING = 0.1
+"""Weight of the newest sync in that average."""
 
 Sync = Callable[[int], None]
 Done = Callable[[StrandlineError | None], None]
@@ -30,8 +32,18 @@ class Syncer:
         self._loop = loop
         self._sync = sync
         self._jobs: queue.SimpleQueue[tuple[int, Done] | None] = queue.SimpleQueue()
+        self.average_ms = 0.0
         self._thread = threading.Thread(target=self._run, name="strandline-sync", daemon=True)
         self._thread.start()
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the next sync should run on the loop."""
+        return self.average_ms < INLINE_MS_MAX
+
+    def observe(self, took_ms: float) -> None:
+        """Learn how long a sync took."""
+        self.average_ms += SMOOTHING * (took_ms - self.average_ms)
 
     def submit(self, fd: int, done: Done) -> None:
         """Sync ``fd`` in the thread, then call ``done(error or None)`` on the loop."""

@@ -1,8 +1,8 @@
 """The turn: drain what partitions accepted, write it, sync once, answer, wake readers.
 
 Group commit falls out of it: one write and one sync per turn, whatever the number of publishers,
-connections and partitions. While a sync runs in its thread the loop goes on accepting; what it
-accepts is the next turn.
+connections and partitions. While a slow sync runs in its thread the loop goes on accepting; what
+it accepts is the next turn.
 
 Rules: only one turn is between write and answer at a time, so at most one journal entry is
 unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. A failed
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from strandline.broker.partition import Admission, Partition
 from strandline.broker.pending import Chunk, Waiting
-from strandline.broker.syncer import INLINE_RECORDS_MAX, Syncer
+from strandline.broker.syncer import Syncer
 from strandline.clock import Clock
 from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError
 from strandline.storage.journal import Journal
@@ -145,7 +145,7 @@ class Turn:
         return True
 
     def _sync(self, written: list[Written]) -> None:
-        """Make the entry durable, in the way that suits its size, then answer."""
+        """Make the entry durable, in the way that suits the disk, then answer."""
         journal = self._journal
         assert journal is not None
         assert self._syncer is not None, "attached together"
@@ -153,7 +153,7 @@ class Turn:
             self._complete(written)
             return
         started_ms = self._clock.monotonic_ms()
-        if sum(item.chunk.count for item in written) <= INLINE_RECORDS_MAX:
+        if self._syncer.is_inline:
             try:
                 journal.sync()
             except LogPoisonedError as error:
@@ -177,8 +177,11 @@ class Turn:
         self._syncer.submit(fd, done)
 
     def _synced(self, started_ms: float) -> None:
-        """Count a sync."""
-        self._telemetry.sync_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1e3)
+        """Count a sync and learn how long it took."""
+        assert self._syncer is not None, "attached with the journal"
+        took_ms = self._clock.monotonic_ms() - started_ms
+        self._syncer.observe(took_ms)
+        self._telemetry.sync_seconds.observe(took_ms / 1e3)
 
     def _complete(self, written: list[Written]) -> None:
         """Commit, answer and wake; then the next turn, if anything waits."""

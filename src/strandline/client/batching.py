@@ -75,6 +75,7 @@ class BatchAccumulator(Generic[FutureT]):
         self._delivery_timeout_s = delivery_timeout_s
         self._open: dict[int, RecordLot[FutureT]] = {}
         self._ready: deque[RecordLot[FutureT]] = deque()
+        self._turn = 0
         self.size = 0
         """Bytes held, ready or not."""
 
@@ -82,10 +83,16 @@ class BatchAccumulator(Generic[FutureT]):
         """Whether any record is held."""
         return bool(self._open or self._ready)
 
+    def anywhere(self, partitions: int) -> int:
+        """A partition for a record that any will do for: the next with each lot, so lots fill."""
+        if self._turn not in self._open:
+            self._turn = (self._turn + 1) % partitions
+        return self._turn
+
     def add(
         self, partition: int, record: Record, future: FutureT, *, size: int, now_s: float
     ) -> bool:
-        """Take a record; True if the holder should look: a lot became ready, or is the first."""
+        """Take a record; True if the holder should look: it began or completed a lot."""
         lot = self._open.get(partition)
         is_first = lot is None
         if lot is None:
@@ -146,6 +153,17 @@ class Outbox(Generic[LotT]):
         return bool(self._queued or self._in_flight)
 
     @property
+    def next_sequence(self) -> int:
+        """The number of the next lot put; all before it have smaller ones."""
+        return self._next_sequence
+
+    def holds_below(self, sequence: int) -> bool:
+        """Whether any lot with a smaller number is held."""
+        if self._queued and self._queued[0][0] < sequence:
+            return True
+        return any(number < sequence for number in self._in_flight)
+
+    @property
     def in_flight(self) -> int:
         """Lots in flight."""
         return len(self._in_flight)
@@ -179,7 +197,7 @@ class Outbox(Generic[LotT]):
 
     def rewind(self) -> None:
         """The connection is lost: what is in flight must be sent again, first and in order."""
-        self._queued.extendleft(reversed(sorted(self._in_flight.items())))
+        self._queued.extendleft(sorted(self._in_flight.items(), key=_sequence, reverse=True))
         self._in_flight.clear()
         self._bytes_in_flight = 0
 
@@ -193,13 +211,6 @@ class Outbox(Generic[LotT]):
             gone.append((lot, False))
         return gone
 
-    def next_deadline_s(self) -> float | None:
-        """The earliest deadline of a lot held; None if none is."""
-        first = [lot.deadline_s for lot in self._in_flight.values()]
-        if self._queued:
-            first.append(self._queued[0][1].deadline_s)
-        return min(first, default=None)
-
     def drop_all(self) -> list[LotT]:
         """Give up everything."""
         lots = [*self._in_flight.values(), *(lot for _, lot in self._queued)]
@@ -207,3 +218,7 @@ class Outbox(Generic[LotT]):
         self._queued.clear()
         self._bytes_in_flight = self.size = 0
         return lots
+
+
+def _sequence(item: tuple[int, object]) -> int:
+    return item[0]

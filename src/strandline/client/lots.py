@@ -19,16 +19,18 @@ from strandline.protocol.put import (
 )
 from strandline.protocol.status import from_body
 
+FIELDS = ("value", "key", "subject", "headers", "message_id")
+RAW_TYPES = {"subject": pa.string()}
 Failed = Callable[[AckFuture[Any], StrandlineError], None]
 
 
-def batch_of(lot: RecordLot[AckFuture[Ack]]) -> pa.RecordBatch:
+def batch_of_records(lot: RecordLot[AckFuture[Ack]]) -> pa.RecordBatch:
     """The records of a lot, with the columns any of them has.
 
     Raises:
         InvalidRecordError: a value is not bytes, or a header is not a (text, bytes) pair.
     """
-    columns = dict(zip(PUT_COLUMN_OF_FIELD, zip(*lot.records, strict=True), strict=True))
+    columns = dict(zip(FIELDS, zip(*lot.records, strict=True), strict=True))
     given = {
         name: columns[name]
         for name in PUT_TYPES
@@ -42,10 +44,6 @@ def batch_of(lot: RecordLot[AckFuture[Ack]]) -> pa.RecordBatch:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidRecordError(f"a record cannot be sent: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=put_schema(list(given)))
-
-
-PUT_COLUMN_OF_FIELD = ("value", "key", "subject", "headers", "message_id")
-RAW_TYPES = {"subject": pa.string()}
 
 
 def resolve_records(lot: RecordLot[AckFuture[Ack]], ack: PutAck, failed: Failed) -> None:
@@ -120,20 +118,46 @@ class TableLot:
 
     __slots__ = ("batch", "deadline_s", "partition", "promise", "size")
 
-    def __init__(self, partition: int, batch: pa.RecordBatch, *, deadline_s: float) -> None:
+    def __init__(self, partition: int, batch: pa.RecordBatch, promise: TablePromise) -> None:
         self.partition = partition
         self.batch = batch
+        self.promise = promise
         self.size = int(batch.nbytes)
-        self.deadline_s = deadline_s
-        self.promise: TablePromise
+        self.deadline_s = 0.0
 
-    def resolve(self, ack: PutAck, failed: Failed) -> None:
-        """Tell the promise the outcome."""
-        if ack.error is None:
-            self.promise.stored(ack)
-        else:
-            self.promise.failed(from_body(ack.error))
-        self.promise.settle(failed)
+
+SomeLot = RecordLot[AckFuture[Ack]] | TableLot
+
+
+def batch_of(lot: SomeLot) -> pa.RecordBatch:
+    """A lot as a record batch.
+
+    Raises:
+        InvalidRecordError: a record cannot be sent.
+    """
+    return lot.batch if isinstance(lot, TableLot) else batch_of_records(lot)
+
+
+def resolve(lot: SomeLot, ack: PutAck, failed: Failed) -> None:
+    """Tell the futures of a lot what an ack says."""
+    if not isinstance(lot, TableLot):
+        resolve_records(lot, ack, failed)
+        return
+    if ack.error is None:
+        lot.promise.stored(ack)
+    else:
+        lot.promise.failed(from_body(ack.error))
+    lot.promise.settle(failed)
+
+
+def fail(lot: SomeLot, error: StrandlineError, failed: Failed) -> None:
+    """Tell the futures of a lot that it was given up."""
+    if isinstance(lot, TableLot):
+        lot.promise.failed(error)
+        lot.promise.settle(failed)
+        return
+    for future in lot.futures:
+        failed(future, error)
 
 
 def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:

@@ -67,7 +67,7 @@ class PutAck(Answer, frozen=True, kw_only=True, omit_defaults=True):
     ranges: tuple[AckedRange, ...] = ()
     """Empty after an error, and when ``offsets`` says it row by row."""
     offsets: tuple[int, ...] = ()
-    """The offset of each row, for batches with message ids; ``NOT_STORED`` where ``error`` holds."""
+    """The offset of each row, if it has message ids; ``NOT_STORED`` where ``error`` holds."""
     partitions: tuple[int, ...] = ()
     """The partition of each row, with ``offsets``."""
     duplicates: tuple[int, ...] = ()

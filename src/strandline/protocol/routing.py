@@ -40,15 +40,14 @@ class Router:
         self._prefix = config.subject + "."
 
     def of_record(
-        self, key: bytes | None, subject: str | None, *, message_id: str | None, spread: int
-    ) -> int:
-        """The partition of one record.
+        self, key: bytes | None, subject: str | None, message_id: str | None
+    ) -> int | None:
+        """The partition of one record; None: any will do.
 
         Args:
             key: its key, if it has one.
             subject: its subject, if one was given.
             message_id: its message id, if it has one.
-            spread: where a record without any of these goes.
         """
         if self.partitions == 1:
             return 0
@@ -63,7 +62,7 @@ class Router:
             return partition_of(key, self.partitions)
         if message_id is not None:
             return partition_of(message_id.encode(), self.partitions)
-        return 0 if subject is not None else spread % self.partitions
+        return None if subject is None else 0
 
     def of_batch(
         self, batch: pa.RecordBatch, *, spread: int

@@ -9,6 +9,7 @@ pickled. Must not know Spark.
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from strandline.spark.planning import OffsetRange, Offsets, PartitionState, Stre
 
 T = TypeVar("T")
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LARGEST_S = 2.0
 
@@ -125,16 +127,20 @@ def offsets_at_time(options: ReadOptions, timestamp_ns: int) -> Offsets:
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
+    # Rounded up, as every record before the time must stay out.
+    microseconds = -(-timestamp_ns // 1000)
     found = with_retries(
         options.server,
-        lambda client: client.offsets(options.stream, at_timestamp_ns=timestamp_ns),
+        lambda client: client.offsets(
+            options.stream, _EPOCH + timedelta(microseconds=microseconds)
+        ),
         timeout_ms=options.retry_timeout_ms,
     )
     return dict(sorted(found.items()))
 
 
-def wait_beyond(options: ReadOptions, offsets: Offsets) -> None:
-    """Return once a partition has records from its offset on, or ``longPollMs`` is over.
+def wait_for_records(options: ReadOptions, beyond: Offsets) -> None:
+    """Return once a partition has a record at its offset or after, or ``longPollMs`` is over.
 
     Raises:
         UnknownStreamError: there is no such stream.
@@ -142,7 +148,9 @@ def wait_beyond(options: ReadOptions, offsets: Offsets) -> None:
     """
     with_retries(
         options.server,
-        lambda client: client.wait_beyond(options.stream, offsets, timeout_ms=options.long_poll_ms),
+        lambda client: client.wait_for(
+            options.stream, beyond, timeout_s=options.long_poll_ms / 1000
+        ),
         timeout_ms=options.retry_timeout_ms,
     )
 

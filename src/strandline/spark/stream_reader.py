@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.spark.batch_reader import RangePartition, first_offsets, read_task
-from strandline.spark.connection import stream_state, wait_beyond
+from strandline.spark.connection import stream_state, wait_for_records
 from strandline.spark.options import ReadOptions
 from strandline.spark.planning import (
     EncodedOffsets,
@@ -100,7 +100,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = decode_offsets(start)
         if self.final_offsets is None and self.options.long_poll_ms > 0:
-            wait_beyond(self.options, begin)
+            wait_for_records(self.options, begin)
         state = stream_state(self.options)
         refuse_other_stream(start, state)
         return state, self._up_to_final(

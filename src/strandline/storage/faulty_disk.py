@@ -1,9 +1,9 @@
 """A disk that fails on purpose: full, broken, or losing what was not synced; for tests.
 
 Works on real files and remembers how to undo every change that no sync has made durable, so that
-``crash`` leaves what a power loss would: synced bytes and names, and of the rest whatever the caller
-decides, down to single bytes. Rules: no randomness of its own, decisions come from the caller. What
-a killed process leaves needs no crash at all: just open the files again.
+``crash`` leaves what a power loss would: synced bytes and names, and of the rest whatever the
+caller decides, down to single bytes. Rules: nothing random, decisions come from the caller. What a
+killed process leaves needs no crash at all: just open the files again.
 """
 
 import errno
@@ -107,7 +107,6 @@ class FaultyDisk(Disk):
         """
         for change in reversed(self._names):
             change.undo()
-        self._names.clear()
         for file in self._files.values():
             for contents in reversed(file.changes):
                 os.ftruncate(file.fd, contents.size_before)
@@ -116,10 +115,16 @@ class FaultyDisk(Disk):
                 write = contents.write
                 for start, stop in keep(write):
                     super().pwrite(file.fd, write.data[start:stop], write.position + start)
-            os.close(file.fd)
-        self._files.clear()
+        self.forget()
         self._failures.clear()
         self.full = False
+
+    def forget(self) -> None:
+        """Let go of what a crash would need; what is there stays."""
+        for file in self._files.values():
+            os.close(file.fd)
+        self._files.clear()
+        self._names.clear()
 
     @property
     def unsynced(self) -> list[Unsynced]:

@@ -273,7 +273,11 @@ class Journal:
         if needed <= self.file_bytes and self._spares:
             fresh = self._spares.pop()
         else:
-            fresh = self._allocate(max(self.file_bytes, needed))
+            try:
+                fresh = self._allocate(max(self.file_bytes, needed))
+            except LogPoisonedError:
+                self.poisoned = True
+                raise
         self.sync()
         fresh.number = self._number + 1
         fresh.nonce = int.from_bytes(self.disk.entropy(8), "little")

@@ -58,6 +58,8 @@ class ScannedFile:
     slot: int
     size: int
     header: FileHeader
+    is_guessed: bool
+    """The header is not intact; it was made up from the first entry."""
     view: memoryview
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     """Of the entries that count."""
@@ -118,12 +120,10 @@ def _load_file(scan: JournalScan, path: Path, *, disk: Disk, size: int) -> None:
     file = OpenFile(path, disk=disk)
     view = memoryview(disk.map(file.fd, size))
     header = read_file_header(view[:FILE_HEADER_BYTES])
-    if header is None:
-        header = _guess_header(view)
-        if any(view[:FILE_HEADER_BYTES]):
-            scan.damage.append(Damage(path, Position(0), "journal file header is damaged"))
+    guessed = header is None
+    header = header or _guess_header(view)
     scan.last_number = max(scan.last_number, header.number)
-    scan.files.append(ScannedFile(path, slot, size, header, view))
+    scan.files.append(ScannedFile(path, slot, size, header, guessed, view))
 
 
 def _guess_header(view: memoryview) -> FileHeader:
@@ -175,6 +175,9 @@ class _Walk:
                     return True
                 if entry.sequence > self.expected:
                     self._missing(entry.sequence - 1)
+                if file.is_guessed and not file.positions and entry.sequence <= self.synced:
+                    why = "journal file header is damaged; its entries are intact"
+                    self.scan.damage.append(Damage(file.path, Position(0), why))
                 file.positions.append(entry.position)
                 file.used_bytes += entry.length
                 self.expected = entry.sequence + 1

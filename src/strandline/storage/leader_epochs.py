@@ -1,8 +1,8 @@
 """Where each leader epoch of a partition began, so that replicas can find where they agree.
 
 A small text file per partition, one ``epoch start-offset`` per line, both ascending. Rules: epoch
-0 begins at offset 0 even if no file says so; the file is replaced atomically before the change counts;
-entries follow the log when it is truncated at either end.
+0 begins at offset 0 even if no file says so; the file is replaced atomically before a change
+counts; entries follow the log when it is truncated at either end.
 """
 
 from bisect import bisect_right

@@ -79,9 +79,6 @@ class Log:
         self.poisoned = False
         self._disk = disk
         self._mapped: tuple[Segment, ...] = ()
-        self._unsynced_names = not segments[-1].size or any(
-            segment.size and not segment.synced_bytes for segment in segments
-        )
         self._stable_base = 0
         self._closed = False
         self.log_start_offset = log_start_offset
@@ -207,7 +204,6 @@ class Log:
     def _roll(self, active: Segment) -> Segment:
         active.seal()
         fresh = Segment(self.directory, active.next_offset, disk=self._disk)
-        self._unsynced_names = True
         self._arrange([*self._layout.segments, fresh])
         return fresh
 
@@ -243,7 +239,6 @@ class Log:
         end = max(min(expected, offset), last.base_offset)
         if last.sealed:
             segments[-1] = self._unsealed(last, position, end)
-            self._unsynced_names = True
         else:
             last.cut(position, end)
         self._arrange(segments)
@@ -255,6 +250,7 @@ class Log:
         fresh = Segment(self.directory, segment.base_offset, disk=self._disk)
         fresh.size, fresh.next_offset = position, next_offset
         fresh.adopt(position)
+        fresh.has_durable_name = True
         fresh.load_indexes()
         return fresh
 
@@ -347,14 +343,18 @@ class Log:
         if self._closed:
             return
         try:
-            names, self._unsynced_names = self._unsynced_names, False
+            unnamed: list[Segment] = []
             for segment in reversed(self._layout.segments):
-                if segment.synced_bytes == segment.written_bytes and segment.sealed:
+                if segment.sealed and segment.has_durable_name and segment.is_synced:
                     break
+                if segment.written_bytes and not segment.has_durable_name:
+                    unnamed.append(segment)
                 segment.sync()
                 segment.write_indexes()
-            if names:
+            if unnamed:
                 self._disk.sync_directory(self.directory)
+            for segment in unnamed:
+                segment.has_durable_name = True
         except LogPoisonedError:
             if self._closed:  # deleted meanwhile, and its names with it
                 return

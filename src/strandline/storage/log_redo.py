@@ -92,6 +92,7 @@ class LogRedo:
             segment.first_timestamp = at.first_timestamp
             segment.max_timestamp = max(segment.max_timestamp, at.max_timestamp)
             segment.synced_bytes = at.position
+            segment.has_durable_name = at.position > 0
         else:
             self._take_all()
 

@@ -36,14 +36,16 @@ class Run(NamedTuple):
     """Position after the last of them; the start position if there is none."""
     next_offset: int
     """Offset after the last of them; -1 if there is none."""
+    last: int
+    """Where the last of them begins; -1 if there is none."""
 
 
 def scan(view: memoryview, position: int, limit: int, *, below: int, verify: bool = True) -> Run:
     """Walk intact whole batches from ``position`` up to ``limit``, base offsets under ``below``."""
     unpack = _BEGINNING.unpack_from
     stop = limit - HEADER_BYTES
-    base = 0
-    delta = -2
+    last = base = -1
+    delta = -1
     while position <= stop:
         magic, crc, length, next_base, _, next_delta = unpack(view, position)
         end = position + length
@@ -53,8 +55,9 @@ def scan(view: memoryview, position: int, limit: int, *, below: int, verify: boo
             break
         base = next_base
         delta = next_delta
+        last = position
         position = end
-    return Run(position, base + delta + 1)
+    return Run(position, base + delta + 1, last)
 
 
 def header_at(view: memoryview, position: int) -> BatchHeader | None:

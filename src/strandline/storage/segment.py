@@ -62,6 +62,7 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_hints", "_map", "_tail", "base_offset", "first_timestamp",
+        "has_durable_name",
         "index", "indexed_bytes", "max_timestamp", "next_offset", "path", "pinned",
         "sealed", "size",
         "synced_bytes", "times",
@@ -76,6 +77,7 @@ class Segment:
         self.first_timestamp = TIMESTAMP_MIN
         self.max_timestamp = TIMESTAMP_MIN
         self.sealed = False
+        self.has_durable_name = False
         self.pinned = False
         self.synced_bytes = 0
         self.indexed_bytes = -1
@@ -95,6 +97,7 @@ class Segment:
         segment.size = size
         segment.next_offset = next_offset
         segment.sealed = True
+        segment.has_durable_name = True
         segment.synced_bytes = size
         segment.indexed_bytes = size
         segment.index = segment.times = None
@@ -110,6 +113,11 @@ class Segment:
             file = OpenFile(self.path, disk=self._disk, write=writable, create=writable)
             self._file = file
         return file
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all of it survives a power loss, but for the name."""
+        return self.synced_bytes == self.size
 
     @property
     def written_bytes(self) -> int:
@@ -241,6 +249,7 @@ class Segment:
     def finish_successor(self, size: int, next_offset: int) -> None:
         """The new file is whole: ``size`` bytes, written and synced under a name to come."""
         self.size = self.synced_bytes = size
+        self.has_durable_name = True
         self.next_offset = next_offset
         self.adopt(size)
         self.sealed = True
@@ -285,7 +294,7 @@ class Segment:
 
     def release(self) -> None:
         """Let go of the map and, of a sealed segment, the descriptor; both come back on demand."""
-        if self.sealed and not self.pinned and self.synced_bytes == self.size:
+        if self.sealed and not self.pinned and self.is_synced:
             self._map = None
             self._file = None
 
@@ -325,27 +334,27 @@ class Segment:
         expected, position = self._offsets().floor(offset)
         expected = max(expected, self.base_offset)
         size = self.size
-        if position >= size:
-            return None
-        window, start = self.view(position, min(_WINDOW_BYTES, size - position)), position
         while position < size:
-            header = header_at(window, position - start)
-            if header is None or header.length > len(window) - (position - start):
-                length = max(_WINDOW_BYTES, header.length if header else 0)
-                window, start = self.view(position, min(length, size - position)), position
-                header = header_at(window, 0)
-            if header and (not verify or intact_at(window, position - start)):
-                if header.next_offset > offset:
-                    return Place(position, expected)
-                position += header.length
-                expected = header.next_offset
-                continue
-            hole = self.hole(position, expected)
-            if hole.next_offset > offset:
-                raise self.corrupt(hole)
-            if hole.next_position < 0:
-                return None
-            position, expected = hole.next_position, hole.next_offset
+            window = self._window(position, size)
+            run = scan(window, 0, len(window), below=offset + 1, verify=verify)
+            if run.next_offset > offset:
+                return Place(position + run.last, expected)
+            position += run.end
+            expected = max(expected, run.next_offset)
+            header = header_at(window, run.end)
+            if header is not None and run.end + header.length > len(window):
+                if run.end:
+                    continue  # more of it needs to be seen
+                header = None
+            if header is not None and header.base_offset > offset:
+                return Place(position, expected)  # compaction has removed the offset
+            if position < size and (header is not None or len(window) - run.end >= HEADER_BYTES or not run.end):
+                hole = self.hole(position, expected)
+                if hole.next_offset > offset:
+                    raise self.corrupt(hole)
+                if hole.next_position < 0:
+                    return None
+                position, expected = hole.next_position, hole.next_offset
         return None
 
     def forget(self, offset: int) -> None:

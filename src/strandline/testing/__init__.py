@@ -1,1 +1,12 @@
-"""TODO-docstring."""
+"""What users' tests need: a real broker in the test's own process, or in one that can be killed.
+
+    with strandline.testing.Server() as url:
+        client = strandline.connect(url)
+
+Importing this module is cheap: the broker is loaded when a server is started.
+"""
+
+from strandline.testing.process import ProcessServer
+from strandline.testing.server import Server, ServerUrl
+
+__all__ = ["ProcessServer", "Server", "ServerUrl"]

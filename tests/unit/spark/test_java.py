@@ -54,7 +54,9 @@ def test_a_java_without_the_module_gets_a_shim(cache, monkeypatch):
     shim = java.find_java_home()
     assert shim != home
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "--add-opens=x=y"]
-    done = subprocess.run([shim / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [shim / "bin" / "java", *arguments], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["-Xmx1g", "a b", "--add-opens=x=y"]
     assert java.find_java_home() == shim
 

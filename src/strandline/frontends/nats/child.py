@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from strandline.errors import UnavailableError
+from strandline.frontends.nats.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
 
@@ -110,13 +111,11 @@ class NatsServerChild:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._binary = find_binary()
         await self._launch()
-        self._keeper = asyncio.create_task(self._keep(), name="nats-server-keeper")
+        self._keeper = start_task(self._keep(), "nats-server-keeper")
 
     async def stop(self) -> None:
         """End it; returns when it is gone."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        await end_task(self._keeper)
         process, self._process = self._process, None
         if process is None:
             return

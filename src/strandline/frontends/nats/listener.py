@@ -6,7 +6,6 @@ here; what one does costs the others nothing but its share of the loop.
 """
 
 import asyncio
-import contextlib
 import resource
 import secrets
 from typing import Final
@@ -21,6 +20,7 @@ from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
 from strandline.frontends.nats.routing import RouteTable
+from strandline.frontends.nats.tasks import end_task, start_task
 from strandline.version import __version__
 
 NATS_VERSION: Final = "2.10.0"
@@ -91,7 +91,7 @@ class IngestListener:
         self.port = self._server.sockets[0].getsockname()[1]
         self.info_line = self._make_info_line()
         self._broker.on_turn_end(self.turn_ended)
-        self._pinger = asyncio.create_task(self._ping_all(), name="ingest-pings")
+        self._pinger = start_task(self._ping_all(), "ingest-pings")
 
     async def stop(self) -> None:
         """Take nothing more, answer what was taken, close."""
@@ -102,10 +102,7 @@ class IngestListener:
             connection.hold_reading("stopping")
         await self._broker.quiesce()
         self.turn_ended()
-        if self._pinger is not None:
-            self._pinger.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pinger
+        await end_task(self._pinger)
         for connection in list(self._connections):
             connection.close()
         await asyncio.sleep(0)

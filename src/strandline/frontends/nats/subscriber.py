@@ -25,6 +25,7 @@ from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
 from strandline.frontends.nats.routing import Binding
+from strandline.frontends.nats.tasks import end_task, start_task
 from strandline.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Subscriber:
         self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_error = "no attempt was made"
-        self._connected = asyncio.Event()
+        self._connected: asyncio.Future[None] | None = None
 
     async def start(self, servers: Sequence[str], bindings: list[Binding]) -> None:
         """Connect and subscribe; returns when both have happened once.
@@ -107,16 +108,17 @@ class Subscriber:
         self._servers = [parse_server_url(url) for url in servers]
         self._bindings = bindings
         self._broker.on_turn_end(self.turn_ended)
-        self._task = asyncio.create_task(self._run(), name="nats-subscriber")
-        try:
-            async with asyncio.timeout(FIRST_CONNECTION_TIMEOUT_S):
-                await self._connected.wait()
-        except TimeoutError:
-            await self._cancel()
+        self._connected = asyncio.get_running_loop().create_future()
+        self._task = start_task(self._run(), "nats-subscriber")
+        await asyncio.wait(
+            (self._connected, self._task),
+            timeout=FIRST_CONNECTION_TIMEOUT_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not self._connected.done():
+            await end_task(self._task)
             urls = ", ".join(map(str, self._servers))
-            raise UnavailableError(
-                f"cannot connect to NATS at {urls}: {self._last_error}"
-            ) from None
+            raise UnavailableError(f"cannot connect to NATS at {urls}: {self._last_error}")
 
     async def stop(self) -> None:
         """Take nothing more, answer what was taken, disconnect."""
@@ -131,13 +133,7 @@ class Subscriber:
                     await link.round_trip()
             except (TimeoutError, DisconnectedError):
                 logger.warning("nats-server went away before the last acks were sent")
-        await self._cancel()
-
-    async def _cancel(self) -> None:
-        """End the reconnecting and the link."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
 
     def streams_changed(self, bindings: list[Binding]) -> None:
         """Subscribe to these bindings from now on."""
@@ -211,7 +207,8 @@ class Subscriber:
         """Use a link until it is lost."""
         telemetry = self._broker.telemetry
         self._link = link
-        self._connected.set()
+        if self._connected is not None and not self._connected.done():
+            self._connected.set_result(None)
         telemetry.nats_connected = 1
         logger.info("connected to %s", server)
         # The streams may have changed while the link was being made.

@@ -37,6 +37,14 @@ class FakePartition:
         self.broker.wake()
 
 
+class FakeStream:
+    """Settings and partitions."""
+
+    def __init__(self, config, partitions):
+        self.config = config
+        self.partitions = partitions
+
+
 class FakeBroker:
     """Just enough broker; turns run by themselves unless ``frozen``."""
 
@@ -58,7 +66,7 @@ class FakeBroker:
         partitions = [
             FakePartition(self, PartitionName(name, number)) for number in range(config.partitions)
         ]
-        self._streams[name] = SimpleNamespace(config=config, partitions=partitions)
+        self._streams[name] = FakeStream(config, partitions)
         self._announce()
         return partitions
 

@@ -1,0 +1,327 @@
+"""The asynchronous client: the same names as ``Client``, awaited.
+
+A thin shell: calls run on threads, futures of producers become asyncio's. Nothing blocks the event
+loop.
+"""
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from strandline.client.client import TIMEOUT_S, Client, connect
+from strandline.client.producer import Headers, Producer
+from strandline.client.reading import BatchStream, Place
+from strandline.client.results import Ack, BatchAck, Record
+from strandline.client.subscription import Subscription
+from strandline.protocol.admin import ServerInfo, StreamInfo
+
+T = TypeVar("T")
+
+
+async def connect_async(address: str, *, timeout_s: float = TIMEOUT_S) -> "AsyncClient":
+    """Connect to a broker; as ``connect``.
+
+    Raises:
+        DisconnectedError: no broker answers there.
+    """
+    return AsyncClient(await asyncio.to_thread(connect, address, timeout_s=timeout_s))
+
+
+class AsyncClient:
+    """A client of one broker for asyncio. Use it as an ``async with`` context, or ``close`` it.
+
+    Args:
+        client: the synchronous client to wrap.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the broker."""
+        return self._client.address
+
+    async def create_stream(
+        self, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
+    ) -> StreamInfo:
+        """Create a stream; as ``Client.create_stream``."""
+        return await asyncio.to_thread(
+            self._client.create_stream, name, subject=subject, partitions=partitions, **config
+        )
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete a stream; as ``Client.delete_stream``."""
+        await asyncio.to_thread(self._client.delete_stream, name)
+
+    async def stream_info(self, name: str) -> StreamInfo:
+        """Describe a stream; as ``Client.stream_info``."""
+        return await asyncio.to_thread(self._client.stream_info, name)
+
+    async def list_streams(self) -> list[StreamInfo]:
+        """All streams; as ``Client.list_streams``."""
+        return await asyncio.to_thread(self._client.list_streams)
+
+    async def truncate_before(self, stream: str, offset: int, *, partition: int = 0) -> StreamInfo:
+        """Delete a prefix; as ``Client.truncate_before``."""
+        return await asyncio.to_thread(
+            self._client.truncate_before, stream, offset, partition=partition
+        )
+
+    async def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:
+        """Where a place is; as ``Client.offsets``."""
+        return await asyncio.to_thread(self._client.offsets, stream, at)
+
+    async def wait_for(
+        self, stream: str, beyond: Mapping[int, int], *, timeout_s: float = 1.0
+    ) -> dict[int, int]:
+        """Wait for records; as ``Client.wait_for``."""
+        return await asyncio.to_thread(self._client.wait_for, stream, beyond, timeout_s=timeout_s)
+
+    async def server_info(self) -> ServerInfo:
+        """Version and limits of the broker; as ``Client.server_info``."""
+        return await asyncio.to_thread(self._client.server_info)
+
+    async def append(
+        self,
+        stream: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        subject: str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        message_id: str | None = None,
+        timeout_s: float = 35.0,
+    ) -> Ack:
+        """Append one record; as ``Client.append``."""
+        return await asyncio.to_thread(
+            self._client.append,
+            stream,
+            value,
+            key=key,
+            subject=subject,
+            headers=headers,
+            partition=partition,
+            message_id=message_id,
+            timeout_s=timeout_s,
+        )
+
+    async def append_batch(
+        self, stream: str, data: Any, *, partition: int | None = None, timeout_s: float = 60.0
+    ) -> BatchAck:
+        """Append a table; as ``Client.append_batch``."""
+        return await asyncio.to_thread(
+            self._client.append_batch, stream, data, partition=partition, timeout_s=timeout_s
+        )
+
+    def producer(self, stream: str, **options: Any) -> "AsyncProducer":
+        """A producer; as ``Client.producer``. It opens with ``async with``."""
+        return AsyncProducer(self._client, stream, options)
+
+    async def read(self, stream: str, **options: Any) -> "AsyncReader":
+        """Read records as Arrow; as ``Client.read``, iterated with ``async for``."""
+        return AsyncReader(await asyncio.to_thread(self._client.open_read, stream, **options))
+
+    def subscribe(self, stream: str, **options: Any) -> "AsyncSubscription":
+        """Iterate records as objects with ``async for``; as ``Client.subscribe``."""
+        return AsyncSubscription(self._client, stream, options)
+
+    async def close(self) -> None:
+        """End the connection; harmless when repeated."""
+        await asyncio.to_thread(self._client.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _OneThread:
+    """A thread for calls that block for long, so that they do not use up asyncio's own.
+
+    It is a daemon: a call that never ends does not keep the process from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run a function on the thread."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - handed to whoever awaits it
+                future.set_exception(error)
+
+        self._jobs.put(job)
+        return await asyncio.wrap_future(future)
+
+    def end(self) -> None:
+        """Let the thread go once it is done; does not wait."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class AsyncReader:
+    """Record batches of a read, with ``async for``.
+
+    Args:
+        stream: the read.
+    """
+
+    def __init__(self, stream: BatchStream) -> None:
+        self._stream = stream
+        self._batches = stream.batches()
+        self._thread = _OneThread("strandline-reader")
+        self._is_closed = False
+        self.schema = stream.schema
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        """The next record batch.
+
+        Raises:
+            StrandlineError: the read cannot go on.
+        """
+        if self._is_closed:
+            raise StopAsyncIteration
+        batch = await self._thread.run(lambda: next(self._batches, None))
+        if batch is None:
+            await self.close()
+            raise StopAsyncIteration
+        return batch
+
+    async def read_all(self) -> pa.Table:
+        """All that is left, as a table."""
+        batches = [batch async for batch in self]
+        return pa.Table.from_batches(batches, self.schema)
+
+    async def close(self) -> None:
+        """End the read; harmless when repeated."""
+        self._is_closed = True
+        self._stream.cancel()
+        self._thread.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncSubscription:
+    """Records as they are stored, with ``async for``; opens with the first."""
+
+    def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
+        self._subscribe = partial(client.subscribe, stream, **options)
+        self._thread = _OneThread("strandline-subscription")
+        self._subscription: Subscription | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        """The next record; waits for it.
+
+        Raises:
+            StrandlineError: the subscription cannot go on.
+        """
+        subscription = await self._open()
+        record = await self._thread.run(lambda: next(subscription, None))
+        if record is None:
+            raise StopAsyncIteration
+        return record
+
+    async def close(self) -> None:
+        """End it; harmless when repeated."""
+        if self._subscription is not None:
+            self._subscription.close()
+        self._thread.end()
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _open(self) -> Subscription:
+        if self._subscription is None:
+            self._subscription = await self._thread.run(self._subscribe)
+        return self._subscription
+
+
+class AsyncProducer:
+    """A producer for asyncio; ``async with`` opens and flushes it."""
+
+    def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
+        self._client = client
+        self._stream = stream
+        self._options = options
+        self._entry = asyncio.Lock()
+        self._producer: Producer | None = None
+
+    async def append(self, value: bytes | str | None, **record: Any) -> Ack:
+        """Append a record and wait for its ack; as ``Producer.append``. Gather many."""
+        producer = await self._ready()
+        return await asyncio.wrap_future(producer.append(value, **record))
+
+    async def append_batch(self, data: Any, *, partition: int | None = None) -> BatchAck:
+        """Append a table and wait for its acks; as ``Producer.append_batch``."""
+        producer = await self._ready()
+        future = await asyncio.to_thread(producer.append_batch, data, partition=partition)
+        return await asyncio.wrap_future(future)
+
+    async def flush(self) -> None:
+        """Wait until everything is answered; as ``Producer.flush``."""
+        if self._producer is not None:
+            await asyncio.to_thread(self._producer.flush)
+
+    async def close(self) -> None:
+        """Flush and end; as ``Producer.close``."""
+        if self._producer is not None:
+            await asyncio.to_thread(self._producer.close)
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _open(self) -> Producer:
+        def make() -> Producer:
+            return self._client.producer(self._stream, **self._options)
+
+        if self._producer is None:
+            self._producer = await asyncio.to_thread(make)
+        return self._producer
+
+    async def _ready(self) -> Producer:
+        """The producer, once it has room; callers get their turns in order."""
+        producer = self._producer
+        if producer is not None and producer.has_room and not self._entry.locked():
+            return producer
+        async with self._entry:
+            producer = await self._open()
+            if not producer.has_room:
+                await asyncio.to_thread(producer.wait_for_room)
+            return producer

@@ -1,0 +1,178 @@
+"""Reads: what a user asks for as a ticket, and the answer as a ``pyarrow.RecordBatchReader``.
+
+A reader that is dropped or closed cancels its call, so the broker stops sending. A read that may
+have to wait for records is pumped by a thread of its own: pyarrow waits where Python sees no
+signals, and Ctrl-C must work.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.client.connection import Connection
+from strandline.client.results import EPOCH
+from strandline.errors import InvalidRequestError
+from strandline.protocol.tickets import (
+    BATCH_BYTES_DEFAULT,
+    AtTimestamp,
+    Bound,
+    ReadRequest,
+    check_request,
+)
+from strandline.protocol.wire import decode, encode
+
+Place = str | int | datetime
+"""``"earliest"``, ``"latest"``, an offset, or a time (naive: local time, as in Python)."""
+
+PUMPED_BATCHES = 4
+
+
+def bound_of(place: Place) -> Bound:
+    """A place as a ticket says it.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if isinstance(place, datetime):
+        return AtTimestamp(timestamp_ns=nanoseconds(place))
+    if place == "earliest":
+        return "earliest"
+    if place == "latest":
+        return "latest"
+    if isinstance(place, int) and not isinstance(place, bool):
+        return int(place)
+    raise InvalidRequestError(
+        f"{place!r} is not a place in a stream; give 'earliest', 'latest', an offset or a datetime"
+    )
+
+
+def nanoseconds(moment: datetime) -> int:
+    """Unix time in nanoseconds; a naive moment is in local time, as everywhere in Python."""
+    return (moment.astimezone() - EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def read_request(
+    stream: str,
+    *,
+    partition: int | None = None,
+    start: Place = "earliest",
+    stop: Place | None = None,
+    columns: Sequence[str] | None = None,
+    follow: bool = False,
+    subject: str | None = None,
+    keys: Sequence[bytes | str] | None = None,
+    timestamp_from: datetime | None = None,
+    timestamp_to: datetime | None = None,
+    starts: Mapping[int, int] | None = None,
+    records_max: int | None = None,
+    bytes_min: int = 0,
+    wait_ms_max: int = 0,
+    batch_bytes: int = BATCH_BYTES_DEFAULT,
+    skip_damaged: bool = False,
+) -> ReadRequest:
+    """The ticket of a read; arguments as ``Client.read``.
+
+    Raises:
+        InvalidRequestError: an argument is out of its range.
+    """
+    encoded = [key.encode() if isinstance(key, str) else key for key in keys or ()]
+    request = ReadRequest(
+        stream=stream,
+        partition=partition,
+        start=bound_of(start),
+        starts=None if starts is None else dict(starts),
+        stop=None if stop is None else bound_of(stop),
+        follow=follow,
+        columns=None if columns is None else list(columns),
+        subject=subject,
+        keys=None if keys is None else encoded,
+        timestamp_from_ns=None if timestamp_from is None else nanoseconds(timestamp_from),
+        timestamp_to_ns=None if timestamp_to is None else nanoseconds(timestamp_to),
+        records_max=records_max,
+        bytes_min=bytes_min,
+        wait_ms_max=wait_ms_max,
+        batch_bytes=batch_bytes,
+        skip_damaged=skip_damaged,
+    )
+    # What the broker would refuse is refused here, with the same words.
+    check_request(decode(encode(request), ReadRequest, what="read"))
+    return request
+
+
+class BatchStream:
+    """A read under way.
+
+    Args:
+        connection: to the broker.
+        request: what to read.
+
+    Raises:
+        StrandlineError: the broker refuses it, or cannot be reached.
+    """
+
+    def __init__(self, connection: Connection, request: ReadRequest) -> None:
+        self._connection = connection
+        self._stream = connection.read(request)
+        self._may_wait = request.follow or request.wait_ms_max > 0
+        self.schema: pa.Schema = self._stream.schema
+
+    def cancel(self) -> None:
+        """End the read, from any thread; whoever waits for a batch gets a DisconnectedError."""
+        self._stream.cancel()
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The batches as a reader; once only."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches; once only. Closing the generator cancels the read.
+
+        Raises:
+            StrandlineError: the read cannot go on.
+        """
+        return self._pumped() if self._may_wait else self._direct()
+
+    def _direct(self) -> Iterator[pa.RecordBatch]:
+        try:
+            while True:
+                try:
+                    with self._connection.translated():
+                        chunk = self._stream.read_chunk()
+                except StopIteration:
+                    return
+                if chunk.data is not None:
+                    yield chunk.data
+        finally:
+            self._stream.cancel()
+
+    def _pumped(self) -> Iterator[pa.RecordBatch]:
+        """The same, read ahead by a thread, so that waiting can be interrupted."""
+        batches: queue.Queue[Any] = queue.Queue(PUMPED_BATCHES)
+        stopped = threading.Event()
+
+        def pump() -> None:
+            end: BaseException | None = None
+            try:
+                for batch in self._direct():
+                    batches.put(batch)
+                    if stopped.is_set():
+                        return
+            except Exception as error:  # noqa: BLE001 - handed to the reader, who raises it
+                end = error
+            batches.put(end)
+
+        threading.Thread(target=pump, name="strandline-read", daemon=True).start()
+        try:
+            while (item := batches.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            stopped.set()
+            self._stream.cancel()
+            while not batches.empty():
+                batches.get()

@@ -1,0 +1,133 @@
+"""A subscription: records as Python objects, as they are stored, across lost connections.
+
+Rules: it remembers the next offset of each partition, so after a reconnect it goes on where it was:
+no record twice, none left out. It gives up when the broker stays away for ``reconnect_timeout_s``.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pyarrow as pa
+
+from strandline.client.connection import Connection
+from strandline.client.reading import BatchStream
+from strandline.client.results import Record
+from strandline.client.retry import Backoff, is_connection_loss
+from strandline.errors import StrandlineError
+from strandline.protocol.tickets import ReadRequest
+from strandline.record.schema import COLUMNS
+
+SUBSCRIPTION_COLUMNS = ["partition", *COLUMNS]
+
+
+class Subscription:
+    """An endless iterator of records. Use it as a context, or ``close`` it.
+
+    Args:
+        connection: to the broker.
+        request: what to read; ``starts`` says from where.
+        reconnect_timeout_s: how long the broker may stay away.
+    """
+
+    def __init__(
+        self, connection: Connection, request: ReadRequest, *, reconnect_timeout_s: float
+    ) -> None:
+        assert request.starts is not None, "a subscription knows its positions"
+        assert request.follow, "a subscription follows"
+        self._connection = connection
+        self._request = request
+        self._timeout_s = reconnect_timeout_s
+        self._is_closed = threading.Event()
+        self._stream = BatchStream(connection, request)
+        self._records = self._generate()
+        self.positions: dict[int, int] = dict(request.starts)
+        """The next offset of each partition; give it as ``starts`` to go on another time."""
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        """The next record; waits for it.
+
+        Raises:
+            StrandlineError: the subscription cannot go on.
+            StopIteration: it was closed.
+        """
+        if self._is_closed.is_set():
+            raise StopIteration
+        return next(self._records)
+
+    def close(self) -> None:
+        """End it, from any thread; harmless when repeated."""
+        self._is_closed.set()
+        self._stream.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _generate(self) -> Iterator[Record]:
+        """Records, from one connection after another."""
+        while True:
+            try:
+                yield from self._records_of(self._stream)
+            except StrandlineError as error:
+                if self._is_closed.is_set():
+                    return
+                if not is_connection_loss(error):
+                    raise
+            else:
+                return
+            self._stream = self._reopen()
+
+    def _records_of(self, stream: BatchStream) -> Iterator[Record]:
+        for batch in stream.batches():
+            for record in records_of(batch, self._request.stream):
+                self.positions[record.partition] = record.offset + 1
+                yield record
+
+    def _reopen(self) -> BatchStream:
+        """Read on from where we were, as soon as the broker is back."""
+        backoff = Backoff()
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            self._connection.reset()
+            try:
+                return BatchStream(self._connection, self._resumed())
+            except StrandlineError as error:
+                now_s = time.monotonic()
+                if not is_connection_loss(error) or now_s >= deadline_s or self._is_closed.is_set():
+                    raise
+                backoff.failed(now_s)
+                self._is_closed.wait(backoff.wait_s(now_s))
+
+    def _resumed(self) -> ReadRequest:
+        """The request, from the positions reached."""
+        old = self._request
+        return ReadRequest(
+            stream=old.stream,
+            starts=self.positions,
+            follow=True,
+            columns=old.columns,
+            subject=old.subject,
+            keys=old.keys,
+            bytes_min=old.bytes_min,
+            wait_ms_max=old.wait_ms_max,
+            batch_bytes=old.batch_bytes,
+            skip_damaged=old.skip_damaged,
+        )
+
+
+def records_of(batch: pa.RecordBatch, stream: str) -> Iterator[Record]:
+    """The rows of a batch with ``SUBSCRIPTION_COLUMNS`` as records."""
+    columns: dict[str, list[Any]] = {}
+    for name in SUBSCRIPTION_COLUMNS:
+        column = batch.column(name)
+        # As integers: Python's datetime has no nanoseconds.
+        columns[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
+    for *plain, headers in zip(*columns.values(), strict=True):
+        yield Record._make((stream, *plain, headers or []))

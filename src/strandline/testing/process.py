@@ -1,0 +1,187 @@
+"""A broker as a real child process, for tests that kill it.
+
+Starts ``strandline serve --output json``, reads the ready line, and can kill, stop and restart it,
+on the same directory and ports.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, Self
+
+from strandline.errors import RequestTimeoutError, StrandlineError
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+KEPT_LINES = 200
+PORT_OPTIONS = {
+    "flight_port": "--flight-port",
+    "http_port": "--http-port",
+    "nats_port": "--nats-port",
+    "ingest_port": "--ingest-port",
+}
+
+
+class ProcessServer:
+    """A broker process; a context that starts it.
+
+    Args:
+        data_dir: where it keeps data; by default a temporary directory, removed at the end.
+        arguments: further arguments of ``strandline serve``.
+        environment: added to ours.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        *,
+        arguments: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._made_dir = None if data_dir else tempfile.mkdtemp(prefix="strandline-")
+        self.data_dir = Path(data_dir or self._made_dir or "")
+        self._arguments = arguments
+        self._environment = environment or {}
+        self._process: subprocess.Popen[str] | None = None
+        self.ready: dict[str, Any] = {}
+        """The ready line: ports, pid and more."""
+        self.errors: deque[str] = deque(maxlen=KEPT_LINES)
+        """The last lines it wrote to standard error."""
+
+    @property
+    def flight(self) -> str:
+        """``host:port`` of Arrow Flight, which ``strandline.connect`` takes."""
+        return f"{self.ready.get('host', '127.0.0.1')}:{self.ready['flight_port']}"
+
+    @property
+    def nats_url(self) -> str:
+        """URL of its nats-server."""
+        return f"nats://{self.ready.get('host', '127.0.0.1')}:{self.ready['nats_port']}"
+
+    @property
+    def ingest_url(self) -> str:
+        """URL of its own listener for NATS publishers."""
+        return f"nats://{self.ready.get('host', '127.0.0.1')}:{self.ready['ingest_port']}"
+
+    @property
+    def http_url(self) -> str:
+        """URL of its web page, metrics and health."""
+        return f"http://{self.ready.get('host', '127.0.0.1')}:{self.ready['http_port']}"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None, "start it first"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
+        """Start, on the ports of last time if there was one, and wait for the ready line.
+
+        Raises:
+            StrandlineError: it ended instead; the message has its last words.
+            RequestTimeoutError: no ready line in time.
+        """
+        assert not self.is_running, "it is running"
+        command = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json"]
+        command += ["--data-dir", str(self.data_dir)]
+        for field, option in PORT_OPTIONS.items():
+            command += [option, str(self.ready.get(field) or 0)]
+        self._process = subprocess.Popen(
+            [*command, *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self._environment},
+        )
+        self._wait_until_ready(self._process, timeout_s)
+        return self
+
+    def _wait_until_ready(self, process: "subprocess.Popen[str]", timeout_s: float) -> None:
+        """Read its output until the ready line."""
+        assert process.stdout is not None, "piped"
+        assert process.stderr is not None, "piped"
+        is_ready = threading.Event()
+
+        def read_output() -> None:
+            for line in process.stdout or ():
+                with contextlib.suppress(ValueError):
+                    message = json.loads(line)
+                    if isinstance(message, dict) and message.get("event") == "ready":
+                        self.ready = message
+                        is_ready.set()
+            is_ready.set()
+
+        def read_errors() -> None:
+            self.errors.extend(process.stderr or ())
+
+        for target in (read_output, read_errors):
+            threading.Thread(target=target, name="strandline-output", daemon=True).start()
+        arrived = is_ready.wait(timeout_s)
+        if process.poll() is not None:
+            words = "".join(self.errors).strip()
+            raise StrandlineError(f"strandline serve ended with {process.returncode}: {words}")
+        if not arrived:
+            self.kill()
+            raise RequestTimeoutError(f"no ready line from strandline serve within {timeout_s:g} s")
+
+    def kill(self) -> None:
+        """``kill -9``, as a power cut would; waits until it is gone."""
+        self.signal(signal.SIGKILL)
+        self._wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code.
+
+        Raises:
+            RequestTimeoutError: it did not end in time, and was killed.
+        """
+        if self._process is None:
+            return 0
+        self.signal(signal.SIGTERM)
+        try:
+            return self._wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            raise RequestTimeoutError(
+                f"strandline serve did not stop within {STOP_TIMEOUT_S:g} s of SIGTERM"
+            ) from error
+
+    def restart(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
+        """Kill it if it lives, and start it on the same directory and ports."""
+        if self.is_running:
+            self.kill()
+        return self.start(timeout_s=timeout_s)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, such as SIGSTOP and SIGCONT to pause it."""
+        if self.is_running:
+            assert self._process is not None, "it runs"
+            self._process.send_signal(number)
+
+    def _wait(self, timeout_s: float | None = None) -> int:
+        assert self._process is not None, "start it first"
+        return self._process.wait(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            if self._made_dir:
+                shutil.rmtree(self._made_dir, ignore_errors=True)

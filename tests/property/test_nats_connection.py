@@ -1,0 +1,135 @@
+"""A publisher's connection under any bytes: it answers or closes, and never raises."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.clock import ManualClock
+from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
+from strandline.errors import DiskFullError
+from strandline.frontends.nats.connection import PublisherConnection
+from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.listener import IngestListener
+from strandline.frontends.nats.protocol import Failure, Parser, Violation
+from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.routing import RouteTable, stream_bindings
+from strandline.record.envelope import Message, encode_message
+from strandline.telemetry import Telemetry
+from strandline.types import Offset, PartitionName
+
+
+class Partition:
+    """Answers at once, in turn with an ack, a duplicate and an error."""
+
+    def __init__(self, name):
+        self.name = name
+        self.appended = 0
+
+    def append(self, value, *, subject, responder=None, token=None, **_):
+        assert value is None or isinstance(value, bytes)
+        assert isinstance(subject, str)
+        self.appended += 1
+        if responder is None:
+            return
+        if self.appended % 3 == 0:
+            responder.rejected(token, DiskFullError("full"))
+        else:
+            duplicate = self.appended % 3 == 1
+            responder.acked(token, self.name, Offset(self.appended), duplicate=duplicate)
+
+
+def make_connection():
+    """A connection on a listener without a socket, with two streams."""
+    streams = [
+        SimpleNamespace(config=config, partitions=[Partition(PartitionName(config.name, 0))])
+        for config in (
+            StreamConfig(name="S", subject="a"),
+            StreamConfig(name="T", subject=">", partition_by="key"),
+        )
+    ]
+    broker = SimpleNamespace(
+        clock=ManualClock(),
+        telemetry=Telemetry(),
+        admission=SimpleNamespace(pending_bytes=0),
+    )
+    routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
+    config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
+    listener = IngestListener(
+        broker, config, routes=routes, intake=Intake(broker.clock, routes), gate=Gate(10_000)
+    )
+    return PublisherConnection(listener)
+
+
+def stream_bindings_of(stream):
+    """Bindings need a hashable stream."""
+    return stream_bindings(Hashable(stream))
+
+
+class Hashable:
+    """A stream that can be a dictionary's key."""
+
+    def __init__(self, stream):
+        self.config = stream.config
+        self.partitions = stream.partitions
+
+
+class Transport:
+    """Collects what is written."""
+
+    def __init__(self):
+        self.output = bytearray()
+        self.closed = False
+
+    def set_write_buffer_limits(self, high):
+        pass
+
+    def write(self, data):
+        assert not self.closed
+        self.output += data
+
+    def close(self):
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self):
+        pass
+
+    resume_reading = pause_reading
+
+
+envelope = encode_message(Message(key=b"k", value=b"v", ack_inbox="i.1"))
+pieces = st.sampled_from(
+    [
+        b"SUB i.* 1\r\n", b"SUB > 2\r\n", b"SUB i.1 3\r\n", b"UNSUB 1\r\n", b"UNSUB 3 1\r\n",
+        b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n', b"CONNECT {}\r\n",
+        b"PUB a i.1 2\r\nhi\r\n", b"PUB a..b i.1 0\r\n\r\n", b"PUB $x i.2 0\r\n\r\n",
+        b"PUB a 0\r\n\r\n", b"HPUB a i.1 12 14\r\nNATS/1.0\r\n\r\nhi\r\n",
+        b"HPUB a i.1 4 4\r\nJUNK\r\n", b"PUB a \xff\xfe 0\r\n\r\n", b"PUB \xff i.1 0\r\n\r\n",
+        b"HPUB a i.1 38 38\r\nNATS/1.0\r\nNats-Expected-Stream:Z\r\n\r\n\r\n",
+        b"PUB a i.1 %d\r\n%b\r\n" % (len(envelope), envelope), b"PING\r\n", b"PONG\r\n",
+        b"PUB a 70000\r\n", b"SUB a..b 9\r\n", b"WHAT\r\n",
+    ]
+) | st.binary(max_size=10)  # fmt: skip
+
+
+@given(st.lists(pieces, max_size=25), st.integers(1, 50))
+def test_any_conversation_ends_in_replies_or_an_error(conversation, size):
+    """Whatever a client says, in whatever chunks, it gets well-formed replies or -ERR and close."""
+    connection, transport = make_connection(), Transport()
+    connection.connection_made(transport)
+    data = b"".join(conversation)
+    for start in range(0, len(data), size):
+        if transport.closed:
+            break
+        connection.data_received(data[start : start + size])
+        for peer in connection._listener.unflushed:
+            peer.flush()
+        connection._listener.unflushed.clear()
+    events = Parser(1 << 20, from_client=False).feed(bytes(transport.output))
+    assert not any(isinstance(event, Violation) for event in events)
+    if transport.closed:
+        assert isinstance(events[-1], Failure)
+    connection.connection_lost(None)
+    assert connection._listener.buffered_bytes == 0
