@@ -245,5 +245,7 @@ class StorageMachine(RuleBasedStateMachine):
             assert found == b"".join(wanted)
 
 
-StorageMachine.TestCase.settings = settings(max_examples=1500, stateful_step_count=40, deadline=None)
+StorageMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None
+)
 TestStorage = StorageMachine.TestCase

@@ -69,13 +69,12 @@ class DedupWindow:
         """
         offset = log.offset_for_timestamp(TimestampNs(now_ns - self._window_ns))
         while offset < log.log_end_offset:
-            buffer = log.read(offset, LOAD_READ_BYTES, log.log_end_offset)
-            for position, header in iter_headers(memoryview(buffer)):
-                offset = header.next_offset
+            found = log.read(offset, LOAD_READ_BYTES)
+            for position, header in iter_headers(found.buffer):
                 if header.attributes & Attributes.MESSAGE_IDS:
-                    batch = buffer.slice(position, header.length)
-                    for found in _message_ids(batch):
-                        self._remember(*found)
+                    for stored in _message_ids(found.buffer[position : position + header.length]):
+                        self._remember(*stored)
+            offset = found.next_offset
 
 
 def load_window(log: Log, window_ms: int, now_ns: TimestampNs) -> DedupWindow:
@@ -85,7 +84,7 @@ def load_window(log: Log, window_ms: int, now_ns: TimestampNs) -> DedupWindow:
     return window
 
 
-def _message_ids(batch: pa.Buffer) -> Iterator[tuple[TimestampNs, str, Offset]]:
+def _message_ids(batch: memoryview) -> Iterator[tuple[TimestampNs, str, Offset]]:
     """(timestamp, id, offset) of the records of a batch that have an id."""
     for rows in decode_batches(batch, columns=("offset", "timestamp", "headers")):
         offsets = rows.column(0).to_pylist()

@@ -26,7 +26,7 @@ from strandline.cli.output import (
 from strandline.cli.values import parse_size
 
 if TYPE_CHECKING:
-    from strandline.client import Client
+    from strandline.client.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine, briefly, through the client.")
 
@@ -170,7 +170,7 @@ def _fill(client: "Client", name: str, *, records: int, size: int) -> float:
 
 def _read_all(client: "Client", name: str) -> dict[str, Any]:
     info = client.stream_info(name)
-    total = sum(part.high_watermark - part.log_start_offset for part in info.partitions)
+    total = sum(part.records for part in info.partitions)
     records = size_bytes = 0
     with progress("reading", total) as advance:
         started = time.perf_counter()

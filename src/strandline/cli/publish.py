@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -19,6 +19,9 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.values import parse_header
+
+if TYPE_CHECKING:
+    from strandline.client.results import Ack, AckFuture
 
 EPILOG = examples(
     "strandline publish orders 'one espresso' --key table-7 --header lang=en",
@@ -51,6 +54,10 @@ def publish(
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; repeat for more.")
     ] = None,
+    message_id: Annotated[
+        str | None,
+        typer.Option(help="Nats-Msg-Id of the one record: repeats are stored once."),
+    ] = None,
     partition: Annotated[
         int | None, typer.Option(help="Partition.  [by the stream's rule]", min=0)
     ] = None,
@@ -65,13 +72,19 @@ def publish(
 
     if sum(source is not None for source in (value, file, lines)) > 1:
         raise typer.BadParameter("give one of VALUE, --file and --lines")
+    if message_id is not None and value is None and file is None:
+        raise typer.BadParameter("--message-id names one record; give VALUE or --file")
     headers = [parse_header(text) for text in header or ()]
-    key_bytes = None if key is None else key.encode()
     with strandline.connect(server) as client, client.producer(stream) as producer:
 
-        def append(record: bytes) -> "strandline.AppendFuture":
+        def append(record: bytes) -> "AckFuture[Ack]":
             return producer.append(
-                record, key=key_bytes, subject=subject, headers=headers, partition=partition
+                record,
+                key=key,
+                subject=subject,
+                headers=headers,
+                partition=partition,
+                message_id=message_id,
             )
 
         if value is not None or file is not None:
@@ -95,11 +108,13 @@ def publish(
         print_line(f"{count:,} records are in {stream}, as safe as it promises")
 
 
-def _print_one(stream: str, placed: "strandline.Placed", output: OutputFormat) -> None:
+def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:
     if output is OutputFormat.json:
-        print_json({"stream": stream, "partition": placed.partition, "offset": placed.offset})
+        place = {"partition": ack.partition, "offset": ack.offset, "duplicate": ack.duplicate}
+        print_json({"stream": stream, **place})
     else:
-        print_line(f"{stream}/{placed.partition} offset {placed.offset}")
+        known = ", stored earlier" if ack.duplicate else ""
+        print_line(f"{stream}/{ack.partition} offset {ack.offset}{known}")
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:

@@ -97,7 +97,7 @@ def read(
             follow=follow,
             columns=wanted,
             subject=subject,
-            limit=limit,
+            records_max=limit,
         )
         printer = PRINTERS[record_format]
         for batch in batches:
@@ -114,7 +114,8 @@ def rows(batch: Any) -> list[Record]:
         nanoseconds = batch.column(index).cast(pa.int64()).to_pylist()
         texts = pa.array([_time_text(number) for number in nanoseconds], pa.string())
         batch = batch.set_column(index, "timestamp", texts)
-    return batch.to_pylist()
+    found: list[Record] = batch.to_pylist()
+    return found
 
 
 def print_json_record(record: Record) -> None:

@@ -149,10 +149,10 @@ def list_streams(
         ("name", "subject", "#partitions", "#records", "acks"),
         [
             (
-                info.config.name,
-                info.config.subject,
+                info.name,
+                info.subject,
                 len(info.partitions),
-                sum(part.high_watermark - part.log_start_offset for part in info.partitions),
+                sum(part.records for part in info.partitions),
                 info.config.acks,
             )
             for info in infos
@@ -184,9 +184,15 @@ def info(
     )
     print_line("")
     print_table(
-        ("#partition", "#log start offset", "#high watermark", "#log end offset"),
+        ("#partition", "#log start offset", "#high watermark", "#log end offset", "#bytes"),
         [
-            (part.partition, part.log_start_offset, part.high_watermark, part.log_end_offset)
+            (
+                part.partition,
+                part.log_start_offset,
+                part.high_watermark,
+                part.log_end_offset,
+                part.size_bytes,
+            )
             for part in found.partitions
         ],
     )
@@ -210,7 +216,7 @@ def delete(
     with strandline.connect(server) as client:
         if not yes and sys.stdin.isatty() and output is OutputFormat.text:
             found = client.stream_info(name)
-            records = sum(part.high_watermark - part.log_start_offset for part in found.partitions)
+            records = sum(part.records for part in found.partitions)
             typer.confirm(f"Delete stream {name} with {records:,} records?", abort=True)
         client.delete_stream(name)
     if output is OutputFormat.json:
@@ -238,7 +244,8 @@ def truncate(
     import strandline
 
     with strandline.connect(server) as client:
-        start = client.truncate_before(name, before, partition=partition)
+        info = client.truncate_before(name, before, partition=partition)
+    start = info.partitions[partition].log_start_offset
     if output is OutputFormat.json:
         print_json({"stream": name, "partition": partition, "log_start_offset": start})
     else:

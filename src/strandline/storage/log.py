@@ -234,9 +234,11 @@ class Log:
             segments.pop().remove_files()
         last = segments[-1]
         place = last.locate(offset, verify=False)
-        position = place.position if place else last.size
-        expected = place.expected if place else offset
-        end = max(min(expected, offset), last.base_offset)
+        position, end = last.size, offset
+        if place is not None:
+            position = place.position
+            header = header_at(last.view(position, HEADER_BYTES), 0)
+            end = min(offset, header.base_offset) if header is not None else offset
         if last.sealed:
             segments[-1] = self._unsealed(last, position, end)
         else:

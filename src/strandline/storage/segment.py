@@ -25,7 +25,7 @@ from strandline.storage.offset_index import (
     SparseIndex,
     decode_index,
 )
-from strandline.storage.scan import find_intact, header_at, intact_at
+from strandline.storage.scan import find_intact, header_at, intact_at, scan
 from strandline.types import Offset, TimestampNs
 
 LOG_SUFFIX = ".log"
@@ -51,7 +51,7 @@ class Hole(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a batch begins, and the offset expected there (its base offset may be higher)."""
+    """Where a batch begins, and an offset that no batch from there on is below."""
 
     position: int
     expected: int
@@ -62,10 +62,8 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_hints", "_map", "_tail", "base_offset", "first_timestamp",
-        "has_durable_name",
-        "index", "indexed_bytes", "max_timestamp", "next_offset", "path", "pinned",
-        "sealed", "size",
-        "synced_bytes", "times",
+        "has_durable_name", "index", "indexed_bytes", "max_timestamp", "next_offset", "path",
+        "pinned", "sealed", "size", "synced_bytes", "times",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -341,21 +339,26 @@ class Segment:
                 return Place(position + run.last, expected)
             position += run.end
             expected = max(expected, run.next_offset)
-            header = header_at(window, run.end)
-            if header is not None and run.end + header.length > len(window):
-                if run.end:
-                    continue  # more of it needs to be seen
-                header = None
-            if header is not None and header.base_offset > offset:
-                return Place(position, expected)  # compaction has removed the offset
-            if position < size and (header is not None or len(window) - run.end >= HEADER_BYTES or not run.end):
-                hole = self.hole(position, expected)
-                if hole.next_offset > offset:
-                    raise self.corrupt(hole)
-                if hole.next_position < 0:
-                    return None
-                position, expected = hole.next_position, hole.next_offset
+            if run.end:
+                continue
+            beyond = intact_at(window, 0) if verify else header_at(window, 0)
+            if beyond is not None:  # compaction has removed the offset
+                return Place(position, expected)
+            hole = self.hole(position, expected)
+            if hole.next_offset > offset:
+                raise self.corrupt(hole)
+            if hole.next_position < 0:
+                return None
+            position, expected = hole.next_position, hole.next_offset
         return None
+
+    def _window(self, position: int, size: int) -> memoryview:
+        """Some bytes from ``position``: the whole batch at least, if one begins there."""
+        view = self.view(position, min(_WINDOW_BYTES, size - position))
+        header = header_at(view, 0)
+        if header is not None and len(view) < header.length <= size - position:
+            return self.view(position, header.length)
+        return view
 
     def forget(self, offset: int) -> None:
         """The note about ``offset`` was of no use."""

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 BINARY: Final = "nats-server"
 START_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 5.0
+PORT_PATIENCE_S: Final = 2.0
 POLL_INTERVAL_S: Final = 0.005
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 5.0
@@ -110,7 +111,7 @@ class NatsServerChild:
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._binary = find_binary()
-        await self._launch()
+        await self._launch_first()
         self._keeper = start_task(self._keep(), "nats-server-keeper")
 
     async def stop(self) -> None:
@@ -124,6 +125,20 @@ class NatsServerChild:
             process.kill()
             await _exited(process, STOP_TIMEOUT_S)
         self._ports_file(process.pid).unlink(missing_ok=True)
+
+    async def _launch_first(self) -> None:
+        """Launch; patiently if the port is taken, as a killed broker's child may still be dying."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PORT_PATIENCE_S
+        while True:
+            try:
+                await self._launch()
+            except UnavailableError as error:
+                if "address already in use" not in error.message or loop.time() > deadline:
+                    raise
+                await asyncio.sleep(BACKOFF_FIRST_S)
+            else:
+                return
 
     async def _keep(self) -> None:
         """Start it again whenever it dies."""

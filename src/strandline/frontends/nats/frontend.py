@@ -80,9 +80,11 @@ class NatsFrontEnd:
     async def stop(self) -> None:
         """Take nothing more, answer what was taken, disconnect, end the child."""
         if self._listener is not None:
-            await self._listener.stop()
+            self._listener.pause()
         if self._subscriber is not None:
             await self._subscriber.stop()
+        if self._listener is not None:
+            await self._listener.stop()
         if self._child is not None:
             await self._child.stop()
 

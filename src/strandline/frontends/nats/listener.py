@@ -6,6 +6,7 @@ here; what one does costs the others nothing but its share of the loop.
 """
 
 import asyncio
+import logging
 import resource
 import secrets
 from typing import Final
@@ -23,11 +24,14 @@ from strandline.frontends.nats.routing import RouteTable
 from strandline.frontends.nats.tasks import end_task, start_task
 from strandline.version import __version__
 
+logger = logging.getLogger(__name__)
+
 NATS_VERSION: Final = "2.10.0"
 """The protocol level spoken, where clients look for a server's version."""
 MESSAGE_SLACK_BYTES: Final = 64 << 10
 """What headers and an envelope may add to the largest record."""
 PING_INTERVAL_S: Final = 60.0
+DRAIN_TIMEOUT_S: Final = 5.0
 UNANSWERED_PINGS_MAX: Final = 2
 
 
@@ -93,14 +97,23 @@ class IngestListener:
         self._broker.on_turn_end(self.turn_ended)
         self._pinger = start_task(self._ping_all(), "ingest-pings")
 
+    def pause(self) -> None:
+        """Take nothing more."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.hold_reading("stopping")
+
     async def stop(self) -> None:
         """Take nothing more, answer what was taken, close."""
         if self._server is None:
             return
-        self._server.close()
-        for connection in self._connections:
-            connection.hold_reading("stopping")
-        await self._broker.quiesce()
+        self.pause()
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await self._broker.quiesce()
+        except TimeoutError:
+            logger.warning("closing publishers' connections before their last acks")
         self.turn_ended()
         await end_task(self._pinger)
         for connection in list(self._connections):
