@@ -8,9 +8,12 @@ writes a dated JSON and Markdown file and draws `docs/img/beam-curve.png`.
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import machine, report, runner
+from benchmarks.aims import Aim
 from benchmarks.loadgen import Load
 from benchmarks.peers.system import System
 from benchmarks.plot import draw_curve
@@ -23,6 +26,7 @@ DEFAULT_SYSTEMS = (
 DEFAULT_CONNECTIONS = "1,2,4,8,16,32,64,128"
 DEFAULT_PLOT = Path(__file__).parents[1] / "docs" / "img" / "beam-curve.png"
 SYNCS_AT = 16
+FEW, MANY = 16, 128
 INTRO = (
     "{appenders} appenders of {size} bytes (random) over N connections to one partition; each "
     "appender waits for its own ack. Median of {runs} runs of {seconds:g} s (min-max), the first "
@@ -85,6 +89,39 @@ def traced_runs(
     return counts
 
 
+def _worst(
+    result: report.Report, over: str, under: str, connections: Sequence[int]
+) -> float | None:
+    """The smallest ratio of two systems' medians over these connections; None if not measured."""
+    found = report.by_key(result.summaries)
+    ratios = []
+    for x in connections:
+        top, bottom = found.get((over, x)), found.get((under, x))
+        if top is None or bottom is None or not bottom.median_per_s:
+            continue
+        ratios.append(top.median_per_s / bottom.median_per_s)
+    return min(ratios, default=None)
+
+
+def aims(result: report.Report) -> list[Aim]:
+    """The aims of the curve, each at its worst point."""
+    xs = report.xs_of(result.summaries)
+    few, many = [x for x in xs if x <= FEW], [x for x in xs if x >= MANY]
+    worst = functools.partial(_worst, result)
+    listed = []
+    for name, label in (("strandline", "ingest port"), ("strandline-nats", "by nats-server")):
+        for peer in ("jetstream", "kafka"):
+            ratio = worst(name, peer, few)
+            listed.append(Aim(f"{label} ÷ {peer}, up to {FEW} connections", 10, ratio, "x"))
+            ratio = worst(name, peer, many)
+            listed.append(Aim(f"{label} ÷ {peer}, {MANY} connections", 5, ratio, "x"))
+        ratio = worst(name, "redis", few)
+        listed.append(Aim(f"{label} ÷ redis, up to {FEW} connections", 1, ratio, "x"))
+        ratio = worst(name, f"{name}-memory", xs)
+        listed.append(Aim(f"{label}: disk acks ÷ memory acks, worst point", 0.85, ratio, "x"))
+    return listed
+
+
 def sections(systems: list[System], result: report.Report) -> list[str]:
     """The ratios: against peers of the same ack class, and disk against memory acks."""
     names = [system.name for system in systems]
@@ -123,7 +160,8 @@ def main() -> None:
         module="benchmarks.curve",
     )
     result.sections.extend(sections(systems, result))
-    paths = report.write(result, args.results)
+    result.aims.extend(aims(result))
+    paths = report.write(result, args.results, args.label)
     print(report.markdown(result))
     print(f"written: {paths[0].name}, {paths[1].name} in {args.results}")
     if not args.no_plot and not draw_curve(systems, result.summaries, args.plot):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from benchmarks import machine, report, runner
+from benchmarks.aims import Aim
 from benchmarks.loadgen import Load
 from benchmarks.peers import SYSTEMS
 from benchmarks.peers.system import Ack, System
@@ -86,6 +87,28 @@ def one_run(
             trips.append(point.result.p50_us)
 
 
+def floor_us(system: System, samples: Samples) -> float | None:
+    """What an append costs at least: a sync, unless acks are in memory, and a round trip."""
+    behind = system.name.startswith("strandline-nats")
+    trip = samples.round_trip_us("ceiling-nats" if behind else system.name)
+    if trip is None:
+        return None
+    return trip + (samples.sync_us() if system.ack is Ack.DISK else 0.0)
+
+
+def aims(systems: Sequence[System], samples: Samples) -> list[Aim]:
+    """p50 of Strandline with disk acks over its floor."""
+    found = report.by_key(runner.summarize(samples.points))
+    listed = []
+    for system in systems:
+        if system.name in ("strandline", "strandline-nats"):
+            each, floor = found.get((system.name, 1)), floor_us(system, samples)
+            ratio = each.p50_us / floor if each and floor else None
+            name = f"{system.label}: p50 over one fdatasync and one round trip"
+            listed.append(Aim(name, 1.5, ratio, "x", at_most=True))
+    return listed
+
+
 def floor_table(systems: Sequence[System], samples: Samples) -> str:
     """p50 of each system beside its floor. A memory ack has no sync in its floor."""
     found = report.by_key(runner.summarize(samples.points))
@@ -94,12 +117,10 @@ def floor_table(systems: Sequence[System], samples: Samples) -> str:
         each = found.get((system.name, 1))
         if each is None:
             continue
-        behind = system.name.startswith("strandline-nats")
-        trip = samples.round_trip_us("ceiling-nats" if behind else system.name)
         sync = samples.sync_us() if system.ack is Ack.DISK else 0.0
-        floor = sync + (trip or 0.0)
+        floor = floor_us(system, samples)
         cells = [system.label, system.ack.value[0], f"{each.p50_us:.0f}", f"{each.p99_us:.0f}"]
-        parts = [trip, floor, each.p50_us / floor] if trip else []
+        parts = [floor - sync, floor, each.p50_us / floor] if floor else []
         cells += [f"{part:.4g}" for part in parts] or ["-"] * 3
         cells += [f"{each.p50_us / sync:.2f}" if sync else "-"]
         rows.append(cells)
@@ -137,7 +158,8 @@ def main() -> None:
         module="benchmarks.lone",
         sections=["## Against the floor", floor, floor_table(systems, samples)],
     )
-    paths = report.write(result, args.results)
+    result.aims.extend(aims(systems, samples))
+    paths = report.write(result, args.results, args.label)
     print(report.markdown(result))
     print(f"written: {paths[0].name}, {paths[1].name} in {args.results}")
 

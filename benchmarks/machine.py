@@ -1,6 +1,6 @@
-"""Describes the machine of a result: CPU, kernel, file system, and what one fdatasync costs.
+"""Describes the machine of a result: CPU, kernel, file system, what a sync and fresh memory cost.
 
-Rules: nothing here names the machine or a path on it; durations are in microseconds.
+Rules: nothing here names the machine or a path on it; units are in the names.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.warmup import touch_cost
 
 SYNC_SAMPLES = 300
 PREALLOCATED_BYTES = 4 * 1024 * 1024
@@ -37,6 +39,10 @@ class Machine:
     kernel: str
     python: str
     file_system: str
+    touch_first_ms: float
+    """Per MiB of memory, touched as it was found."""
+    touch_again_ms: float
+    """Per MiB of memory, touched again at once."""
     sync: SyncCost
 
 
@@ -90,6 +96,7 @@ def measure_sync(data_root: Path, size_bytes: int) -> SyncCost:
 def describe(data_root: Path, size_bytes: int) -> Machine:
     """Measures and describes this machine."""
     sync = measure_sync(data_root, size_bytes)
+    touch_first_ms, touch_again_ms = touch_cost()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Machine(
         cpu=_cpu_model(),
@@ -98,5 +105,7 @@ def describe(data_root: Path, size_bytes: int) -> Machine:
         kernel=platform.release(),
         python=platform.python_version(),
         file_system=_file_system(data_root),
+        touch_first_ms=touch_first_ms,
+        touch_again_ms=touch_again_ms,
         sync=sync,
     )

@@ -11,6 +11,7 @@ import argparse
 from dataclasses import replace
 
 from benchmarks import machine, report, runner
+from benchmarks.aims import Aim
 from benchmarks.loadgen import Load
 from benchmarks.peers.system import System
 from benchmarks.runner import Bench, Point, Summary
@@ -88,6 +89,14 @@ def flatness(systems: list[System], summaries: list[Summary]) -> str:
     return report.table(["flatness", f"P={xs[-1]} ÷ P={xs[0]}"], rows)
 
 
+def aims(summaries: list[Summary]) -> list[Aim]:
+    """The rate of `strandline` with the most partitions over that with the fewest."""
+    found, xs = report.by_key(summaries), report.xs_of(summaries)
+    few, most = (found.get(("strandline", x)) for x in (xs[0], xs[-1]))
+    ratio = most.median_per_s / few.median_per_s if few and most and few.median_per_s else None
+    return [Aim(f"{xs[-1]} partitions ÷ {xs[0]}", 0.7, ratio, "x")]
+
+
 def main() -> None:
     """Runs the benchmark."""
     args = parse_args()
@@ -113,10 +122,11 @@ def main() -> None:
     )
     if result.summaries:
         result.sections.extend(["## Flatness", flatness(systems, result.summaries)])
+        result.aims.extend(aims(result.summaries))
     if pairs := report.peer_pairs(systems):
         ratios = report.ratio_table(result, pairs)
         result.sections.extend(["## Against the peers (same ack class)", ratios])
-    paths = report.write(result, args.results)
+    paths = report.write(result, args.results, args.label)
     print(report.markdown(result))
     print(f"written: {paths[0].name}, {paths[1].name} in {args.results}")
 

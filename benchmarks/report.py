@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.aims import AIM_HEAD, Aim, aim_rows
 from benchmarks.machine import Machine
 from benchmarks.peers.system import System
 from benchmarks.runner import Point, Summary
@@ -37,6 +38,7 @@ class Report:
     unavailable: dict[str, str]
     module: str
     sections: list[str] = field(default_factory=list)
+    aims: list[Aim] = field(default_factory=list)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -130,18 +132,20 @@ def _systems_table(report: Report) -> str:
     return table(["system", "an ack survives", "settings", "version", "syncs per append"], rows)
 
 
-def _machine_text(machine: Machine) -> str:
+def machine_text(machine: Machine) -> str:
+    """The machine in a few sentences."""
     sync = machine.sync
     return (
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}, "
         f"{machine.file_system}, Python {machine.python}. One {sync.size_bytes}-byte write and "
         f"fdatasync: p50 {sync.overwrite_p50_us:.0f} µs (p99 {sync.overwrite_p99_us:.0f}) over "
         f"preallocated space, p50 {sync.append_p50_us:.0f} µs (p99 {sync.append_p99_us:.0f}) when "
-        "the file grows. Servers and generator share the machine over loopback."
+        f"the file grows. Touching memory: {machine.touch_first_ms:.2g} ms per MiB at first, "
+        f"{machine.touch_again_ms:.2g} again. All processes share the machine over loopback."
     )
 
 
-def _command(module: str) -> str:
+def command(module: str) -> str:
     """The command of this run, with paths of this machine left out."""
     words = [word if "/" not in word else "<path>" for word in sys.argv[1:]]
     return shlex.join(["python", "-m", module, *words])
@@ -150,8 +154,11 @@ def _command(module: str) -> str:
 def markdown(report: Report) -> str:
     """The whole page."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    parts = [f"# {report.title}, {today}", report.intro, _machine_text(report.machine)]
-    parts += [f"`{_command(report.module)}`", "## Rates", rate_table(report)]
+    parts = [f"# {report.title}, {today}", report.intro, machine_text(report.machine)]
+    parts += [f"`{command(report.module)}`"]
+    if report.aims:
+        parts += ["## Aims", table(AIM_HEAD, aim_rows(report.aims))]
+    parts += ["## Rates", rate_table(report)]
     parts += report.sections
     if report.syncs or report.versions:
         parts += ["## What is compared", _systems_table(report)]
@@ -169,20 +176,22 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write(report: Report, folder: Path) -> tuple[Path, Path]:
+def write(report: Report, folder: Path, label: str = "") -> tuple[Path, Path]:
     """Writes the dated JSON and Markdown files; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     date = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    json_path = folder / f"{date}-{report.name}.json"
+    suffix = f"-{label}" if label else ""
+    json_path = folder / f"{date}-{report.name}{suffix}.json"
     values = {
         "name": report.name,
         "date": date,
-        "command": _command(report.module),
+        "command": command(report.module),
         "machine": asdict(report.machine),
         "systems": [
             {"name": s.name, "label": s.label, "ack": s.ack.value, "settings": s.settings}
             for s in report.systems
         ],
+        "aims": [aim.to_dict() for aim in report.aims],
         "versions": report.versions,
         "unavailable": report.unavailable,
         "syncs": {name: asdict(count) for name, count in report.syncs.items()},

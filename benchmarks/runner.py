@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -25,6 +25,7 @@ from benchmarks.peers.natswire import NatsError
 from benchmarks.peers.process import StartError, UnavailableError, cpu_seconds
 from benchmarks.peers.system import Place, Session, System
 from benchmarks.syncs import SyncCount, count_syncs
+from benchmarks.warmup import touch_memory
 
 FAILURES: Final = (
     LoadError,
@@ -37,6 +38,7 @@ FAILURES: Final = (
 )
 RESULTS_DIR: Final = Path(__file__).parent / "results"
 SYNC_LOAD_S: Final = 3.0
+WARM_MIB: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class Bench:
     def run_point(self, system: System, load: Load, x: int, run: int, place: Place) -> Point:
         """One timed run; never raises for what a system does wrong."""
         try:
+            touch_memory(place.warm_mib)
             with self.session(system, place) as session:
                 self.versions[system.name] = session.version
                 before = cpu_seconds(session.pid)
@@ -202,8 +205,7 @@ def add_common_options(parser: argparse.ArgumentParser, systems: str) -> None:
     add("--runs", type=int, default=5, help="runs of each point; medians are reported (5)")
     add("--seconds", type=float, default=5.0, help="length of one load; 20 %% is warm-up (5)")
     add("--size", type=int, default=2048, help="payload bytes (2048)")
-    add("--data-root", type=Path, default=BUILD_DIR / "data", help="where servers keep their data")
-    add("--results", type=Path, default=RESULTS_DIR, help="where the dated results go")
+    add_place_options(parser)
     add(
         "--pin",
         action="store_true",
@@ -212,8 +214,25 @@ def add_common_options(parser: argparse.ArgumentParser, systems: str) -> None:
     add("--no-syncs", action="store_true", help="skip the separate runs under strace")
 
 
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    """Where data and results go, and how memory is prepared: options of every benchmark."""
+    add = parser.add_argument
+    add("--data-root", type=Path, default=BUILD_DIR / "data", help="where servers keep their data")
+    add("--results", type=Path, default=RESULTS_DIR, help="where the dated results go")
+    add("--label", default="", help="added to the names of the results, for example 'brief'")
+    add(
+        "--warm-mib",
+        type=int,
+        default=WARM_MIB,
+        help=f"free memory touched before each measurement ({WARM_MIB}; see warmup.py)",
+    )
+
+
 def place_of(args: argparse.Namespace) -> Place:
     """The place that the command line asks for."""
+    place = Place(args.data_root, warm_mib=args.warm_mib)
     if not args.pin:
-        return Place(args.data_root)
-    return Place(args.data_root, 1, ("taskset", "-c", "0"), ("taskset", "-c", "1"))
+        return place
+    return replace(
+        place, server_prefix=("taskset", "-c", "0"), client_prefix=("taskset", "-c", "1")
+    )

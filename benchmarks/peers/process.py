@@ -126,7 +126,12 @@ def wait_for_port(
 
 
 def wait_for_line(
-    process: subprocess.Popen[bytes], log: Path, start: str, timeout_s: float = START_TIMEOUT_S
+    process: subprocess.Popen[bytes],
+    log: Path,
+    start: str,
+    *,
+    timeout_s: float = START_TIMEOUT_S,
+    poll_s: float = 0.05,
 ) -> str:
     """The first complete line of the process's stdout that starts so."""
     deadline = time.monotonic() + timeout_s
@@ -136,7 +141,7 @@ def wait_for_line(
             if line.startswith(start) and line.endswith("\n"):
                 return line.strip()
         check_alive(process, log)
-        time.sleep(0.05)
+        time.sleep(poll_s)
     raise StartError(f"no line {start!r} after {timeout_s:.0f} s:\n{log_tail(log)}")
 
 

@@ -9,28 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
+from benchmarks import broker
 from benchmarks.loadgen import Load, LoadResult, run_load
-from benchmarks.peers.process import (
-    LOOPBACK,
-    StartError,
-    find_program,
-    fresh_dir,
-    server,
-    wait_for_line,
-)
+from benchmarks.peers.process import LOOPBACK, StartError
 from benchmarks.peers.system import Ack, Place, Session, System
 
-HOW_TO_GET = "`pip install -e '.[server,cli]'` in the root of this repository"
 STREAM = "bench"
-SERVE = "serve --nats-port 0 --ingest-port 0 --flight-port 0 --http-port 0 --output json"
 CLI_TIMEOUT_S = 60.0
 
 
@@ -60,30 +48,20 @@ def run_cli(program: str, *words: str) -> str:
     return done.stdout.strip()
 
 
-def serve_words(program: str, data_dir: Path) -> list[str]:
-    """The command that starts the broker."""
-    return [program, *SERVE.split(), "--host", LOOPBACK, "--data-dir", str(data_dir)]
-
-
-def create_stream(program: str, ready: dict[str, Any], partitions: int, acks: str) -> None:
+def create_stream(server: broker.Broker, partitions: int, acks: str) -> None:
     """Creates the stream `bench` with the CLI."""
     words = ["stream", "create", STREAM, "--subject", STREAM, "--partitions", str(partitions)]
-    run_cli(program, *words, "--server", f"{LOOPBACK}:{ready['flight_port']}", "--acks", acks)
+    run_cli(broker.program(), *words, "--server", server.address, "--acks", acks)
 
 
 @contextlib.contextmanager
 def open_strandline(place: Place, *, acks: str, port_key: str) -> Iterator[Session]:
     """A fresh broker and an empty stream; loads go to the listener that `port_key` names."""
-    program = find_program("strandline", HOW_TO_GET, Path(sys.executable).parent)
-    version = run_cli(program, "version")
-    with fresh_dir(place.data_root, "strandline") as folder:
-        log = folder / "server.log"
-        words = [*place.server_prefix, *serve_words(program, folder / "data")]
-        with server(words, log, cwd=folder) as process:
-            ready = json.loads(wait_for_line(process, log, "{"))
-            create_stream(program, ready, place.partitions, acks)
-            port = int(ready[port_key])
-            yield StrandlineSession(process.pid, port, version, place.client_prefix)
+    version = run_cli(broker.program(), "version")
+    with broker.fresh(place.data_root, prefix=place.server_prefix) as server:
+        create_stream(server, place.partitions, acks)
+        port = int(server.ready[port_key])
+        yield StrandlineSession(server.pid, port, version, place.client_prefix)
 
 
 def _system(name: str, label: str, ack: Ack, acks: str, port_key: str) -> System:

@@ -28,10 +28,14 @@ class Ack(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how to start a system: data root, number of partitions, command prefixes."""
+    """Where and how to start a system: data root, number of partitions, command prefixes.
+
+    Before a measurement, `warm_mib` of free memory are touched (see `warmup`).
+    """
 
     data_root: Path
     partitions: int = 1
+    warm_mib: int = 0
     server_prefix: tuple[str, ...] = ()
     client_prefix: tuple[str, ...] = ()
 

@@ -114,7 +114,6 @@ class Telemetry(Collector):
     batches_appended: int = counter("Batches stored.")
     acks: int = counter("Publishes acknowledged, duplicates included.")
     duplicates: int = counter("Publishes recognised as repeats of a stored record.")
-    appends_rejected: int = counter("Appends refused or failed.")
     rejects: dict[str, int] = labelled("counter", "code", "Publishes refused, by error code.")
     messages_received: dict[str, int] = labelled(
         "counter", "listener", "Messages received, by listener: nats, ingest or flight."
@@ -125,13 +124,11 @@ class Telemetry(Collector):
     # The turn, the journal, the disk.
     turns: int = counter("Turns that stored something.")
     turn_records: Histogram = histogram("Records stored by one turn.", RECORDS_BUCKETS)
-    turn_seconds: Histogram = histogram("Time from draining the inbox to the acks of a turn.")
-    syncs: int = counter("Times the journal was synced; one covers all records of a turn.")
-    sync_seconds: Histogram = histogram("Time of one fdatasync of the journal.")
-    journal_bytes: int = counter("Bytes written to the journal, padding included.")
+    sync_seconds: Histogram = histogram(
+        "Time of one sync of the journal; it covers all records of a turn."
+    )
     journal_poisoned: int = gauge("1 from a failed write or sync until the log is reopened.")
     disk_full: int = gauge("1 while publishes are refused for lack of space.")
-    checkpoints: int = counter("Checkpoints taken.")
     checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
     damaged_batches: int = counter("Damaged batches met while reading or recovering.")
 

@@ -1,6 +1,7 @@
 """The NATS parser under any bytes and any chunks; header blocks; where replies go."""
 
 import contextlib
+import itertools
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ def feed_in_chunks(parser, data, cuts):
     """All events, feeding ``data`` cut at the given places."""
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     events = []
-    for start, stop in zip(places, places[1:], strict=False):
+    for start, stop in itertools.pairwise(places):
         events += parser.feed(data[start:stop])
     return events
 

@@ -29,11 +29,11 @@ def importable_by_workers():
 
 @pytest.fixture(scope="session")
 def spark(importable_by_workers):
-    """Two cores, four attempts a task, as little logging as possible."""
+    """Two cores, many attempts a task (some tests kill them), as little logging as possible."""
     from strandline.spark.session import QUICK_START, spark_session
 
     settings = QUICK_START | {"spark.sql.streaming.stopTimeout": "30s"}
-    session = spark_session("local[2,4]", app_name="tests", settings=settings)
+    session = spark_session("local[2,12]", app_name="tests", settings=settings)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
@@ -46,59 +46,80 @@ def broker(importable_by_workers):
         yield server
 
 
+
+class Log:
+    """What tests do with the broker: make streams, append, look at everything."""
+
+    def __init__(self, server):
+        self.broker = server
+        self.server = server.flight
+        self.client = strandline.connect(server.flight)
+
+    def new_stream(self, records=0, *, partitions=2, size=0, **config):
+        """A stream with records numbered from 0."""
+        name = f"stream{next(_numbers)}"
+        self.client.create_stream(name, partitions=partitions, **config)
+        self.append(name, range(records), partitions=partitions, size=size)
+        return name
+
+    def append(self, stream, numbers, *, partitions=2, size=0):
+        """Append records: value "<number>.…", key "k<number % 7>", partition number % partitions."""
+        for partition in range(partitions):
+            mine = [n for n in numbers if n % partitions == partition]
+            if mine:
+                values = pa.array([b"%d" % n + b"." * size for n in mine], pa.binary())
+                keys = pa.array([b"k%d" % (n % 7) for n in mine], pa.binary())
+                table = pa.table({"value": values, "key": keys})
+                self.client.append_batch(stream, table, partition=partition)
+
+    def records(self, stream):
+        """Every record of the log as (partition, offset, value), in order."""
+        found = []
+        for info in self.client.stream_info(stream).partitions:
+            reader = self.client.read(
+                stream, partition=info.partition, columns=["offset", "value"]
+            )
+            for batch in reader:
+                offsets, values = (batch.column(n).to_pylist() for n in ("offset", "value"))
+                found += [(info.partition, o, v) for o, v in zip(offsets, values, strict=True)]
+        return found
+
+
 @pytest.fixture(scope="session")
-def client(broker):
-    """A client of the broker."""
-    with strandline.connect(broker.flight) as client:
-        yield client
+def log(broker):
+    """The broker, as tests use it."""
+    return Log(broker)
 
 
 @pytest.fixture
-def new_stream(client):
-    """Makes a stream with records numbered from 0, spread round robin over its partitions."""
-
-    def make(records=0, *, partitions=2, **config):
-        name = f"stream{next(_numbers)}"
-        client.create_stream(name, partitions=partitions, **config)
-        append(client, name, range(records), partitions=partitions)
-        return name
-
-    return make
-
-
-def append(client, stream, numbers, *, partitions=2, size=0):
-    """Append records whose value begins with their number, to partition number % partitions."""
-    for partition in range(partitions):
-        mine = [n for n in numbers if n % partitions == partition]
-        if mine:
-            table = pa.table(
-                {
-                    "value": pa.array([b"%d" % n + b"." * size for n in mine], pa.binary()),
-                    "key": pa.array([b"k%d" % (n % 7) for n in mine], pa.binary()),
-                }
-            )
-            client.append_batch(stream, table, partition=partition)
-
-
-def logged(client, stream):
-    """Every record of the log as (partition, offset, value), in order."""
-    found = []
-    for info in client.stream_info(stream).partitions:
-        reader = client.read(stream, partition=info.partition, columns=["offset", "value"])
-        for batch in reader:
-            offsets, values = (batch.column(n).to_pylist() for n in ("offset", "value"))
-            found += [(info.partition, o, v) for o, v in zip(offsets, values, strict=True)]
-    return found
-
-
-def landed(path):
-    """Every row of a table as (partition, offset, value), in order."""
+def landed():
+    """A function: every row of a table as (partition, offset, value), in order."""
     from strandline.spark.table import read_table
 
-    table = read_table(str(path)).to_table(columns=["partition", "offset", "value"])
-    return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    def rows(path):
+        table = read_table(str(path)).to_table(columns=["partition", "offset", "value"])
+        return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+    return rows
 
 
-def python_environment():
-    """Variables for a child process that starts Spark itself."""
-    return os.environ | {"PYTHONPATH": SOURCE, "PYSPARK_PYTHON": sys.executable}
+@pytest.fixture
+def stream_reader(spark, log):
+    """A function: a streaming read of a stream, with options."""
+
+    def reader(stream, **options):
+        read = spark.readStream.format("strandline").options(server=log.server, stream=stream)
+        return read.options(**options)
+
+    return reader
+
+
+@pytest.fixture
+def batch_reader(spark, log):
+    """A function: a batch read of a stream, with options."""
+
+    def reader(stream, **options):
+        read = spark.read.format("strandline").options(server=log.server, stream=stream)
+        return read.options(**options)
+
+    return reader

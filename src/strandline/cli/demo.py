@@ -1,21 +1,25 @@
 """``strandline demo``: real flights through NATS, log and Spark, both killed on the way."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from strandline.cli.output import OutputFormat, OutputOption, examples, reports_errors
+from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, reports_errors
 
-EPILOG = examples("strandline demo", "strandline demo --directory /tmp/flights")
+EPILOG = examples("strandline demo", "strandline demo --flights 20000 --directory flights")
 
 
 @reports_errors
 def demo(
     *,
     directory: Annotated[
-        Path, typer.Option(help="Where the log, the table and the chart go; emptied first.")
+        Path, typer.Option(help="Where log, tables and chart go; an earlier demo is replaced.")
     ] = Path("demo-output"),
+    flights: Annotated[
+        int | None, typer.Option(help="Only so many flights, for a quick look.  [all]", min=1)
+    ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Show the whole path on real data, and check the result record by record.
@@ -26,4 +30,7 @@ def demo(
     """
     from strandline.spark.demo import run_demo
 
-    run_demo(directory)
+    if output is OutputFormat.json:
+        print_json(run_demo(directory, flights_max=flights, out=sys.stderr))
+    else:
+        run_demo(directory, flights_max=flights)

@@ -59,7 +59,7 @@ def publish(
         typer.Option(help="Nats-Msg-Id of the one record: repeats are stored once."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="Partition.  [by the stream's rule]", min=0)
+        int | None, typer.Option(help="Which partition.  [by the stream's rule]", min=0)
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,

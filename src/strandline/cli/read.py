@@ -88,12 +88,13 @@ def read(
     wanted = columns.split(",") if columns else None
     if record_format is RecordFormat.raw:
         wanted = ["value"]
+    place, end = parse_place(start), None if stop is None else parse_place(stop)
     with strandline.connect(server) as client:
         batches = client.read(
             stream,
             partition=partition,
-            start=parse_place(start),
-            stop=None if stop is None else parse_place(stop),
+            start=place,
+            stop=end,
             follow=follow,
             columns=wanted,
             subject=subject,

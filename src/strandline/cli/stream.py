@@ -89,12 +89,19 @@ def create(
         typer.Option(
             parser=parse_duration,
             metavar="DURATION",
-            help="How long a Nats-Msg-Id is remembered; 0 is off.",
+            help="How long a Nats-Msg-Id is remembered; 0 is off.  [2min]",
+            show_default=False,
             rich_help_panel=KEEPING,
         ),
     ] = 120_000,
     segment_bytes: Annotated[
-        int, typer.Option(parser=parse_size, metavar="SIZE", help="Size of one segment file.")
+        int,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Size of one segment file.  [256MiB]",
+            show_default=False,
+        ),
     ] = 256 << 20,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
@@ -233,7 +240,7 @@ def truncate(
     before: Annotated[
         int, typer.Option(metavar="OFFSET", help="Delete records below this offset.", min=0)
     ],
-    partition: Annotated[int, typer.Option(help="Partition.", min=0)] = 0,
+    partition: Annotated[int, typer.Option(help="Which partition.", min=0)] = 0,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:

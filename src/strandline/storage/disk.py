@@ -242,6 +242,15 @@ class Disk:
         with contextlib.suppress(OSError):  # only a hint
             os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
 
+    def distrust_cache(self, fd: int) -> None:
+        """Read the file from the disk itself from now on.
+
+        After a failed sync the cache may show bytes that never reached the disk. What is still
+        waiting to be written stays cached.
+        """
+        with contextlib.suppress(OSError):  # not every file system can
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def entropy(self, length: int) -> bytes:
         """Unpredictable bytes, for marks that no stored record can forge."""
         return os.urandom(length)

@@ -109,6 +109,8 @@ class Journal:
         """
         disk.make_directory(directory)
         scan = scan_directory(directory, disk=disk, after_sequence=after_sequence)
+        for stub in scan.stubs:
+            disk.unlink(stub)
         return cls(directory, disk=disk, file_bytes=file_bytes, scan=scan)
 
     def _adopt(self, scan: JournalScan) -> None:

@@ -59,6 +59,11 @@ class Entry(NamedTuple):
     sizes: tuple[int, ...]
     """Log id and byte length of each part, alternating."""
 
+    @property
+    def end(self) -> int:
+        """Position after it."""
+        return self.position + self.length
+
     def parts(self, view: memoryview) -> list[tuple[LogId, memoryview]]:
         """The parts as slices of the file's ``view``."""
         found: list[tuple[LogId, memoryview]] = []
@@ -124,7 +129,7 @@ def scan_entries(view: memoryview, nonce: int) -> tuple[list[Entry], int]:
         if entry is None:
             return entries, position
         entries.append(entry)
-        position = entry.position + entry.length
+        position = entry.end
 
 
 def _next_intact(view: memoryview, position: int, nonce: int) -> Entry | None:

@@ -65,6 +65,10 @@ class ScannedFile:
     """Of the entries that count."""
     used_bytes: int = 0
 
+    def entries(self) -> list[Entry]:
+        """Every intact entry, whether it counts or not."""
+        return scan_entries(self.view, self.header.nonce)[0]
+
     def entry(self, position: int) -> Entry:
         """The entry at one of ``positions``."""
         entry = read_entry(self.view, position, self.header.nonce)
@@ -78,6 +82,8 @@ class JournalScan:
 
     files: list[ScannedFile] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
+    stubs: list[Path] = field(default_factory=list)
+    """Files whose creation was cut short; nothing was ever written to them."""
     torn_bytes: int = 0
     last_sequence: int = 0
     last_number: int = 0
@@ -88,6 +94,23 @@ class JournalScan:
         """Of the oldest file, 0 if there is none."""
         firsts = (file.header.first_sequence for file in self.files if file.header.first_sequence)
         return min(firsts, default=0)
+
+    def load(self, path: Path, *, disk: Disk) -> None:
+        """Add a file, with the best header that can be had for it."""
+        file = OpenFile(path, disk=disk)
+        size = disk.size(file.fd)
+        slot = int(path.stem) if path.stem.isdigit() else 0
+        self.last_slot = max(self.last_slot, slot)
+        if size < FILE_HEADER_BYTES + ENTRY_BYTES:
+            self.stubs.append(path)
+            return
+        disk.distrust_cache(file.fd)
+        view = memoryview(disk.map(file.fd, size))
+        header = read_file_header(view[:FILE_HEADER_BYTES])
+        guessed = header is None
+        header = header or _guess_header(view)
+        self.last_number = max(self.last_number, header.number)
+        self.files.append(ScannedFile(path, slot, size, header, guessed, view))
 
     def replay(self, after_sequence: int) -> Iterator[JournalEntry]:
         """The entries that count, in order of sequence."""
@@ -102,28 +125,12 @@ class JournalScan:
 def scan_directory(directory: Path, *, disk: Disk, after_sequence: int) -> JournalScan:
     """Find the entries after ``after_sequence`` in the files of ``directory``."""
     scan = JournalScan(last_sequence=after_sequence)
-    for name, size in sorted(disk.listing(directory).items()):
+    for name in sorted(disk.listing(directory)):
         if name.endswith(SUFFIX):
-            _load_file(scan, directory / name, disk=disk, size=size)
+            scan.load(directory / name, disk=disk)
     scan.files.sort(key=lambda file: (file.header.first_sequence, file.header.number))
     _Walk(scan, after_sequence).run()
     return scan
-
-
-def _load_file(scan: JournalScan, path: Path, *, disk: Disk, size: int) -> None:
-    """Add a file to the scan, with the best header that can be had for it."""
-    slot = int(path.stem) if path.stem.isdigit() else 0
-    scan.last_slot = max(scan.last_slot, slot)
-    if size < FILE_HEADER_BYTES + ENTRY_BYTES:
-        disk.unlink(path)  # its creation was cut short; nothing was ever written to it
-        return
-    file = OpenFile(path, disk=disk)
-    view = memoryview(disk.map(file.fd, size))
-    header = read_file_header(view[:FILE_HEADER_BYTES])
-    guessed = header is None
-    header = header or _guess_header(view)
-    scan.last_number = max(scan.last_number, header.number)
-    scan.files.append(ScannedFile(path, slot, size, header, guessed, view))
 
 
 def _guess_header(view: memoryview) -> FileHeader:
@@ -167,9 +174,9 @@ class _Walk:
         if self.file is None:
             self.file = file.path
         for entry in entries:
-            end = entry.position + entry.length
+            end = entry.end
             if entry.sequence >= self.expected:
-                torn = entry.sequence > self.synced and not _batches_intact(entry, file.view)
+                torn = entry.sequence > self.synced and not batches_intact(entry, file.view)
                 if torn or (entry.sequence > self.expected and self.expected > self.synced):
                     self.scan.torn_bytes += entry.length
                     return True
@@ -201,7 +208,7 @@ class _Walk:
                 self.scan.torn_bytes += min(length, len(file.view) - end)
 
 
-def _batches_intact(entry: Entry, view: memoryview) -> bool:
+def batches_intact(entry: Entry, view: memoryview) -> bool:
     """Whether all parts of an entry are whole batches with the right checksums."""
     for _, part in entry.parts(view):
         position = 0

@@ -24,7 +24,7 @@ from strandline.errors import (
 from strandline.record.batch import HEADER_BYTES, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
-from strandline.storage.log_redo import START_NAME, LogRedo
+from strandline.storage.log_redo import START_NAME, LogRedo, format_start
 from strandline.storage.scan import OFFSET_MAX, header_at, scan
 from strandline.storage.segment import Segment
 from strandline.storage.time_index import first_record_at
@@ -268,11 +268,13 @@ class Log:
             raise self._out_of_range(offset)
         if offset <= self.log_start_offset:
             return
-        path, text = self.directory / START_NAME, b"%d\n" % offset
+        path, text = self.directory / START_NAME, format_start(offset)
         try:
             self._disk.write_atomically(path, text)
         except DiskFullError:
-            self._drop_below(offset)  # what goes may be just the space that is missing
+            # What goes may be just the space that is missing. Recovery finds by itself that files
+            # before the checkpoint are gone; the others must wait until the start is durable.
+            self._drop_below(min(offset, self._stable_base))
             self._disk.write_atomically(path, text)
         self.log_start_offset = Offset(offset)
         self._drop_below(offset)
@@ -427,6 +429,9 @@ class Log:
             self._mapped = mapped[-MAPPED_MAX:]
             for passed in mapped[:-MAPPED_MAX]:
                 passed.release()
+        if not found.position and index:
+            passed = layout.segments[index - 1]
+            passed.read_past(0, passed.size)
         if segment.read_ahead(found.position, end):
             layout.segments[index + 1].read_ahead(0, 0)
 

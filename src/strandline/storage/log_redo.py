@@ -11,6 +11,8 @@ written in order and their outcome was open. One thread; used before the log is.
 from collections.abc import Iterator
 from pathlib import Path
 
+from crc32c import crc32c
+
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
@@ -22,6 +24,18 @@ from strandline.types import Offset, Position
 
 START_NAME = "log-start"
 LOST_SUFFIX = ".lost"
+
+
+def format_start(offset: int) -> bytes:
+    """The contents of the file that keeps a log's start offset: the number and its checksum."""
+    number = b"%d" % offset
+    return b"%b %08x\n" % (number, crc32c(number))
+
+
+def parse_start(data: bytes) -> int | None:
+    """The start offset in the file's contents, or None if they are not as written."""
+    number, _, _ = data.partition(b" ")
+    return int(number) if number.isdigit() and data == format_start(int(number)) else None
 
 
 class LogRedo:
@@ -55,10 +69,10 @@ class LogRedo:
             )
             for base, next_offset in zip(earlier, [*earlier, boundary][1:], strict=True)
         ]
-        first = min(sizes, default=boundary)
-        self.log_start_offset = Offset(
-            max(self._stored_start(), at.log_start_offset if at else first)
-        )
+        # Records below the first file went away on purpose, unless the checkpoint counts on them.
+        first = min((base for base in sizes if base <= boundary), default=0)
+        noted = at.log_start_offset if at else 0
+        self.log_start_offset = Offset(max(self._stored_start(), noted, first))
         self._begin(Segment(directory, boundary, disk=disk), sizes.get(boundary, 0))
         self._load_active()
 
@@ -74,14 +88,23 @@ class LogRedo:
         return sizes
 
     def _stored_start(self) -> int:
-        text = self._disk.read_bytes(self.directory / START_NAME)
-        return int(text) if text and text.strip().isdigit() else 0
+        path = self.directory / START_NAME
+        data = self._disk.read_bytes(path)
+        if data is None:
+            return 0
+        start = parse_start(data)
+        if start is None:
+            self._report(path, 0, "the log start offset is damaged; the checkpoint's is used")
+        return start or 0
 
     def _begin(self, segment: Segment, on_disk: int) -> None:
         """Continue in ``segment``, whose file has ``on_disk`` bytes of which none count yet."""
         self._active = segment
         self._on_disk = on_disk
         segment.adopt(on_disk)
+        if on_disk and (self._at is None or on_disk > self._at.position):
+            file = segment.file
+            self._disk.distrust_cache(file.fd)
 
     def _load_active(self) -> None:
         """Take the active segment as the checkpoint has it, or as far as it is intact."""

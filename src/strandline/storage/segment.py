@@ -314,11 +314,18 @@ class Segment:
             length = min(AHEAD_BYTES if position else 2 * AHEAD_BYTES, self.size - ahead)
             file = self.file
             self._disk.will_need(file.fd, ahead, length)
-        mapped, behind = self._map, (stretch - 2) * AHEAD_BYTES
-        if mapped is not None and behind >= 0:
-            # Drops this process' page table entries, not the page cache: memory stays flat.
-            mapped.madvise(mmap.MADV_DONTNEED, behind, AHEAD_BYTES)
+        if stretch >= 2:
+            self.read_past((stretch - 2) * AHEAD_BYTES, AHEAD_BYTES)
         return ahead >= self.size
+
+    def read_past(self, position: int, length: int) -> None:
+        """Forget that a mapped range was read, so that this process' memory stays flat.
+
+        Drops page table entries, not the page cache; whoever still looks there notices nothing.
+        """
+        mapped = self._map
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED, position, length)
 
     def locate(self, offset: int, *, verify: bool = True) -> Place | None:
         """Where the first batch begins that ends after ``offset``, or None: not in this segment.

@@ -75,6 +75,8 @@ class Cursor:
             return []
         buffer = self._read(self._request.batch_bytes)
         if not buffer.size:
+            # Compaction has removed every record from here to the end.
+            self.position = max(self.position, end)
             return []
         before, batches = self.position, []
         number = self.partition.name.partition

@@ -57,6 +57,7 @@ class Pages:
     async def overview(self, _request: Request) -> Response:
         """``/``: health, rates, streams."""
         broker, streams = self._broker, list(self._broker.streams())
+        self._refresh_gauges(len(streams))
 
         def render() -> str:
             return overview_page(
@@ -81,9 +82,8 @@ class Pages:
     async def metrics(self, _request: Request) -> Response:
         """``/metrics``: Prometheus text."""
         streams, telemetry = list(self._broker.streams()), self._broker.telemetry
-        telemetry.streams = len(streams)
+        self._refresh_gauges(len(streams))
         telemetry.partitions = sum(len(stream.partitions) for stream in streams)
-        telemetry.ready = int(self._broker.is_ready)
         telemetry.partition_samples = lambda: partition_samples(streams)
         return Response(await asyncio.to_thread(telemetry.render), media_type=METRICS_TYPE)
 
@@ -112,6 +112,14 @@ class Pages:
     async def api_stream(self, request: Request) -> Response:
         """``/api/streams/{name}``: one of them."""
         return _json(msgspec.json.encode(await self._find(request)))
+
+    def _refresh_gauges(self, streams: int) -> None:
+        """Copy what the broker keeps elsewhere into its figures."""
+        broker, telemetry = self._broker, self._broker.telemetry
+        telemetry.ready = int(broker.is_ready)
+        telemetry.streams = streams
+        telemetry.pending_bytes = broker.admission.pending_bytes
+        telemetry.duplicates = broker.admission.duplicates
 
     async def _find(self, request: Request) -> StreamState:
         name = request.path_params["name"]

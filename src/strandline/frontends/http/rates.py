@@ -61,7 +61,7 @@ class RateMeter:
                 read_records=telemetry.read_records,
                 read_bytes=telemetry.read_bytes,
                 turns=telemetry.turns,
-                syncs=telemetry.syncs,
+                syncs=telemetry.sync_seconds.count,
             )
         )
 

@@ -58,6 +58,20 @@ class StreamView(Protocol):
         ...
 
 
+class AdmissionView(Protocol):
+    """What waits to be stored, as far as the pages care."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes accepted and not yet stored."""
+        ...
+
+    @property
+    def duplicates(self) -> int:
+        """Publishes recognised as repeats since the start."""
+        ...
+
+
 class BrokerView(Protocol):
     """A broker, as far as the pages care."""
 
@@ -69,6 +83,11 @@ class BrokerView(Protocol):
     @property
     def clock(self) -> Clock:
         """Where it gets the time from."""
+        ...
+
+    @property
+    def admission(self) -> AdmissionView:
+        """What waits to be stored."""
         ...
 
     @property

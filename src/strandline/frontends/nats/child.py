@@ -1,9 +1,9 @@
 """The nats-server that the broker starts for those who have none.
 
 Rules: it dies with the broker, whatever kills the broker: a tiny launcher asks the kernel to kill
-it when its parent goes (PR_SET_PDEATHSIG) and then becomes it. The kernel means the parent *thread*,
-so ``start`` and every restart happen on the loop's thread. If it dies, it is started again on the
-same port, after a pause that grows. It stores nothing: JetStream is off.
+it when its parent goes (PR_SET_PDEATHSIG) and then becomes it. The kernel means the parent
+*thread*, so ``start`` and every restart happen on the loop's thread. If it dies, it is started
+again on the same port, after a pause that grows. It stores nothing: JetStream is off.
 """
 
 import asyncio

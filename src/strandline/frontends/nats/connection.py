@@ -194,7 +194,7 @@ class PublisherConnection(Peer):
     def _connect(self, options: bytes) -> None:
         try:
             self._options = msgspec.json.decode(options, type=ClientOptions)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.fail("Parser Error")
 
     def _subscribe(self, subject: bytes, sid: bytes) -> None:

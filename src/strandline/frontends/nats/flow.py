@@ -10,6 +10,8 @@ from typing import Final, cast
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
 """Replies the other end may leave unread before it is read no further."""
+OVERLOAD: Final = "overload"
+"""The reason of those who are held for the broker's sake, not for their own."""
 HIGH_WATER: Final = 0.5
 LOW_WATER: Final = 0.25
 """Of ``limits.pending_bytes``: where reading stops, and where it goes on."""
@@ -57,6 +59,10 @@ class Peer(asyncio.Protocol):
         if not self._held_for and self.is_open and self._transport is not None:
             self._transport.resume_reading()
 
+    def is_held(self, why: str) -> bool:
+        """Whether reading stops for this reason."""
+        return why in self._held_for
+
     def write(self, data: bytes) -> None:
         """Write at once, ahead of what is queued."""
         if self.is_open and self._transport is not None:
@@ -96,7 +102,7 @@ class Gate:
 
     def hold(self, peer: Peer) -> None:
         """Read ``peer`` no further until there is room."""
-        peer.hold_reading("overload")
+        peer.hold_reading(OVERLOAD)
         self._held.append(peer)
 
     def release(self, pending_bytes: int) -> None:
@@ -104,4 +110,4 @@ class Gate:
         if self._held and pending_bytes <= self._pending_low:
             held, self._held = self._held, []
             for peer in held:
-                peer.release_reading("overload")
+                peer.release_reading(OVERLOAD)

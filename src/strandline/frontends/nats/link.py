@@ -151,7 +151,7 @@ class Link(Peer):
             return
         try:
             self.info.set_result(msgspec.json.decode(options, type=ServerInfo))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.failure = f"unreadable INFO: {error}"
             self.abort()
 

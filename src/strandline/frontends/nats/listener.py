@@ -6,6 +6,7 @@ here; what one does costs the others nothing but its share of the loop.
 """
 
 import asyncio
+import contextlib
 import logging
 import resource
 import secrets
@@ -16,7 +17,7 @@ import msgspec
 from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.flow import OVERLOAD, Gate
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
@@ -32,6 +33,7 @@ MESSAGE_SLACK_BYTES: Final = 64 << 10
 """What headers and an envelope may add to the largest record."""
 PING_INTERVAL_S: Final = 60.0
 DRAIN_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 1.0
 UNANSWERED_PINGS_MAX: Final = 2
 
 
@@ -70,6 +72,8 @@ class IngestListener:
         """Of half-received messages on all connections."""
         self.buffered_bytes_max = config.limits.pending_bytes
         self._connections: set[PublisherConnection] = set()
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
         self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._server: asyncio.Server | None = None
         self._pinger: asyncio.Task[None] | None = None
@@ -118,7 +122,9 @@ class IngestListener:
         await end_task(self._pinger)
         for connection in list(self._connections):
             connection.close()
-        await asyncio.sleep(0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._all_gone.wait()
         for connection in list(self._connections):
             connection.abort()
 
@@ -141,12 +147,15 @@ class IngestListener:
     def admit(self, connection: PublisherConnection) -> bool:
         """Remember a new connection; False if there are too many."""
         self._connections.add(connection)
+        self._all_gone.clear()
         self._broker.telemetry.count_listener("ingest", connections=1)
         return len(self._connections) <= self._connections_max
 
     def forget(self, connection: PublisherConnection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
+        if not self._connections:
+            self._all_gone.set()
         self._broker.telemetry.count_listener("ingest", connections=-1)
 
     def streams_changed(self) -> None:
@@ -170,6 +179,8 @@ class IngestListener:
             for connection in list(self._connections):
                 if not connection.is_open:
                     connection.abort()
+                elif connection.is_held(OVERLOAD):
+                    continue  # its answer could not be read
                 elif connection.unanswered_pings >= UNANSWERED_PINGS_MAX:
                     connection.fail("Stale Connection")
                 else:

@@ -20,6 +20,9 @@ LINE_BYTES_MAX: Final = 4096
 SERVER_LINE_BYTES_MAX: Final = 64 << 10
 """Longest line taken from a server: INFO lists a whole cluster."""
 NO_HEADERS: Final = -1
+DIGITS_MAX: Final = 19
+"""Numbers with as many digits are not read: Python's cost grows with the square."""
+HUGE: Final = 1 << 62
 
 UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
 PAYLOAD_TOO_LARGE: Final = "Maximum Payload Violation"
@@ -145,6 +148,7 @@ class Parser:
         """Take whole operations from ``data`` and keep what is left; answers why it stopped, if."""
         find, add, end = data.find, events.append, len(data)
         plain, words_min, from_client = self._plain, self._words_min, self._from_client
+        payload_max = self.payload_max
         while position < end:
             line_end = find(b"\r\n", position)
             if (line_end if line_end >= 0 else end) - position > self._line_max:
@@ -174,8 +178,8 @@ class Parser:
             extra = len(words) - words_min
             if not 0 <= extra <= 1 or not words[-1].isdigit():
                 return PARSER_ERROR
-            size = int(words[-1])
-            if size > self.payload_max:
+            size = int(words[-1]) if len(words[-1]) < DIGITS_MAX else HUGE
+            if size > payload_max:
                 return PAYLOAD_TOO_LARGE
             if header_size > size:
                 return PARSER_ERROR
@@ -244,8 +248,8 @@ def _split_line(line: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def _size(word: bytes) -> int:
-    """A size; larger than any limit if it is not a number."""
-    return int(word) if word.isdigit() else 1 << 62
+    """A number; larger than any limit if it is none."""
+    return int(word) if len(word) < DIGITS_MAX and word.isdigit() else HUGE
 
 
 def _argument(line: bytes) -> bytes:
@@ -267,7 +271,7 @@ def _client_control(operation: bytes, words: list[bytes], line: bytes) -> Contro
         if len(words) == 1:
             return Unsubscribe(words[0])
         if len(words) == 2 and words[1].isdigit():
-            return Unsubscribe(words[0], int(words[1]))
+            return Unsubscribe(words[0], _size(words[1]))
         return Violation(PARSER_ERROR)
     return Violation(UNKNOWN_OPERATION)
 

@@ -116,6 +116,10 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         atexit.unregister(self.kill)
 
     def finish(self, *, timeout_s: float = 60) -> None:

@@ -29,12 +29,19 @@ class FakeStream:
 
 
 @dataclass
+class FakeAdmission:
+    pending_bytes: int = 0
+    duplicates: int = 0
+
+
+@dataclass
 class FakeBroker:
     config: BrokerConfig = field(
         default_factory=lambda: BrokerConfig(http_port=0, data_dir="/data/<b>")
     )
     clock: ManualClock = field(default_factory=ManualClock)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    admission: FakeAdmission = field(default_factory=FakeAdmission)
     is_ready: bool = True
     held: list[FakeStream] = field(default_factory=list)
 

@@ -58,6 +58,7 @@ async def test_metrics_are_prometheus_text_with_offsets(broker, fetch):
     """A scrape carries the counters and the offsets of every partition."""
     broker.add("orders", partitions=2, records=7)
     broker.telemetry.records_appended = 14
+    broker.admission.duplicates = 3
     answer = await fetch("/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -65,6 +66,8 @@ async def test_metrics_are_prometheus_text_with_offsets(broker, fetch):
     expected = 'strandline_partition_high_watermark{partition="1",stream="orders"} 7.0'
     assert expected in answer.text
     assert "strandline_partitions 2.0" in answer.text
+    assert "strandline_duplicates_total 3.0" in answer.text
+    assert "strandline_ready 1.0" in answer.text
 
 
 @pytest.mark.parametrize(

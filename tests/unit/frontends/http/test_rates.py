@@ -21,7 +21,8 @@ def test_rates_are_means_over_the_last_five_seconds():
         meter.sample(telemetry, second * 1000.0)
         telemetry.records_appended += 100
         telemetry.bytes_appended += 2048
-        telemetry.syncs += 4
+        for _ in range(4):
+            telemetry.sync_seconds.observe(0.002)
     rates = meter.rates()
     assert rates.records_appended == 100
     assert rates.bytes_appended == 2048

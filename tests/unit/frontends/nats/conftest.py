@@ -89,7 +89,7 @@ class FakeBroker:
         self._turn_callbacks.append(callback)
 
     async def quiesce(self):
-        while self.waiting:
+        while self.waiting:  # noqa: ASYNC110 - as the real broker does
             await asyncio.sleep(0)
 
     def wake(self):
@@ -170,6 +170,18 @@ def broker():
 
 
 @pytest.fixture
+def until():
+    """A function that waits for something to become true."""
+
+    async def wait(condition):
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - conditions have no events
+                await asyncio.sleep(0.002)
+
+    return wait
+
+
+@pytest.fixture
 def sink():
     """A publisher's ear."""
     return RecordingSink()
@@ -181,8 +193,10 @@ async def ingest(broker):
     started = []
 
     async def start(**limits):
-        config = BrokerConfig(nats=NatsConfig(ingest_port=0), limits=limits.pop("limits", None) or
-                              BrokerConfig().limits)
+        config = BrokerConfig(
+            nats=NatsConfig(ingest_port=0),
+            limits=limits.pop("limits", None) or BrokerConfig().limits,
+        )
         routes = broker.routes()
         listener = IngestListener(
             broker,

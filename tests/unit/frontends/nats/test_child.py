@@ -23,13 +23,6 @@ def is_running(pid):
         return False
 
 
-async def until(condition, timeout_s=10):
-    """Wait for something to become true."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture
 async def start_child(tmp_path):
     """A function that starts a child; stopped afterwards."""
@@ -63,7 +56,7 @@ async def test_starts_on_a_free_port_and_stops(start_child):
     assert child.pid is None
 
 
-async def test_is_restarted_on_the_same_port(start_child):
+async def test_is_restarted_on_the_same_port(start_child, until):
     """Killed again and again, it comes back where it was."""
     restarts = []
     child = await start_child(on_restart=lambda: restarts.append(1))

@@ -124,9 +124,11 @@ async def test_servers_of_the_user_instead_of_a_child(broker, start, connect, tm
 
 async def test_a_failed_start_leaves_nothing_running(broker, start):
     """If the listener's port is taken, the child that was started is stopped again."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(UnavailableError, match="ingest_port"):
-            await start(ingest_port=taken.getsockname()[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UnavailableError, match="ingest_port"),
+    ):
+        await start(ingest_port=taken.getsockname()[1])
 
 
 async def test_the_child_dying_is_survived(broker, start, connect):

@@ -13,13 +13,6 @@ from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES
 from strandline.record.envelope import Message, decode_ack, encode_message
 
 
-async def until(condition):
-    """Wait for something to become true."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def test_info_says_what_clients_need(broker, ingest):
     """The greeting has the fields that stock clients look at."""
     listener = await ingest()
@@ -45,7 +38,7 @@ async def test_publish_and_ack(broker, ingest, client):
     assert [(r.value, r.subject) for r in partition.records] == [(b"hello", "a.b")]
 
 
-async def test_acks_wait_for_the_turn_and_come_in_one_write(broker, ingest, client):
+async def test_acks_wait_for_the_turn_and_come_in_one_write(broker, ingest, client, until):
     """Nothing is answered before the broker says so; then all acks of a turn arrive."""
     broker.add("S", "a")
     broker.frozen = True
@@ -149,6 +142,7 @@ async def test_verbose_mode(broker, ingest, client):
         (b"PUB a 1\r\nxyz\r\n", b"-ERR 'Parser Error'"),
         (b"CONNECT {broken\r\nPING\r\n", b"-ERR 'Parser Error'"),
         (b"CONNECT \xff\r\n", b"-ERR 'Parser Error'"),
+        (b'CONNECT {"x":%b}\r\n' % (b"[" * 4000), b"-ERR 'Parser Error'"),
         (b"GET / HTTP/1.1\r\n\r\n", b"-ERR 'Unknown Protocol Operation'"),
         (b"\x16\x03\x01\x02\x00\x01\r\n", b"-ERR 'Unknown Protocol Operation'"),
     ],
@@ -166,7 +160,7 @@ async def test_misbehaviour_costs_only_its_sender(broker, ingest, client, data, 
     await good.message()
 
 
-async def test_half_sent_messages_of_all_connections_are_bounded(broker, ingest, client):
+async def test_half_sent_messages_of_all_connections_are_bounded(broker, ingest, client, until):
     """Who lets the broker keep too much of half-sent messages is closed."""
     listener = await ingest(limits=LimitsConfig(pending_bytes=5000))
     clients = [await client(listener.port) for _ in range(3)]
@@ -181,7 +175,7 @@ async def test_half_sent_messages_of_all_connections_are_bounded(broker, ingest,
     await until(lambda: listener.buffered_bytes == 0)
 
 
-async def test_reading_stops_while_the_broker_is_full(broker, ingest, client):
+async def test_reading_stops_while_the_broker_is_full(broker, ingest, client, until):
     """A connection is not read beyond the limit of pending bytes, and goes on after the turn."""
     (partition,) = broker.add("S", "a")
     broker.frozen = True
@@ -196,7 +190,7 @@ async def test_reading_stops_while_the_broker_is_full(broker, ingest, client):
     await until(lambda: len(partition.records) == 2)
 
 
-async def test_a_client_that_does_not_read_is_not_read(broker, ingest, client):
+async def test_a_client_that_does_not_read_is_not_read(broker, ingest, client, until):
     """Unread replies stop the reading of their client only, and nothing is lost when it reads."""
     (partition,) = broker.add("S", "a")
     listener = await ingest()
@@ -227,7 +221,7 @@ async def test_too_many_subscriptions(broker, ingest, client):
     assert await raw.line() == b"-ERR 'maximum subscriptions exceeded'"
 
 
-async def test_too_many_connections(broker, ingest, client):
+async def test_too_many_connections(broker, ingest, client, until):
     """Connections beyond the limit are turned away politely."""
     listener = await ingest()
     listener._connections_max = 2
@@ -238,7 +232,7 @@ async def test_too_many_connections(broker, ingest, client):
     await until(lambda: len(listener._connections) == 2)
 
 
-async def test_silent_connections_are_found(broker, ingest, client, monkeypatch):
+async def test_silent_connections_are_found(broker, ingest, client, monkeypatch, until):
     """A client that answers no pings is closed; one that does stays."""
     monkeypatch.setattr(listener_module, "PING_INTERVAL_S", 0.02)
     listener = await ingest()
@@ -272,7 +266,7 @@ async def test_streams_that_change_change_the_routes(broker, ingest, client):
     assert len(partition.records) == 1
 
 
-async def test_stop_answers_what_was_taken(broker, ingest, client):
+async def test_stop_answers_what_was_taken(broker, ingest, client, until):
     """Stopping waits for the acks of what was accepted and sends them before closing."""
     broker.add("S", "a")
     broker.frozen = True
@@ -290,7 +284,7 @@ async def test_stop_answers_what_was_taken(broker, ingest, client):
     assert await raw.line() == b""
 
 
-async def test_acks_for_a_connection_that_is_gone_are_dropped(broker, ingest, client):
+async def test_acks_for_a_connection_that_is_gone_are_dropped(broker, ingest, client, until):
     """A record whose publisher has left is stored, and nobody trips over its ack."""
     (partition,) = broker.add("S", "a")
     broker.frozen = True
@@ -322,7 +316,7 @@ async def test_a_port_in_use_is_a_clear_error(broker, ingest):
     await second.stop()
 
 
-async def test_connections_and_messages_are_counted(broker, ingest, client):
+async def test_connections_and_messages_are_counted(broker, ingest, client, until):
     """Telemetry knows the open connections and the messages."""
     broker.add("S", "a")
     listener = await ingest()

@@ -107,6 +107,7 @@ def test_server_operations(data, event):
         (b"PUB a 1001\r\n", PAYLOAD_TOO_LARGE),
         (b"PUB a " + b"9" * 4000 + b"\r\n", PAYLOAD_TOO_LARGE),
         (b"HPUB a 1 1001\r\n", PAYLOAD_TOO_LARGE),
+        (b"HPUB a " + b"9" * 4000 + b" 5\r\n", PARSER_ERROR),
         (b"HPUB a 6 5\r\nHHHhi\r\n", PARSER_ERROR),
         (b"HPUB a x 5\r\nHHHhi\r\n", PARSER_ERROR),
         (b"HPUB a 5\r\nHHHhi\r\n", PARSER_ERROR),
@@ -121,6 +122,12 @@ def test_server_operations(data, event):
 def test_broken_protocol_is_a_violation(data, reason):
     """What breaks the protocol ends in a violation that says why."""
     assert from_client(data) == [Violation(reason)]
+
+
+def test_numbers_too_long_for_python_are_violations():
+    """A size of thousands of digits is refused without being read."""
+    assert from_server(b"MSG a 1 " + b"9" * 60_000 + b"\r\n") == [Violation(PAYLOAD_TOO_LARGE)]
+    assert from_client(b"UNSUB 1 " + b"9" * 4000 + b"\r\n")[0].deliveries_max > 1 << 60
 
 
 def test_a_violation_keeps_what_came_before_and_nothing_after():
@@ -154,7 +161,7 @@ def test_a_payload_may_be_as_large_as_the_limit():
 def test_any_chunks_give_the_same_events(size):
     """Cutting the stream anywhere changes nothing."""
     data = (
-        b'CONNECT {}\r\nSUB _INBOX.x.* 1\r\nPUB a 2\r\nhi\r\nHPUB a r 3 5\r\nHHHhi\r\n'
+        b"CONNECT {}\r\nSUB _INBOX.x.* 1\r\nPUB a 2\r\nhi\r\nHPUB a r 3 5\r\nHHHhi\r\n"
         b"PING\r\nPUB big %d\r\n%b\r\nPONG\r\nUNSUB 1\r\n" % (300, b"\r\n" * 150)
     )
     parser = Parser(1000, from_client=True)

@@ -1,0 +1,163 @@
+"""``strandline inspect``: what a data directory holds and what is damaged in it, read-only."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from strandline.cli.output import (
+    EXIT_ERROR,
+    OutputFormat,
+    OutputOption,
+    examples,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+    reports_errors,
+)
+from strandline.errors import CorruptBatchError, InvalidRequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from strandline.storage.inspect import FileReport
+
+EPILOG = examples(
+    "strandline inspect strandline-data",
+    "strandline inspect strandline-data --no-verify",
+    "strandline inspect strandline-data/logs/00000001/00000000000000000000.log   # dump a file",
+)
+
+
+@reports_errors
+def inspect(
+    *,
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A data directory, a log's directory, or a file.", exists=True
+        ),
+    ],
+    verify: Annotated[bool, typer.Option(help="Read every batch and check its checksum.")] = True,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """List and verify what is in a data directory, or dump one file of it. Changes nothing.
+
+    Damage is named by file and byte position; then the exit code is 1. What a crash left torn is
+    not damage: the next start cuts it. Beside a running broker the newest bytes may look torn.
+    """
+    if path.is_file():
+        _dump(path, output)
+        return
+    if not _is_ours(path):
+        raise InvalidRequestError(
+            f"{path} is neither a broker's data directory nor the directory of a log"
+        )
+    names = _log_names(path)
+    try:
+        reports = list(_verified(path, verify=verify))
+    except FileNotFoundError as error:
+        raise UnavailableError(
+            f"{error.filename} went away: a running broker deletes segments; inspect again"
+        ) from error
+    if output is OutputFormat.json:
+        for report in reports:
+            print_json(_as_json(report, path, names))
+    else:
+        _print_reports(reports, path, names)
+    if any(report.is_damaged for report in reports):
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _is_ours(path: Path) -> bool:
+    known = any((path / name).exists() for name in ("metadata.json", "checkpoint.json", "journal"))
+    return known or any(path.glob("*.log"))
+
+
+def _verified(path: Path, *, verify: bool) -> "Iterator[FileReport]":
+    """The reports, with a bar while they are made."""
+    from strandline.storage.inspect import inspect_directory
+
+    shown = 0
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    with progress("reading", size, unit="bytes") as advance:
+
+        def on_progress(done: int, _total: int) -> None:
+            nonlocal shown
+            advance(done - shown)
+            shown = done
+
+        yield from inspect_directory(path, verify=verify, on_progress=on_progress)
+
+
+def _log_names(path: Path) -> dict[str, str]:
+    """Which partition each log directory belongs to, by the directory's name."""
+    from strandline.broker.metadata_store import MetadataStore
+    from strandline.storage.disk import Disk
+
+    try:
+        image = MetadataStore(path, Disk()).image
+    except CorruptBatchError as error:
+        print_line(f"DAMAGE  {error.message}")
+        return {}
+    return {
+        f"{partition.log_id:08d}": f"{name}/{number}"
+        for name, stream in image.streams.items()
+        for number, partition in enumerate(stream.partitions)
+    }
+
+
+def _print_reports(reports: "list[FileReport]", root: Path, names: Mapping[str, str]) -> None:
+    rows = []
+    for report in reports:
+        facts = "  ".join(f"{key}={value}" for key, value in report.facts.items())
+        partition = names.get(report.file.parent.name, "")
+        file = str(report.file.relative_to(root))
+        rows.append((file, report.kind, partition, report.size_bytes, _state(report), facts))
+    print_table(("file", "kind", "partition", "#bytes", "state", "facts"), rows)
+    findings = [finding for report in reports for finding in report.findings]
+    if findings:
+        print_line("")
+    for finding in findings:
+        place = finding.file.relative_to(root)
+        word = "DAMAGE" if finding.severity == "damage" else finding.severity
+        print_line(f"{word}  {place} at byte {finding.position}: {finding.message}")
+    damaged = sum(report.is_damaged for report in reports)
+    print_line(f"\n{len(reports)} files, {damaged or 'none'} damaged")
+
+
+def _state(report: "FileReport") -> str:
+    if report.is_damaged:
+        return "DAMAGED"
+    return "torn" if any(finding.severity == "torn" for finding in report.findings) else "ok"
+
+
+def _as_json(report: "FileReport", root: Path, names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "file": str(report.file.relative_to(root)),
+        "kind": report.kind,
+        "partition": names.get(report.file.parent.name),
+        "size_bytes": report.size_bytes,
+        "damaged": report.is_damaged,
+        "facts": report.facts,
+        "findings": [
+            {
+                "position": finding.position,
+                "severity": finding.severity,
+                "message": finding.message,
+            }
+            for finding in report.findings
+        ],
+    }
+
+
+def _dump(file: Path, output: OutputFormat) -> None:
+    """A file piece by piece."""
+    from strandline.storage.inspect import dump_file
+
+    for position, fields in dump_file(file):
+        if output is OutputFormat.json:
+            print_json({"position": position, **fields})
+        else:
+            shown = "  ".join(f"{key}={value}" for key, value in fields.items())
+            print_line(f"{position:>12}  {shown}")

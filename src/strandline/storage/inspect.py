@@ -1,0 +1,335 @@
+"""Looking through a data directory without changing it: what is there, and what is damaged.
+
+Every file gets one ``FileReport``; each piece of damage in it is a ``Finding`` with its position.
+Rules: opens nothing for writing and never repairs; believes batches, not indexes; what follows the
+last checkpoint and is not intact is called torn, because recovery will take it from the journal.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from strandline.errors import CorruptBatchError
+from strandline.storage.checkpoint import FILE_NAME as CHECKPOINT_NAME
+from strandline.storage.checkpoint import Checkpoint, LogCheckpoint, load_checkpoint
+from strandline.storage.disk import Disk
+from strandline.storage.journal_scan import (
+    SUFFIX,
+    JournalScan,
+    ScannedFile,
+    batches_intact,
+    scan_directory,
+)
+from strandline.storage.leader_epochs import FILE_NAME as EPOCHS_NAME
+from strandline.storage.leader_epochs import LeaderEpochs
+from strandline.storage.log_redo import START_NAME, parse_start
+from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
+from strandline.storage.recovery import JOURNAL_NAME
+from strandline.storage.scan import header_at
+from strandline.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, Hole, Segment
+from strandline.storage.walk import walk
+
+Severity = Literal["note", "torn", "damage"]
+Kind = Literal[
+    "checkpoint", "journal", "segment", "index", "timeindex", "leader-epochs", "log-start", "other"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something worth knowing at a position of a file."""
+
+    file: Path
+    position: int
+    severity: Severity
+    """``damage``: bytes are not what was written; ``torn``: was being written when the broker
+    stopped, recovery deals with it; ``note``: harmless."""
+    message: str
+
+
+@dataclass(slots=True)
+class FileReport:
+    """One file of the data directory."""
+
+    file: Path
+    kind: Kind
+    size_bytes: int
+    facts: dict[str, int | str] = field(default_factory=dict)
+    """What it says about itself and what was counted in it."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether any finding is damage."""
+        return any(finding.severity == "damage" for finding in self.findings)
+
+    def add(self, severity: Severity, position: int, message: str) -> None:
+        """Note a finding."""
+        self.findings.append(Finding(self.file, position, severity, message))
+
+
+Progress = Callable[[int, int], None]
+"""Told (bytes done, bytes in all)."""
+
+
+def inspect_directory(
+    path: Path, *, verify: bool, on_progress: Progress | None = None
+) -> Iterator[FileReport]:
+    """Report on every file of a broker's data directory, the journal first.
+
+    Args:
+        path: the data directory, or the directory of one log.
+        verify: read every batch and check its checksum; else only headers of files.
+        on_progress: told after each file.
+
+    Raises:
+        LogPoisonedError: the directory cannot be read.
+    """
+    disk = Disk()
+    inspection = _Inspection(path, disk=disk, verify=verify)
+    total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    done = 0
+    for report in inspection.run():
+        done += report.size_bytes
+        if on_progress is not None:
+            on_progress(done, total)
+        yield report
+
+
+class _Inspection:
+    """One run over a directory."""
+
+    def __init__(self, path: Path, *, disk: Disk, verify: bool) -> None:
+        self._path = path
+        self._disk = disk
+        self._verify = verify
+        self._checkpoint = Checkpoint()
+
+    def run(self) -> Iterator[FileReport]:
+        """All reports."""
+        if (self._path / CHECKPOINT_NAME).exists():
+            yield self._inspect_checkpoint()
+        if (self._path / JOURNAL_NAME).is_dir():
+            yield from self._inspect_journal(self._path / JOURNAL_NAME)
+        for directory in sorted({file.parent for file in self._path.rglob(f"*{LOG_SUFFIX}")}):
+            yield from self._inspect_log(directory)
+
+    def _inspect_checkpoint(self) -> FileReport:
+        report = self._report(self._path / CHECKPOINT_NAME, "checkpoint")
+        try:
+            self._checkpoint = load_checkpoint(self._path, disk=self._disk) or self._checkpoint
+        except CorruptBatchError as error:
+            report.add("damage", error.position, error.message)
+            return report
+        report.facts = {
+            "sequence": self._checkpoint.sequence,
+            "logs": len(self._checkpoint.logs),
+        }
+        return report
+
+    def _inspect_journal(self, directory: Path) -> Iterator[FileReport]:
+        after = self._checkpoint.sequence
+        scan = scan_directory(directory, disk=self._disk, after_sequence=after)
+        for stub in scan.stubs:
+            report = self._report(stub, "journal")
+            report.add("note", 0, "creation was cut short; it will be removed")
+            yield report
+        for file in scan.files:
+            yield self._inspect_journal_file(file, scan)
+
+    def _inspect_journal_file(self, file: ScannedFile, scan: JournalScan) -> FileReport:
+        report = self._report(file.path, "journal")
+        report.facts = {
+            "number": file.header.number,
+            "first_sequence": file.header.first_sequence,
+            "entries_after_checkpoint": len(file.positions),
+            "bytes_after_checkpoint": file.used_bytes,
+        }
+        for damage in scan.damage:
+            if damage.file == file.path:
+                report.add("damage", damage.position, damage.why)
+        if scan.torn_bytes and file is scan.files[-1]:
+            end = max((file.entry(position).end for position in file.positions), default=0)
+            report.add("torn", end, f"{scan.torn_bytes} bytes of an entry that was never synced")
+        if self._verify:
+            for position in file.positions:
+                if not batches_intact(file.entry(position), file.view):
+                    report.add("damage", position, "a batch in this entry is damaged")
+        return report
+
+    def _inspect_log(self, directory: Path) -> Iterator[FileReport]:
+        names = self._disk.listing(directory)
+        bases = sorted(
+            int(name.removesuffix(LOG_SUFFIX))
+            for name in names
+            if name.endswith(LOG_SUFFIX) and name.removesuffix(LOG_SUFFIX).isdigit()
+        )
+        at = self._checkpoint.logs.get(int(directory.name)) if directory.name.isdigit() else None
+        for base, limit in zip(bases, [*bases, -1][1:], strict=True):
+            yield from self._inspect_segment(directory, base, limit=limit, at=at)
+        for name in sorted(names):
+            if not name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIMES_SUFFIX)):
+                yield self._inspect_other(directory / name)
+
+    def _inspect_segment(
+        self, directory: Path, base: int, *, limit: int, at: LogCheckpoint | None
+    ) -> Iterator[FileReport]:
+        """A segment and its indexes; ``limit`` is the next one's first offset, -1 for the last."""
+        segment = _open(directory, base, disk=self._disk, limit=limit)
+        report = self._report(segment.path, "segment")
+        report.facts = {"base_offset": base}
+        durable = segment.size
+        if limit < 0 or (at is not None and base > at.segment_base):
+            durable = 0
+        if at is not None and base == at.segment_base:
+            durable = at.position
+        places = _verify_segment(segment, report, durable=durable) if self._verify else None
+        yield report
+        for suffix, kind in ((INDEX_SUFFIX, KIND_OFFSETS), (TIMES_SUFFIX, KIND_TIMES)):
+            if segment.path.with_suffix(suffix).exists():
+                yield self._inspect_index(segment, suffix, kind, places=places)
+
+    def _inspect_index(
+        self, segment: Segment, suffix: str, kind: int, *, places: dict[int, int] | None
+    ) -> FileReport:
+        path = segment.path.with_suffix(suffix)
+        report = self._report(path, "index" if kind == KIND_OFFSETS else "timeindex")
+        decoded = decode_index(self._disk.read_bytes(path) or b"", kind)
+        if decoded is None:
+            report.add("damage", 0, "checksum mismatch; it will be rebuilt from the segment")
+            return report
+        about, index = decoded
+        report.facts = {"entries": len(index), "log_bytes": about.log_bytes}
+        if about.log_bytes > segment.size:
+            report.add("note", 0, "describes a longer segment; it will be rebuilt")
+        elif places is not None:
+            _verify_index(index, report, places=places, of_offsets=kind == KIND_OFFSETS)
+        return report
+
+    def _inspect_other(self, path: Path) -> FileReport:
+        if path.name == EPOCHS_NAME:
+            report = self._report(path, "leader-epochs")
+            try:
+                epochs = LeaderEpochs.open(path.parent, disk=self._disk)
+                report.facts = {"entries": len(epochs.entries), "epoch": epochs.current}
+            except CorruptBatchError as error:
+                report.add("damage", 0, error.message)
+        elif path.name == START_NAME:
+            report = self._report(path, "log-start")
+            start = parse_start(self._disk.read_bytes(path) or b"")
+            if start is None:
+                report.add("damage", 0, "not an offset and its checksum")
+            else:
+                report.facts = {"log_start_offset": start}
+        else:
+            report = self._report(path, "other")
+            report.add("note", 0, "not a file of a log")
+        return report
+
+    def _report(self, path: Path, kind: Kind) -> FileReport:
+        return FileReport(path, kind, path.stat().st_size)
+
+
+def _open(directory: Path, base: int, *, disk: Disk, limit: int) -> Segment:
+    """A segment for reading whose indexes are not used."""
+    size = (directory / f"{base:020d}{LOG_SUFFIX}").stat().st_size
+    end = limit if limit >= 0 else (1 << 63) - 1
+    segment = Segment.sealed_on_disk(directory, base, disk=disk, size=size, next_offset=end)
+    segment.index, segment.times = SparseIndex(), SparseIndex()
+    return segment
+
+
+def _verify_segment(segment: Segment, report: FileReport, *, durable: int) -> dict[int, int]:
+    """Check every batch; the base offset of each by its position."""
+    places: dict[int, int] = {}
+    records = 0
+    end = segment.base_offset
+
+    def on_hole(hole: Hole) -> None:
+        known = hole.next_position >= 0 or hole.next_offset < (1 << 63) - 1
+        until = f" to {hole.next_offset - 1}" if known else " on"
+        if hole.position < durable:
+            message = f"damaged: records {hole.first_offset}{until} cannot be read"
+            report.add("damage", hole.position, message)
+        else:
+            message = f"not intact from offset {hole.first_offset} on, and after the checkpoint"
+            report.add("torn", hole.position, message)
+
+    for found in walk(segment, on_hole=on_hole):
+        places[found.position] = found.header.base_offset
+        records += found.header.record_count
+        if found.header.base_offset < end:
+            report.add("damage", found.position, "offsets go back")
+        end = found.header.next_offset
+    report.facts |= {"next_offset": end, "batches": len(places), "records": records}
+    return places
+
+
+def _verify_index(
+    index: SparseIndex, report: FileReport, *, places: dict[int, int], of_offsets: bool
+) -> None:
+    """Check that each entry points at the batch it says."""
+    for number, (key, position) in enumerate(zip(index.keys, index.positions, strict=True)):
+        base = places.get(position)
+        if base is None or (of_offsets and base != key):
+            report.add("note", 48 + 16 * number, f"no such batch at byte {position} of the segment")
+
+
+def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
+    """What a journal, segment or index file holds, piece by piece: (position, fields).
+
+    Raises:
+        CorruptBatchError: not a file of a kind that can be dumped.
+    """
+    disk = Disk()
+    if path.name.endswith(SUFFIX):
+        yield from _dump_journal(path, disk=disk)
+    elif path.name.endswith(LOG_SUFFIX):
+        yield from _dump_segment(path, disk=disk)
+    elif path.name.endswith((INDEX_SUFFIX, TIMES_SUFFIX)):
+        kind = KIND_OFFSETS if path.name.endswith(INDEX_SUFFIX) else KIND_TIMES
+        decoded = decode_index(disk.read_bytes(path) or b"", kind)
+        if decoded is None:
+            raise CorruptBatchError("checksum mismatch", file=str(path))
+        key_name = "offset" if kind == KIND_OFFSETS else "max_timestamp_before"
+        for number, (key, at) in enumerate(zip(decoded[1].keys, decoded[1].positions, strict=True)):
+            yield 48 + 16 * number, {key_name: key, "log_position": at}
+    else:
+        raise CorruptBatchError("neither a journal nor a segment nor an index", file=str(path))
+
+
+def _dump_journal(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:
+    """Entries in the order of the file, with the batches of each."""
+    scan = JournalScan()
+    scan.load(path, disk=disk)
+    for file in scan.files:
+        for entry in file.entries():
+            parts = entry.parts(file.view)
+            yield (
+                entry.position,
+                {
+                    "sequence": entry.sequence,
+                    "synced_sequence": entry.synced_sequence,
+                    "length": entry.length,
+                    "parts": " ".join(f"{log_id}:{len(part)}" for log_id, part in parts),
+                },
+            )
+
+
+def _dump_segment(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:
+    """Batch headers, and holes as what they are."""
+    stem = path.name.removesuffix(LOG_SUFFIX)
+    if not stem.isdigit():
+        raise CorruptBatchError("not the name of a segment", file=str(path))
+    segment = _open(path.parent, int(stem), disk=disk, limit=-1)
+    holes: list[Hole] = []
+    for found in walk(segment, on_hole=holes.append):
+        for hole in holes:
+            yield hole.position, {"damaged_until": hole.next_position}
+        holes.clear()
+        header = header_at(found.view, 0)
+        assert header is not None, "the walk found it intact"
+        yield found.position, {name: int(value) for name, value in header._asdict().items()}
+    for hole in holes:
+        yield hole.position, {"damaged_until": segment.size}

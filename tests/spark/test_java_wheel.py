@@ -1,0 +1,36 @@
+"""Spark on the Java that comes in a wheel."""
+
+import subprocess
+import sys
+
+import pytest
+
+from strandline.spark.java import wheel_java_home
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+SCRIPT = """
+import json, sys
+from strandline.spark.session import QUICK_START, spark_session
+spark = spark_session("local[1]", settings=QUICK_START)
+server, stream = sys.argv[1:]
+frame = spark.read.format("strandline").options(server=server, stream=stream).load()
+system = spark._jvm.System
+print(json.dumps([frame.count(), system.getProperty("java.home")]))
+"""
+
+
+def test_spark_runs_on_the_wheel(log, monkeypatch, tmp_path):
+    """With the wheel's Java forced, Spark starts and reads a stream, on that Java."""
+    home = wheel_java_home()
+    stream = log.new_stream(100)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, log.server, stream],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == f'[100, "{home}"]'

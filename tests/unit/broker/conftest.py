@@ -1,0 +1,260 @@
+"""What broker tests share: a disk that fails on order, a responder that keeps count, brokers."""
+
+import asyncio
+import errno
+import fnmatch
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from strandline.broker import broker as broker_module
+from strandline.broker.broker import Broker
+from strandline.clock import ManualClock
+from strandline.config import BrokerConfig, JournalConfig, StreamConfig
+from strandline.storage.disk import Disk, translated
+
+FILE_BYTES = 64 << 10
+FOR_EVER = 1 << 30
+
+
+class RiggedDisk(Disk):
+    """The real file system, except for what a test orders; syncs do nothing, to be quick.
+
+    Operations are ``write``, ``sync``, ``open``, ``create``, ``truncate``, ``rename``, ``names``
+    (the sync of a directory) and ``mkdir``; each is chosen by a pattern of its path.
+    """
+
+    def __init__(self):
+        self.orders = []
+        self.seen = []
+        self.gates = []
+
+    def fail(self, operation, pattern="*", *, code=errno.EIO, times=FOR_EVER, after=0):
+        """Let calls fail from now on."""
+        self.orders.append([operation, f"*{pattern}*", code, times, after])
+
+    def fill(self, pattern="*"):
+        """No space for anything new."""
+        for operation in ("write", "create", "mkdir"):
+            self.fail(operation, pattern, code=errno.ENOSPC)
+
+    def mend(self):
+        """No more failures."""
+        self.orders.clear()
+
+    def hold(self, operation, pattern="*"):
+        """Let calls wait until ``released`` of the answer is set; ``reached`` tells of the first."""
+        gate = SimpleNamespace(
+            operation=operation,
+            pattern=f"*{pattern}*",
+            reached=threading.Event(),
+            released=threading.Event(),
+        )
+        self.gates.append(gate)
+        return gate
+
+    def count(self, operation, pattern="*"):
+        """How many calls there have been."""
+        found = [path for name, path in self.seen if name == operation]
+        return len(fnmatch.filter(found, f"*{pattern}*"))
+
+    def _check(self, operation, path):
+        self.seen.append((operation, str(path)))
+        for gate in self.gates:
+            if gate.operation == operation and fnmatch.fnmatch(str(path), gate.pattern):
+                gate.reached.set()
+                assert gate.released.wait(20), "a held call was never released"
+        for order in self.orders:
+            if order[0] != operation or not fnmatch.fnmatch(str(path), order[1]):
+                continue
+            if order[4]:
+                order[4] -= 1
+            elif order[3]:
+                order[3] -= 1
+                raise translated(OSError(order[2], os.strerror(order[2])), f"{operation} of {path}")
+
+    def _check_fd(self, operation, fd):
+        self._check(operation, os.readlink(f"/proc/self/fd/{fd}"))
+
+    def open(self, path, *, write=False, create=False):
+        self._check("create" if create and not path.exists() else "open", path)
+        return super().open(path, write=write, create=create)
+
+    def pwrite(self, fd, data, position):
+        self._check_fd("write", fd)
+        super().pwrite(fd, data, position)
+
+    def pwritev(self, fd, buffers, position):
+        self._check_fd("write", fd)
+        super().pwritev(fd, buffers, position)
+
+    def truncate(self, fd, length):
+        self._check_fd("truncate", fd)
+        super().truncate(fd, length)
+
+    def fdatasync(self, fd):
+        self._check_fd("sync", fd)
+
+    def sync_directory(self, path):
+        self._check("names", path)
+
+    def rename(self, source, target):
+        self._check("rename", target)
+        super().rename(source, target)
+
+    def make_directory(self, path):
+        if not path.is_dir():
+            self._check("mkdir", path)
+        super().make_directory(path)
+
+
+class Answers:
+    """A responder that keeps every answer and refuses to hear a second one."""
+
+    def __init__(self):
+        self.acks = {}
+        self.errors = {}
+        self.duplicates = set()
+        self.order = []
+        self._changed = asyncio.Event()
+
+    def acked(self, token, partition, offset, *, duplicate):
+        self._once(token)
+        self.acks[token] = offset
+        if duplicate:
+            self.duplicates.add(token)
+
+    def rejected(self, token, error):
+        self._once(token)
+        self.errors[token] = error
+
+    def _once(self, token):
+        assert token not in self.acks, f"{token} was acked before"
+        assert token not in self.errors, f"{token} was rejected before"
+        self.order.append(token)
+        self._changed.set()
+
+    @property
+    def codes(self):
+        """Error codes by token."""
+        return {token: error.code for token, error in self.errors.items()}
+
+    async def wait(self, count):
+        """Until so many answers are there."""
+        async with asyncio.timeout(10):
+            while len(self.order) < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def put(partition, answers, *tokens, **options):
+    """Append a record for each token; unless told otherwise the value says which."""
+    for token in tokens:
+        given = {"value": str(token).encode(), "subject": "s", **options}
+        value = given.pop("value")
+        partition.append(value, responder=answers, token=token, **given)
+
+
+def values(partition):
+    """Every committed value, in order; checks that offsets are dense."""
+    from strandline.record.codec import decode_batches
+
+    found, offset, end = [], partition.log_start_offset, partition.high_watermark
+    while offset < end:
+        for batch in decode_batches(partition.read(offset, 1 << 20), columns=["offset", "value"]):
+            for at, value in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                if at >= offset:
+                    assert at == offset, "offsets are dense"
+                    found.append(value)
+                    offset += 1
+    return found
+
+
+async def until(condition, *, seconds=10):
+    """Wait for something to become true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def abandon(broker):
+    """Leave a broker as kill -9 does: nothing is finished, everything is let go."""
+    for task in broker._tasks:
+        task.cancel()
+    broker._syncer.close()
+    broker._lock.release()
+
+
+@pytest.fixture
+def disk():
+    return RiggedDisk()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def answers():
+    return Answers()
+
+
+@pytest.fixture
+def kit():
+    """Helpers, since tests are no package."""
+    return SimpleNamespace(
+        put=put, values=values, until=until, abandon=abandon, Answers=Answers, Disk=RiggedDisk
+    )
+
+
+@pytest.fixture
+async def open_broker(tmp_path, disk, clock, monkeypatch):
+    """Start brokers on one directory; what is left running is stopped."""
+    monkeypatch.setattr(broker_module, "HEAL_INTERVAL_S", 0.01)
+    started = []
+
+    async def start(*, journal=None, **settings):
+        journal = JournalConfig(**{"file_bytes": FILE_BYTES, **(journal or {})})
+        config = BrokerConfig(data_dir=str(tmp_path / "data"), journal=journal, **settings)
+        broker = Broker(config, clock=clock, disk=disk)
+        started.append(broker)
+        await broker.start()
+        return broker
+
+    yield start
+    disk.mend()
+    for gate in disk.gates:
+        gate.released.set()
+    for broker in started:
+        if broker.is_ready:
+            await broker.stop()
+
+
+@pytest.fixture
+async def broker(open_broker):
+    return await open_broker()
+
+
+@pytest.fixture
+def make_stream():
+    """Create a stream and give its partition 0."""
+
+    async def make(broker, name="s", **settings):
+        config = StreamConfig(name=name, subject=name, segment_bytes=64 << 10, **settings)
+        return (await broker.create_stream(config)).partition(0)
+
+    return make
+
+
+@pytest.fixture
+async def partition(broker, make_stream):
+    return await make_stream(broker)
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    return Path(tmp_path) / "data"

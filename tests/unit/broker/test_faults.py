@@ -1,0 +1,387 @@
+"""A broker whose disk fails: typed errors, nothing acked is lost, and service comes back.
+
+The disk is real except for the calls a test orders to fail; see ``conftest.RiggedDisk``.
+"""
+
+import errno
+
+import pytest
+
+from strandline.errors import LogPoisonedError
+
+
+@pytest.fixture
+def settle(kit):
+    """Wait until everything asked so far is answered."""
+
+    async def wait(broker, answers, count):
+        await answers.wait(count)
+        await broker.quiesce()
+
+    return wait
+
+
+async def healed(broker, kit):
+    """Wait until the broker accepts records again."""
+    await kit.until(lambda: broker.admission.refusal is None)
+
+
+def by_thread(broker):
+    """Make the broker believe that the disk is slow, so that it syncs in its thread."""
+    broker._syncer.average_ms = 1e12
+
+
+async def test_a_full_disk_for_segments_rejects_and_heals(
+    broker, partition, answers, disk, kit, settle
+):
+    """No space for a segment: disk_full, offsets stay dense, and the next append is stored."""
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    disk.fill("/logs/")
+    kit.put(partition, answers, "big", value=bytes(40_000))
+    kit.put(partition, answers, "after")
+    await settle(broker, answers, 3)
+    assert answers.codes == {"big": "disk_full", "after": "disk_full"}
+    assert (partition.next_offset, partition.high_watermark) == (1, 1)
+    assert broker.telemetry.disk_full == 1
+    disk.mend()
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 4)
+    assert answers.acks == {"a": 0, "b": 1}
+    assert kit.values(partition) == [b"a", b"b"]
+    assert broker.telemetry.disk_full == 0
+
+
+async def test_a_full_disk_for_one_partition_spares_the_others(
+    broker, make_stream, answers, disk, kit, settle
+):
+    """A partition that finds no space loses its own records only."""
+    one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
+    disk.fill(f"/logs/{one.log_id:08d}")
+    kit.put(one, answers, "lost", value=bytes(40_000))
+    kit.put(two, answers, "kept", value=bytes(40_000))
+    await settle(broker, answers, 2)
+    assert answers.codes == {"lost": "disk_full"}
+    assert answers.acks == {"kept": 0}
+
+
+async def test_a_full_disk_for_the_journal_undoes_the_turn(
+    broker, partition, answers, disk, kit, settle
+):
+    """No space for the next journal file: the turn's records are taken out of the logs again."""
+    disk.fill("/journal/")
+    kit.put(partition, answers, *range(10))
+    await settle(broker, answers, 10)
+    assert set(answers.codes.values()) == {"disk_full"}
+    assert (partition.next_offset, partition.log_end_offset, partition.high_watermark) == (0, 0, 0)
+    disk.mend()
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 11)
+    assert answers.acks == {"b": 0}
+    assert kit.values(partition) == [b"b"]
+
+
+async def test_a_full_disk_that_cannot_even_undo_reopens(
+    broker, partition, answers, disk, kit, settle
+):
+    """When the turn cannot be taken back either, all is answered and the logs are reopened."""
+    kit.put(partition, answers, "a", value=bytes(60_000))
+    await settle(broker, answers, 1)
+    disk.fill("/journal/")
+    disk.fail("truncate", "/logs/")
+    disk.fail("rename", "/logs/")
+    for number in range(3):  # several segments in one turn
+        kit.put(partition, answers, number, value=bytes(1 << 20))
+    for number in range(3, 7):
+        kit.put(partition, answers, number, value=bytes(1 << 20))
+    await settle(broker, answers, 8)
+    assert answers.acks == {"a": 0}
+    disk.mend()
+    await healed(broker, kit)
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 9)
+    stored = kit.values(partition)
+    assert stored[answers.acks["b"]] == b"b"
+    assert stored[0] == bytes(60_000)
+
+
+async def test_too_many_open_files_costs_the_turn_only(
+    broker, partition, answers, disk, kit, settle
+):
+    """Out of descriptors for a journal file: a typed, retriable error, and then service again."""
+    disk.fail("create", "/journal/", code=errno.EMFILE)
+    kit.put(partition, answers, *range(3))
+    await settle(broker, answers, 3)
+    assert set(answers.codes.values()) == {"unavailable"}
+    disk.mend()
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 4)
+    assert kit.values(partition) == [b"b"]
+
+
+async def test_too_many_open_files_for_a_segment_costs_its_records_only(
+    broker, partition, answers, disk, kit, settle
+):
+    """Out of descriptors for a segment: its records get a retriable error, nothing is poisoned."""
+    disk.fail("create", ".log", code=errno.EMFILE)
+    kit.put(partition, answers, "a", value=bytes(40_000))
+    await settle(broker, answers, 1)
+    assert answers.codes == {"a": "unavailable"}
+    assert broker.admission.refusal is None
+    disk.mend()
+    kit.put(partition, answers, "b", value=bytes(40_000))
+    await settle(broker, answers, 2)
+    assert answers.acks == {"b": 0}
+
+
+@pytest.mark.parametrize("where", ["inline", "thread"])
+@pytest.mark.parametrize(("operation", "pattern"), [("write", "/journal/"), ("sync", "/journal/")])
+async def test_a_failed_journal_poisons_and_heals(
+    broker, partition, answers, disk, kit, settle, where, operation, pattern
+):
+    """EIO on the journal's write or sync: all waiting hear of it, acked records stay, it heals."""
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    if where == "thread":
+        by_thread(broker)
+    disk.fail(operation, pattern)
+    kit.put(partition, answers, *range(8))
+    await settle(broker, answers, 9)
+    assert set(answers.codes.values()) == {"log_poisoned"}
+    assert partition.high_watermark == 1
+    kit.put(partition, answers, "refused")
+    assert answers.codes["refused"] == "log_poisoned"
+    assert broker.telemetry.journal_poisoned == 1
+    disk.mend()
+    await healed(broker, kit)
+    assert broker.telemetry.journal_poisoned == 0
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 11)
+    stored = kit.values(partition)
+    assert stored[0] == b"a"
+    assert stored[answers.acks["b"]] == b"b"
+    assert set(stored[1:-1]) <= {str(n).encode() for n in range(8)}, "rejected: perhaps stored"
+
+
+async def test_everything_drained_is_answered_when_a_segment_fails(
+    broker, make_stream, answers, disk, kit, settle
+):
+    """EIO on one partition's segment: records of the turn's later partitions hear of it too."""
+    first, second = await make_stream(broker, "one"), await make_stream(broker, "two")
+    disk.fail("write", f"/logs/{first.log_id:08d}")
+    kit.put(first, answers, "a", value=bytes(40_000))
+    kit.put(second, answers, "b")
+    await answers.wait(2)
+    assert answers.codes == {"a": "log_poisoned", "b": "log_poisoned"}
+    disk.mend()
+    await healed(broker, kit)
+    kit.put(second, answers, "c")
+    await settle(broker, answers, 3)
+    assert kit.values(second)[answers.acks["c"]] == b"c"
+
+
+async def test_an_early_ack_is_not_taken_back(broker, partition, answers, disk, kit, settle):
+    """A record acked as 'memory' is not rejected as well when the sync then fails."""
+    disk.fail("sync", "/journal/", after=1)  # the first makes the file ready
+    kit.put(partition, answers, "early", acks="memory")
+    kit.put(partition, answers, "late")
+    await settle(broker, answers, 2)
+    assert answers.acks == {"early": 0}
+    assert answers.codes == {"late": "log_poisoned"}
+    disk.mend()
+    await healed(broker, kit)
+    assert kit.values(partition)[0] == b"early"
+
+
+async def test_reopening_waits_for_a_sync_that_hangs(
+    broker, partition, answers, disk, kit, settle
+):
+    """A sync still in its thread when something else poisons is waited for, then reopened."""
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    by_thread(broker)
+    gate = disk.hold("sync", "/journal/")
+    kit.put(partition, answers, "b")
+    await kit.until(gate.reached.is_set)
+    broker.turn.poison(LogPoisonedError("a segment could not be synced"))
+    before = broker._storage
+    for _ in range(20):
+        await kit.until(lambda: True)
+    assert broker._storage is before, "not reopened under a running sync"
+    gate.released.set()
+    await healed(broker, kit)
+    assert answers.acks == {"a": 0, "b": 1}, "its sync did succeed"
+    kit.put(partition, answers, "c")
+    await settle(broker, answers, 3)
+    assert kit.values(partition) == [b"a", b"b", b"c"]
+
+
+async def test_a_failed_checkpoint_poisons_and_heals(
+    broker, partition, answers, disk, kit, settle, clock
+):
+    """EIO while a checkpoint syncs a segment: appends are refused until it was reopened."""
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    disk.fail("sync", "/logs/")
+    clock.advance_ms(60_000)
+    await kit.until(lambda: broker.admission.refusal is not None)
+    kit.put(partition, answers, "refused")
+    assert answers.codes == {"refused": "log_poisoned"}
+    disk.mend()
+    await healed(broker, kit)
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 3)
+    assert kit.values(partition) == [b"a", b"b"]
+
+
+async def test_checkpoints_survive_a_lack_of_descriptors(
+    broker, partition, answers, disk, kit, settle, clock
+):
+    """A checkpoint that cannot open a file is tried again; the schedule does not die of it."""
+    disk.fail("create", "checkpoint", code=errno.EMFILE)
+    disk.fail("open", "checkpoint", code=errno.EMFILE)
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    clock.advance_ms(60_000)
+    tried = disk.count("create", "checkpoint") + disk.count("open", "checkpoint")
+    await kit.until(
+        lambda: disk.count("create", "checkpoint") + disk.count("open", "checkpoint") > tried
+    )
+    disk.mend()
+    sequence = broker._storage.journal.last_sequence
+    clock.advance_ms(60_000)
+    await kit.until(lambda: broker._checkpoints._last_sequence == sequence)
+
+
+async def test_a_checkpoint_happens_though_no_spare_file_fits(
+    open_broker, make_stream, answers, disk, kit
+):
+    """No space for a spare journal file does not keep a checkpoint from freeing old ones."""
+    broker = await open_broker(
+        journal={"file_bytes": 64 << 10, "checkpoint_bytes": 100_000, "checkpoint_interval_ms": 20}
+    )
+    partition = await make_stream(broker)
+    for number in range(4):  # rolls the journal twice at least
+        kit.put(partition, answers, number, value=bytes(50_000))
+        await answers.wait(number + 1)
+        if number == 0:
+            disk.fail("create", "/journal/", code=errno.ENOSPC)
+            disk.fail("write", "/journal/", code=errno.ENOSPC, times=0)
+    await kit.until(lambda: broker._storage.journal.bytes_since_recycle < 100_000)
+
+
+async def test_unstored_ids_are_forgotten(broker, partition, answers, disk, kit, settle):
+    """A record that was rejected is not remembered: its retry is stored, not called a duplicate."""
+    disk.fill("/journal/")
+    kit.put(partition, answers, "first", message_id="m")
+    await settle(broker, answers, 1)
+    disk.mend()
+    kit.put(partition, answers, "retry", message_id="m")
+    await settle(broker, answers, 2)
+    assert answers.acks == {"retry": 0}
+    assert not answers.duplicates
+
+
+async def test_ids_stored_before_poisoning_are_known_after_it(
+    broker, partition, answers, disk, kit, settle
+):
+    """After reopening, a retry of what turned out to be stored is a duplicate."""
+    kit.put(partition, answers, "a", message_id="m", headers=[("Nats-Msg-Id", b"m")])
+    await settle(broker, answers, 1)
+    disk.fail("sync", "/journal/")
+    kit.put(partition, answers, "b", message_id="n", headers=[("Nats-Msg-Id", b"n")])
+    await settle(broker, answers, 2)
+    disk.mend()
+    await healed(broker, kit)
+    for name, message_id in (("a again", "m"), ("b again", "n")):
+        headers = [("Nats-Msg-Id", message_id.encode())]
+        kit.put(partition, answers, name, message_id=message_id, headers=headers)
+    await settle(broker, answers, 4)
+    assert answers.acks["a again"] == 0
+    assert "a again" in answers.duplicates
+    assert kit.values(partition).count(b"b") + kit.values(partition).count(b"b again") == 1
+
+
+async def test_reopening_goes_on_until_the_disk_works(
+    broker, partition, answers, disk, kit, settle
+):
+    """As long as the directory cannot be reopened, appends are refused and it is tried again."""
+    disk.fail("sync", "/journal/")
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    disk.fail("open", "/journal/")
+    tried = disk.count("open", "/journal/")
+    await kit.until(lambda: disk.count("open", "/journal/") > tried + 2)
+    assert broker.admission.refusal is not None
+    disk.mend()
+    await healed(broker, kit)
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 2)
+    assert "b" in answers.acks
+
+
+async def test_waiting_readers_hear_of_what_reopening_found(
+    broker, partition, answers, disk, kit, settle
+):
+    """Records that were rejected but found stored wake those who wait for new ones."""
+    import asyncio
+
+    disk.fail("sync", "/journal/", after=1)
+    waiting = asyncio.get_running_loop().run_in_executor(None, partition.wait_beyond, 0, 10.0)
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    assert answers.codes == {"a": "log_poisoned"}
+    disk.mend()
+    await healed(broker, kit)
+    assert partition.high_watermark == 1
+    assert await asyncio.wait_for(waiting, 2) is True
+
+
+async def test_a_broker_stops_while_its_disk_is_broken(
+    broker, partition, answers, disk, kit, settle
+):
+    """A poisoned broker can be stopped, and the next one has everything that was acked."""
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    disk.fail("sync")
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 2)
+    await broker.stop()
+    kit.put(partition, answers, "late")
+    assert "late" in answers.errors
+
+
+async def test_a_bug_in_a_turn_is_no_deadlock(
+    broker, partition, answers, kit, settle, monkeypatch
+):
+    """Whatever goes wrong inside a turn, everyone is answered and the broker reopens its logs."""
+    failures = []
+    broker._loop.set_exception_handler(lambda _, context: failures.append(context))
+    monkeypatch.setattr(partition.log, "append", None)
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    assert answers.codes == {"a": "log_poisoned"}
+    assert len(failures) == 1, "and it is reported"
+    await healed(broker, kit)
+    kit.put(partition, answers, "b")
+    await settle(broker, answers, 2)
+    assert answers.acks == {"b": 0}
+
+
+async def test_a_record_that_cannot_be_encoded_harms_no_other(
+    broker, make_stream, answers, kit, settle
+):
+    """What slips through the checks and cannot become a batch is refused; the rest may retry."""
+    import pyarrow as pa
+
+    one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
+    bad = pa.record_batch({"value": pa.array([1, 2])})
+    one.append_arrow(bad, responder=answers, token="bad")
+    kit.put(one, answers, "behind")
+    kit.put(two, answers, "beside")
+    await settle(broker, answers, 3)
+    assert answers.codes == {"bad": "invalid_record", "behind": "unavailable"}
+    assert answers.acks == {"beside": 0}
+    kit.put(one, answers, "again")
+    await settle(broker, answers, 4)
+    assert answers.acks["again"] == 0

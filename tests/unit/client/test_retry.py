@@ -1,0 +1,43 @@
+"""When a client tries again, and after which errors."""
+
+import pytest
+
+from strandline.client.retry import Backoff, is_connection_loss
+from strandline.errors import (
+    DisconnectedError,
+    DiskFullError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    ShuttingDownError,
+)
+
+
+def test_pauses_double_up_to_a_limit_and_start_over():
+    """A broker that is away is asked less and less often, one that came back at once."""
+    backoff = Backoff(first_s=0.1, most_s=0.3)
+    assert backoff.wait_s(0.0) == 0.0
+    waits = []
+    for _ in range(4):
+        backoff.failed(10.0)
+        waits.append(round(backoff.wait_s(10.0), 3))
+    assert waits == [0.1, 0.2, 0.3, 0.3]
+    assert backoff.wait_s(99.0) == 0.0
+    backoff.succeeded()
+    assert backoff.wait_s(10.0) == 0.0
+    backoff.failed(10.0)
+    assert round(backoff.wait_s(10.0), 3) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_loss"),
+    [
+        (DisconnectedError("d"), True),
+        (ShuttingDownError("s"), True),
+        (DiskFullError("f"), False),
+        (RequestTimeoutError("t"), False),
+        (InvalidRequestError("i"), False),
+    ],
+)
+def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
+    """A full disk or a wrong request is the caller's to know at once."""
+    assert is_connection_loss(error) is is_loss

@@ -1,0 +1,104 @@
+"""Batches of a put: which columns and types are taken, and how they are normalised."""
+
+import pyarrow as pa
+import pytest
+
+from strandline.errors import InvalidRecordError
+from strandline.protocol.put import PUT_TYPES, AckedRange, PutAck, normalise, put_schema
+from strandline.protocol.status import ErrorBody
+from strandline.protocol.wire import decode, encode
+from strandline.record.schema import HEADERS_TYPE, RECORD_SCHEMA
+
+
+def batch(**columns) -> pa.RecordBatch:
+    """A record batch of these columns."""
+    return pa.RecordBatch.from_pydict(columns)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.string(),
+        pa.large_string(),
+        pa.large_binary(),
+        pa.binary(2),
+        pa.string_view(),
+    ],
+    ids=str,
+)
+def test_values_of_any_text_or_bytes_type_are_taken(kind):
+    """Polars, DuckDB and pandas each have their own; all become binary."""
+    values = [b"ab", None] if pa.types.is_fixed_size_binary(kind) else ["ab", None]
+    done = normalise(batch(value=pa.array(values, kind)))
+    assert done.schema.equals(put_schema(["value"]))
+    assert done.column(0).to_pylist() == [b"ab", None]
+
+
+def test_every_column_gets_its_type_and_place():
+    """Subjects become a dictionary, headers a map of bytes, in the order of PUT_TYPES."""
+    done = normalise(
+        batch(
+            message_id=["i"],
+            headers=pa.array([[("a", "1")]], pa.map_(pa.string(), pa.string())),
+            subject=["x.y"],
+            key=["k"],
+            value=["v"],
+        )
+    )
+    assert done.schema.names == list(PUT_TYPES)
+    assert done.schema.equals(put_schema(list(PUT_TYPES)))
+    assert done.column("headers").to_pylist() == [[("a", b"1")]]
+
+
+def test_what_was_read_can_be_put_elsewhere():
+    """The broker's own columns are left out, so a read is a valid put."""
+    names = ["partition", *RECORD_SCHEMA.names]
+    arrays = [pa.nulls(0, pa.int32()), *(pa.nulls(0, f.type) for f in RECORD_SCHEMA)]
+    done = normalise(pa.RecordBatch.from_arrays(arrays, names=names))
+    assert done.schema.names == ["value", "key", "subject", "headers"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({"key": [b"k"]}, "value"),
+        ({"value": [1]}, "int64"),
+        ({"value": [b"v"], "delay": [3]}, "delay"),
+        ({"value": [b"v"], "subject": [7]}, "subject"),
+        ({"value": [b"v"], "subject": [b"\xff"]}, "subject"),
+        ({"value": [b"v"], "headers": ["h"]}, "headers"),
+        ({"value": [[b"v"]]}, "list"),
+    ],
+)
+def test_columns_that_mean_something_else_are_refused(columns, part):
+    """Nothing is dropped or guessed: the error names the column and its type."""
+    with pytest.raises(InvalidRecordError, match=part):
+        normalise(batch(**columns))
+
+
+def test_a_repeated_column_is_refused():
+    """Two columns of one name have no meaning."""
+    twice = pa.RecordBatch.from_arrays([pa.array([b"a"])] * 2, names=["value", "value"])
+    with pytest.raises(InvalidRecordError, match="twice"):
+        normalise(twice)
+
+
+def test_null_columns_are_taken_as_absent_values():
+    """A frame's all-null column has type null."""
+    done = normalise(batch(value=[b"v"], key=pa.nulls(1), subject=pa.nulls(1), headers=pa.nulls(1)))
+    assert done.column("headers").type == HEADERS_TYPE
+    assert done.column("subject").null_count == 1
+
+
+def test_an_ack_survives_the_wire():
+    """Ranges, per-row offsets and errors come back as sent."""
+    ack = PutAck(
+        sequence=7,
+        ranges=(AckedRange(1, 100, 5),),
+        offsets=(1, -1),
+        partitions=(0, 0),
+        duplicates=(0,),
+        error=ErrorBody(code="disk_full", message="m", retriable=True),
+    )
+    assert decode(encode(ack), PutAck, what="ack") == ack
