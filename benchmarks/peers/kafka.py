@@ -143,16 +143,27 @@ def _client(words: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@dataclass(frozen=True)
+class KafkaBroker:
+    """A running broker, without a client."""
+
+    pid: int
+    address: str
+    folder: Path
+    java: list[str]
+    """The command that runs a class of Kafka's jars."""
+
+
 @contextlib.contextmanager
-def open_kafka(place: Place, *, flush: bool = True) -> Iterator[Session]:
-    """A formatted one-node KRaft broker on free ports, and a warm client."""
+def open_broker(place: Place, *, flush: bool = True) -> Iterator[KafkaBroker]:
+    """A formatted one-node KRaft broker on free ports."""
     java, libs = find_program("java", HOW_TO_GET_JAVA), fetch_jars()
-    broker, controller = free_ports(2)
+    port, controller = free_ports(2)
     run_java = [java, HEAP, QUIET, "-cp", f"{libs}/*"]
-    with fresh_dir(place.data_root, "kafka") as folder, contextlib.ExitStack() as stack:
+    with fresh_dir(place.data_root, "kafka") as folder:
         config = folder / "server.properties"
         text = CONFIG.format(
-            host=LOOPBACK, broker=broker, controller=controller, data=folder / "data"
+            host=LOOPBACK, broker=port, controller=controller, data=folder / "data"
         )
         config.write_text(text if flush else text.replace("log.flush.interval.messages=1\n", ""))
         tool = [*run_java, "kafka.tools.StorageTool"]
@@ -161,15 +172,22 @@ def open_kafka(place: Place, *, flush: bool = True) -> Iterator[Session]:
         subprocess.run(format_words, capture_output=True, check=True)
         log = folder / "server.log"
         words = [*place.server_prefix, *run_java, "kafka.Kafka", str(config)]
-        process = stack.enter_context(server(words, log, cwd=folder))
-        wait_for_port(process, broker, log)
-        words = [*place.client_prefix, *run_java, str(CLIENT_SOURCE), f"{LOOPBACK}:{broker}"]
-        client = stack.enter_context(_client(words, folder / "client.log"))
-        session = KafkaSession(process.pid, f"kafka {VERSION}", client, flush)
-        session.wait_until_ready()
-        if WARMUP_S > 0:
-            session.run(Load(connections=16, seconds=WARMUP_S, subjects=place.partitions))
-        yield session
+        with server(words, log, cwd=folder) as process:
+            wait_for_port(process, port, log)
+            yield KafkaBroker(process.pid, f"{LOOPBACK}:{port}", folder, run_java)
+
+
+@contextlib.contextmanager
+def open_kafka(place: Place, *, flush: bool = True) -> Iterator[Session]:
+    """A broker and a warm Java client."""
+    with open_broker(place, flush=flush) as broker:
+        words = [*place.client_prefix, *broker.java, str(CLIENT_SOURCE), broker.address]
+        with _client(words, broker.folder / "client.log") as client:
+            session = KafkaSession(broker.pid, f"kafka {VERSION}", client, flush)
+            session.wait_until_ready()
+            if WARMUP_S > 0:
+                session.run(Load(connections=16, seconds=WARMUP_S, subjects=place.partitions))
+            yield session
 
 
 @contextlib.contextmanager

@@ -102,7 +102,9 @@ def test_any_damage_is_found(rows, compression, data):
 @given(st.binary(max_size=400), compressions)
 def test_decoding_any_bytes_is_safe(noise, compression):
     """Decoding a batch whose columns are noise raises the typed error or yields valid Arrow."""
-    good = bytearray(encode([(b"value", "subject", b"k", [("a", b"b")])], Stamp(0, 0, 1, compression)))
+    good = bytearray(
+        encode([(b"value", "subject", b"k", [("a", b"b")])], Stamp(0, 0, 1, compression))
+    )
     start = 72
     good[start : start + len(noise)] = noise[: len(good) - start]
     try:

@@ -46,7 +46,6 @@ def broker(importable_by_workers):
         yield server
 
 
-
 class Log:
     """What tests do with the broker: make streams, append, look at everything."""
 
@@ -76,9 +75,7 @@ class Log:
         """Every record of the log as (partition, offset, value), in order."""
         found = []
         for info in self.client.stream_info(stream).partitions:
-            reader = self.client.read(
-                stream, partition=info.partition, columns=["offset", "value"]
-            )
+            reader = self.client.read(stream, partition=info.partition, columns=["offset", "value"])
             for batch in reader:
                 offsets, values = (batch.column(n).to_pylist() for n in ("offset", "value"))
                 found += [(info.partition, o, v) for o, v in zip(offsets, values, strict=True)]

@@ -17,9 +17,7 @@ def numbers(frame):
 def test_a_batch_read_gives_every_record(batch_reader, log):
     """All columns of all records arrive, in Spark's types."""
     stream = log.new_stream(1000)
-    log.client.append(
-        stream, b"1000", partition=0, headers=[("a", b"1"), ("b", b"2"), ("a", b"3")]
-    )
+    log.client.append(stream, b"1000", partition=0, headers=[("a", b"1"), ("b", b"2"), ("a", b"3")])
     rows = batch_reader(stream).load().collect()
     assert len(rows) == 1001
     assert {(r.partition, r.offset, bytes(r.value)) for r in rows} == set(log.records(stream))

@@ -40,9 +40,7 @@ def cluster(tmp_path):
         variables = environment | {"SPARK_LOCAL_IP": host}
         return Child(command, log=tmp_path / f"{host}-{name[:6]}.log", environment=variables)
 
-    master = daemon(
-        "master.Master", "--port", str(port), "--webui-port", "0", host="127.0.0.1"
-    )
+    master = daemon("master.Master", "--port", str(port), "--webui-port", "0", host="127.0.0.1")
     url = f"spark://127.0.0.1:{port}"
     workers = []
     for host in ("127.0.0.1", "127.0.0.2"):

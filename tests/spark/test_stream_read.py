@@ -154,8 +154,10 @@ def test_a_broker_that_restarts_is_waited_for(stream_reader, log, landed, tmp_pa
         killer.join()
         log.append(stream, range(2000, 3000))
         wait_until(
-            lambda: query.exception() is not None
-            or sum(offsets_of(query.lastProgress, "endOffset").values()) == 3000
+            lambda: (
+                query.exception() is not None
+                or sum(offsets_of(query.lastProgress, "endOffset").values()) == 3000
+            )
         )
         assert query.exception() is None
     finally:

@@ -8,8 +8,11 @@ forgotten. Ids leave in the order they came, when the window has passed.
 from collections import deque
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from strandline.errors import CorruptBatchError
 from strandline.record.batch import Attributes, iter_headers
 from strandline.record.codec import MESSAGE_ID_HEADER, decode_batches
 from strandline.storage.log import Log
@@ -29,8 +32,9 @@ class DedupWindow:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def find(self, message_id: str) -> Offset | None:
-        """The offset stored under the id, or None."""
+    def find(self, message_id: str, now_ns: TimestampNs) -> Offset | None:
+        """The offset stored under the id within the window, or None."""
+        self.expire(now_ns)
         return self._offsets.get(message_id)
 
     def add(self, message_id: str, offset: Offset, now_ns: TimestampNs) -> None:
@@ -69,11 +73,15 @@ class DedupWindow:
         """
         offset = log.offset_for_timestamp(TimestampNs(now_ns - self._window_ns))
         while offset < log.log_end_offset:
-            found = log.read(offset, LOAD_READ_BYTES)
-            for position, header in iter_headers(found.buffer):
-                if header.attributes & Attributes.MESSAGE_IDS:
-                    for stored in _message_ids(found.buffer[position : position + header.length]):
-                        self._remember(*stored)
+            try:
+                found = log.read(offset, LOAD_READ_BYTES)
+            except CorruptBatchError as damage:
+                assert damage.next_offset > offset, "damage ends somewhere"
+                offset = Offset(damage.next_offset)  # ids in it cannot be known any more
+                continue
+            for start, end in _runs_with_ids(found.buffer):
+                for stored in _message_ids(found.buffer[start:end]):
+                    self._remember(*stored)
             offset = found.next_offset
 
 
@@ -84,12 +92,36 @@ def load_window(log: Log, window_ms: int, now_ns: TimestampNs) -> DedupWindow:
     return window
 
 
-def _message_ids(batch: memoryview) -> Iterator[tuple[TimestampNs, str, Offset]]:
-    """(timestamp, id, offset) of the records of a batch that have an id."""
-    for rows in decode_batches(batch, columns=("offset", "timestamp", "headers")):
-        offsets = rows.column(0).to_pylist()
-        times = rows.column(1).cast(pa.int64()).to_pylist()
-        for offset, time_ns, pairs in zip(offsets, times, rows.column(2).to_pylist(), strict=True):
-            for name, value in pairs or ():
-                if name == MESSAGE_ID_HEADER:
-                    yield TimestampNs(time_ns), value.decode(errors="replace"), Offset(offset)
+def _runs_with_ids(view: memoryview) -> Iterator[tuple[int, int]]:
+    """Begin and end of each row of neighbouring batches that hold message ids."""
+    start = end = 0
+    for position, header in iter_headers(view):
+        if header.attributes & Attributes.MESSAGE_IDS:
+            if end != position:
+                if end > start:
+                    yield start, end
+                start = position
+            end = position + header.length
+    if end > start:
+        yield start, end
+
+
+def _message_ids(view: memoryview) -> Iterator[tuple[TimestampNs, str, Offset]]:
+    """(timestamp, id, offset) of the records that have an id; the first id of a record counts."""
+    for rows in decode_batches(view, columns=("offset", "timestamp", "headers")):
+        headers = rows.column(2)
+        is_id = pc.equal(headers.keys, MESSAGE_ID_HEADER)
+        is_id = pc.and_(is_id, pc.greater(pc.binary_length(headers.items), 0))
+        pairs = pc.indices_nonzero(is_id).to_numpy() + headers.offsets[0].as_py()
+        places = headers.offsets.to_numpy().searchsorted(pairs, side="right") - 1
+        places, first = np.unique(places, return_index=True)
+        ids = headers.items.filter(is_id).take(pa.array(first)).to_pylist()
+        offsets = rows.column(0).to_numpy()[places].tolist()
+        times = rows.column(1).cast(pa.int64()).to_numpy()[places].tolist()
+        for time_ns, message_id, offset in zip(times, ids, offsets, strict=True):
+            yield time_ns, as_id(message_id), offset
+
+
+def as_id(header: bytes) -> str:
+    """A message id as text; different bytes stay different even if they are not UTF-8."""
+    return header.decode(errors="surrogateescape")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from strandline.broker.dedup import DedupWindow, load_window
 from strandline.broker.pending import ArrowChunk, Chunk, RecordChunk, Waiting
 from strandline.broker.responder import Responder
+from strandline.clock import Clock
 from strandline.config import Acks, LimitsConfig, StreamConfig
 from strandline.errors import (
     OffsetOutOfRangeError,
@@ -36,8 +37,9 @@ RECORD_OVERHEAD_BYTES = 32
 class Admission:
     """What all partitions of a broker share with its turn."""
 
-    def __init__(self, limits: LimitsConfig, wake: Callable[[], None]) -> None:
+    def __init__(self, limits: LimitsConfig, *, clock: Clock, wake: Callable[[], None]) -> None:
         self.limits = limits
+        self.clock = clock
         self.wake = wake
         self.refusal: StrandlineError | None = None
         self.pending_bytes = 0
@@ -74,7 +76,7 @@ class Partition:
         self._late: list[Waiting] = []
         self._waiters: list[threading.Event] = []
         self._is_dirty = False
-        self.closed = False
+        self._closed_by: StrandlineError | None = None
 
     @property
     def log_start_offset(self) -> Offset:
@@ -85,6 +87,11 @@ class Partition:
     def log_end_offset(self) -> Offset:
         """Offset after the last record in the log, committed or not."""
         return self.log.log_end_offset
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more records: the stream was deleted or the broker stops."""
+        return self._closed_by is not None
 
     @property
     def has_pending(self) -> bool:
@@ -125,12 +132,18 @@ class Partition:
             size += len(value)
         if key is not None or headers:
             size += _extra_bytes(key, headers)
-        refusal = self._refusal(size, expected_last)
+        refusal = self._refusal(size)
+        if refusal is None and (message_id is not None or expected_last is not None):
+            # A repeat is recognised first: what it expected was true when it was stored.
+            try:
+                if message_id is not None and self._is_duplicate(message_id, responder, token):
+                    return
+                self._check_last(message_id, expected_last)
+            except StrandlineError as error:
+                refusal = error
         if refusal is not None:
             if responder is not None:
                 responder.rejected(token, refusal)
-            return
-        if message_id is not None and self._is_duplicate(message_id, responder, token):
             return
         chunk = self._open
         if chunk is None or chunk.is_full:
@@ -165,7 +178,7 @@ class Partition:
             acks: less than the stream's, to be told sooner.
         """
         size = int(batch.nbytes)
-        refusal = self._refusal(0, None)
+        refusal = self._refusal(0)
         if refusal is None and size > self._admission.limits.batch_bytes:
             limit = self._admission.limits.batch_bytes
             refusal = RecordTooLargeError(
@@ -189,40 +202,57 @@ class Partition:
         if not self._is_dirty:
             self._mark_dirty()
 
-    def _refusal(self, size: int, expected_last: int | None) -> StrandlineError | None:
+    def _refusal(self, size: int) -> StrandlineError | None:
         """Why a record of ``size`` bytes is not accepted, or None."""
         admission = self._admission
         if admission.refusal is not None:
             return admission.refusal
+        if self._closed_by is not None:
+            return self._closed_by
         if size > admission.limits.record_bytes + RECORD_OVERHEAD_BYTES:
             limit = admission.limits.record_bytes
             return RecordTooLargeError(
                 f"record of {size - RECORD_OVERHEAD_BYTES} bytes; limits.record_bytes is {limit}"
             )
-        if expected_last is not None and expected_last != self.next_offset:
-            return WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
         return None
 
+    def _check_last(self, message_id: str | None, expected_last: int | None) -> None:
+        """Check the last sequence; a record that passes is certain of its offset, so note its id.
+
+        Raises:
+            WrongLastSequenceError: somebody else was first.
+        """
+        if expected_last is not None and expected_last != self.next_offset:
+            raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+        if message_id is not None and self.dedup is not None:
+            self.dedup.add(message_id, self.next_offset, self._admission.clock.now_ns())
+
     def _is_duplicate(self, message_id: str, responder: Responder | None, token: object) -> bool:
-        """Whether the id is known; then the responder hears of the first record's offset."""
+        """Whether the id is known; then the responder hears of the first record's offset.
+
+        Raises:
+            UnavailableError: the window could not be read back from the log.
+        """
         if self.config.dedup_window_ms == 0:
             return False
+        now_ns = self._admission.clock.now_ns()
         if self.dedup is None:
-            self.dedup = load_window(self.log, self.config.dedup_window_ms, self._admission.now_ns)
-        known = self.dedup.find(message_id)
+            self.dedup = load_window(self.log, self.config.dedup_window_ms, now_ns)
+        known = self.dedup.find(message_id, now_ns)
         if known is None:
-            self.dedup.add(message_id, self.next_offset, self._admission.now_ns)
             return False
         self._admission.duplicates += 1
         if responder is None:
             return True
+        waiting = Waiting(responder, token, known, duplicate=True)
         if known < self.high_watermark:
             responder.acked(token, self.name, known, duplicate=True)
             self._admission.wake()
-        elif self._chunks:
-            self._chunks[-1].waiting.append(Waiting(responder, token, known, duplicate=True))
+        elif known < self.log_end_offset:
+            self._late.append(waiting)
         else:
-            self._late.append(Waiting(responder, token, known, duplicate=True))
+            holder = next(chunk for chunk in reversed(self._chunks) if chunk.base_offset <= known)
+            holder.waiting.append(waiting)
         return True
 
     def _mark_dirty(self) -> None:
@@ -233,13 +263,15 @@ class Partition:
 
     # The turn
 
-    def take(self, bytes_max: int) -> list[Chunk]:
-        """The chunks for this turn, at least one, up to about ``bytes_max`` bytes."""
-        taken, size = 0, 0
+    def take(self, bytes_max: int, records_max: int) -> list[Chunk]:
+        """The chunks for this turn, at least one, up to so many bytes and records."""
+        taken, size, records = 0, 0, 0
         for chunk in self._chunks:
-            if taken and size + chunk.size > bytes_max:
-                break
             size += chunk.size
+            records += chunk.count
+            if taken and (size > bytes_max or records > records_max):
+                size -= chunk.size
+                break
             taken += 1
         chunks, self._chunks = self._chunks[:taken], self._chunks[taken:]
         if not self._chunks:
@@ -268,27 +300,31 @@ class Partition:
         assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
         self.high_watermark = offset
         if self._waiters:
-            for waiter in self._waiters:
-                waiter.set()
-        for late in self._late:
-            late.responder.acked(late.token, self.name, late.offset, duplicate=True)
-        self._late.clear()
+            self._wake_waiters()
+        if self._late:
+            told, self._late = self._late, []
+            for late in told:
+                late.responder.acked(late.token, self.name, late.offset, duplicate=True)
+
+    def _wake_waiters(self) -> None:
+        """Wake who waits for records; they leave the list meanwhile, on their own threads."""
+        for waiter in tuple(self._waiters):
+            waiter.set()
 
     def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
         """Give up chunks that were taken but not stored, and everything accepted after them."""
-        for chunk in (*chunks, *self._chunks):
-            for waiting in (*chunk.early, *chunk.waiting):
-                waiting.responder.rejected(waiting.token, error)
-        for late in self._late:
-            late.responder.rejected(late.token, error)
-        self._late.clear()
+        waiting = [each for chunk in (*chunks, *self._chunks) for each in chunk.early]
+        waiting += [each for chunk in (*chunks, *self._chunks) for each in chunk.waiting]
+        waiting += self._late
+        self._late = []
         self._admission.pending_bytes -= sum(chunk.size for chunk in self._chunks)
-        self._chunks.clear()
+        self._chunks = []
         self._open = None
-        self._is_dirty = False
         self.next_offset = self.log_end_offset
         if self.dedup is not None:
             self.dedup.forget_from(self.next_offset)
+        for each in waiting:
+            each.responder.rejected(each.token, error)
 
     def rebind(self, log: Log) -> None:
         """Continue on a log that was reopened after a failure; nothing is pending."""
@@ -296,12 +332,15 @@ class Partition:
         self.log = log
         self.dedup = None
         self.next_offset = self.high_watermark = log.log_end_offset
+        self._wake_waiters()
 
-    def close(self) -> None:
-        """Stop waiting readers; the log stays usable for those that are reading."""
-        self.closed = True
-        for waiter in self._waiters:
-            waiter.set()
+    def close(self, error: StrandlineError) -> None:
+        """Refuse what comes from now on with ``error`` and stop waiting readers.
+
+        The log stays usable for those that are reading.
+        """
+        self._closed_by = error
+        self._wake_waiters()
 
     # Reading, from any thread
 

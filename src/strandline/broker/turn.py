@@ -5,9 +5,10 @@ connections and partitions. While a slow sync runs in its thread the loop goes o
 it accepts is the next turn.
 
 Rules: only one turn is between write and answer at a time, so at most one journal entry is
-unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. A failed
-journal write or sync poisons: everything waiting is rejected and nothing more is accepted until
-it is reopened.
+unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. Whoever is taken
+into a turn is answered exactly once, whatever happens in it. A failed journal write or sync
+poisons: everything waiting is rejected and nothing more is accepted until it is reopened; so does
+a bug in a turn, because what it left behind is anybody's guess.
 """
 
 import asyncio
@@ -18,7 +19,13 @@ from strandline.broker.partition import Admission, Partition
 from strandline.broker.pending import Chunk, Waiting
 from strandline.broker.syncer import Syncer
 from strandline.clock import Clock
-from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError
+from strandline.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    LogPoisonedError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.storage.journal import Journal
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset
@@ -31,6 +38,13 @@ class Written(NamedTuple):
     chunk: Chunk
     batch: bytearray
     next_offset: Offset
+
+
+class Taken(NamedTuple):
+    """What a turn has taken of one partition; chunks leave the list when they are given up."""
+
+    partition: Partition
+    chunks: list[Chunk]
 
 
 class Turn:
@@ -61,18 +75,27 @@ class Turn:
         self._journal: Journal | None = None
         self._syncer: Syncer | None = None
         self._is_scheduled = False
-        self._syncing: list[Written] | None = None
+        self._under_way: list[Taken] = []
+        self._number = 0
+        self._met_full_disk = False
         self.turn_end_callbacks: list[Callable[[], None]] = []
 
     def attach(self, journal: Journal, syncer: Syncer) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
+        assert not self._under_way, "a turn ends with the journal it began with"
         self._journal = journal
         self._syncer = syncer
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        return self._syncing is None and not self._admission.dirty
+        return not self._under_way and not self._admission.dirty
+
+    async def passed(self) -> None:
+        """Wait until the turn that is under way, if one is, has been answered."""
+        number = self._number
+        while self._under_way and self._number == number:
+            await asyncio.sleep(0.001)
 
     def wake(self) -> None:
         """Run a turn in the loop's next round, after every socket that is ready was read."""
@@ -83,69 +106,111 @@ class Turn:
     def _run(self) -> None:
         """One turn, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
-        if self._syncing is not None:
+        if self._under_way:
             return
         self._admission.now_ns = self._clock.now_ns()
-        written = self._write(self._drain())
-        if not written:
+        self._number += 1
+        self._met_full_disk = False
+        self._guarded(self._begin)
+        if not self._under_way:
             self._end()
-            return
-        if not self._journal_write(written):
-            return
-        for item in written:
-            _answer(item.partition, item.chunk.early)
-        self._sync(written)
 
-    def _drain(self) -> list[tuple[Partition, list[Chunk]]]:
-        """Take chunks from the dirty partitions, up to the turn's limit of bytes."""
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Take a step of the turn; if it fails everyone in the turn is answered all the same."""
+        try:
+            step()
+        except LogPoisonedError as error:
+            self._poison(error)
+        except Exception as bug:
+            # Not handled, only survived: the log is reopened, and the loop reports the bug.
+            self._poison(LogPoisonedError(f"internal error, the log is reopened: {bug!r}"))
+            self._end()
+            raise
+
+    def _begin(self) -> None:
+        """Drain, write, and sync or hand over to the sync thread."""
+        self._under_way = self._drain()
+        written = self._write()
+        if written and self._journal_write(written):
+            for item in written:
+                self._answer(item.partition, item.chunk.early)
+            self._sync(written)
+        else:
+            self._under_way = []
+
+    def _drain(self) -> list[Taken]:
+        """Take chunks from the dirty partitions, up to the turn's limits."""
         admission = self._admission
         dirty, admission.dirty = admission.dirty, []
         room = admission.limits.turn_bytes
+        records = admission.limits.turn_records
         drained = []
         for index, partition in enumerate(dirty):
-            if room <= 0:
+            if room <= 0 or records <= 0:
                 admission.dirty = dirty[index:] + admission.dirty
                 break
-            chunks = partition.take(room)
+            chunks = partition.take(room, records)
             room -= sum(chunk.size for chunk in chunks)
-            drained.append((partition, chunks))
+            records -= sum(chunk.count for chunk in chunks)
+            drained.append(Taken(partition, chunks))
             if partition.has_pending:
                 admission.dirty.append(partition)
         return drained
 
-    def _write(self, drained: list[tuple[Partition, list[Chunk]]]) -> list[Written]:
-        """Encode and append to the logs; a partition whose disk is full loses its chunks only."""
+    def _write(self) -> list[Written]:
+        """Encode and append to the logs; a partition whose disk is full loses its chunks only.
+
+        Raises:
+            LogPoisonedError: a write failed.
+        """
         written: list[Written] = []
         now_ns = self._admission.now_ns
-        for partition, chunks in drained:
+        for partition, chunks in self._under_way:
             for index, chunk in enumerate(chunks):
                 try:
                     batch = partition.write(chunk, now_ns)
+                except LogPoisonedError:
+                    raise
                 except StrandlineError as error:
-                    self._reject(partition, chunks[index:], error)
-                    if not isinstance(error, DiskFullError):
-                        self._poison(written, error)
-                        return []
+                    self._give_up(partition, chunks, error, index=index)
                     break
                 written.append(Written(partition, chunk, batch, partition.log_end_offset))
         return written
 
+    def _give_up(
+        self, partition: Partition, chunks: list[Chunk], error: StrandlineError, *, index: int
+    ) -> None:
+        """Reject the chunk at ``index`` and, as offsets are dense, everything behind it."""
+        lost = chunks[index:]
+        del chunks[index:]
+        if isinstance(error, InvalidRequestError):  # nobody else's fault
+            self._reject(partition, lost[:1], error)
+            lost = lost[1:]
+            error = UnavailableError("a record before this one could not be stored; retry")
+        self._reject(partition, lost, error)
+
     def _journal_write(self, written: list[Written]) -> bool:
-        """Write the turn's entry; False if it could not be, and everything is rejected."""
+        """Write the turn's entry; False if there is no room for it, and everything is undone.
+
+        Raises:
+            LogPoisonedError: the write failed.
+        """
         assert self._journal is not None, "attached before the first record"
         try:
             self._journal.append([(LogId(item.partition.log_id), item.batch) for item in written])
-        except DiskFullError as error:
-            self._undo(written, error)
-            self._end()
-            return False
-        except LogPoisonedError as error:
-            self._poison(written, error)
+        except LogPoisonedError:
+            raise
+        except UnavailableError as error:
+            self._undo(error)
             return False
         return True
 
     def _sync(self, written: list[Written]) -> None:
-        """Make the entry durable, in the way that suits the disk, then answer."""
+        """Make the entry durable, in the way that suits the disk, then answer.
+
+        Raises:
+            LogPoisonedError: the sync failed.
+        """
         journal = self._journal
         assert journal is not None
         assert self._syncer is not None, "attached together"
@@ -154,25 +219,22 @@ class Turn:
             return
         started_ms = self._clock.monotonic_ms()
         if self._syncer.is_inline:
-            try:
-                journal.sync()
-            except LogPoisonedError as error:
-                self._poison(written, error)
-                return
+            journal.sync()
             self._synced(started_ms)
             self._complete(written)
             return
         fd, sequence = journal.sync_target()
-        self._syncing = written
 
-        def done(error: StrandlineError | None) -> None:
-            self._syncing = None
+        def finish(error: StrandlineError | None) -> None:
             if error is not None:
-                self._poison(written, error)
-                return
+                raise LogPoisonedError(error.message)
             journal.mark_synced(sequence)
             self._synced(started_ms)
             self._complete(written)
+
+        def done(error: StrandlineError | None) -> None:
+            self._guarded(lambda: finish(error))
+            self._end()
 
         self._syncer.submit(fd, done)
 
@@ -184,28 +246,38 @@ class Turn:
         self._telemetry.sync_seconds.observe(took_ms / 1e3)
 
     def _complete(self, written: list[Written]) -> None:
-        """Commit, answer and wake; then the next turn, if anything waits."""
+        """Commit, answer and wake."""
         telemetry = self._telemetry
         records = 0
         for partition, chunk, batch, next_offset in written:
             partition.commit(next_offset)
-            _answer(partition, chunk.waiting)
-            telemetry.acks += len(chunk.waiting) + len(chunk.early)
+            self._answer(partition, chunk.waiting)
             telemetry.bytes_appended += len(batch)
             records += chunk.count
+        self._under_way = []
         telemetry.turns += 1
-        telemetry.disk_full = 0
+        telemetry.disk_full = int(self._met_full_disk)
         telemetry.batches_appended += len(written)
         telemetry.records_appended += records
         telemetry.turn_records.observe(records)
-        self._end()
+
+    def _answer(self, partition: Partition, waiting: list[Waiting]) -> None:
+        """Tell each responder where its record is; who was told leaves the list."""
+        name = partition.name
+        self._telemetry.acks += len(waiting)
+        rest = iter(waiting)
+        try:
+            for responder, token, offset, duplicate in rest:
+                responder.acked(token, name, offset, duplicate=duplicate)
+        finally:
+            waiting[:] = rest
 
     def _end(self) -> None:
-        """Flush the front ends and go on if more was accepted meanwhile."""
-        for callback in self.turn_end_callbacks:
-            callback()
+        """Go on if more was accepted meanwhile, and flush the front ends."""
         if self._admission.dirty:
             self.wake()
+        for callback in self.turn_end_callbacks:
+            callback()
 
     def _reject(self, partition: Partition, chunks: list[Chunk], error: StrandlineError) -> None:
         """Give up taken chunks and whatever the partition accepted after them."""
@@ -213,46 +285,50 @@ class Turn:
         partition.reject_from(chunks, error)
         lost = before - chunks[0].base_offset if chunks else before - partition.next_offset
         self._telemetry.rejects[error.code] += lost
-        self._telemetry.disk_full = int(isinstance(error, DiskFullError))
+        if isinstance(error, DiskFullError):
+            self._met_full_disk = True
+            self._telemetry.disk_full = 1
 
-    def _undo(self, written: list[Written], error: StrandlineError) -> None:
-        """Take chunks back out of their logs and reject them."""
-        chunks: dict[Partition, list[Chunk]] = {}
-        for item in written:
-            chunks.setdefault(item.partition, []).append(item.chunk)
-        for partition, lost in chunks.items():
-            partition.log.truncate_to(lost[0].base_offset)
+    def _undo(self, error: StrandlineError) -> None:
+        """Take the turn's chunks back out of their logs and reject them.
+
+        Raises:
+            LogPoisonedError: a log could not be cut.
+        """
+        for partition, chunks in self._under_way:
+            if not chunks:
+                continue
+            try:
+                partition.log.truncate_to(chunks[0].base_offset)
+            except UnavailableError as failure:
+                raise LogPoisonedError(
+                    f"a turn could not be undone, the log is reopened: {failure.message}"
+                ) from failure
+            lost = chunks.copy()
+            chunks.clear()
             self._reject(partition, lost, error)
 
     def poison(self, error: StrandlineError) -> None:
-        """A write or sync outside a turn has failed: nothing is acked until reopened."""
-        self._poison([], error)
+        """A write or sync outside a turn has failed: nothing is acked until reopened.
 
-    def _poison(self, written: list[Written], error: StrandlineError) -> None:
-        """After a failed write or sync: reject everything and accept nothing until reopened.
-
-        The logs are left as they are: what the disk holds is known only after reopening.
+        A turn whose sync is under way ends as that sync does.
         """
-        if self._journal is not None:
-            self._journal.poison()
+        assert self._journal is not None, "attached before anything is written"
+        self._journal.poison()
         is_first = self._admission.refusal is None
         self._admission.refusal = error
-        chunks: dict[Partition, list[Chunk]] = {}
-        for item in written:
-            chunks.setdefault(item.partition, []).append(item.chunk)
         for partition in self._admission.dirty:
-            chunks.setdefault(partition, [])
-        self._admission.dirty = []
-        for partition, lost in chunks.items():
-            self._reject(partition, lost, error)
+            self._reject(partition, [], error)
         self._telemetry.journal_poisoned = 1
         if is_first:
             self._on_poisoned(error)
-        self._end()
 
+    def _poison(self, error: StrandlineError) -> None:
+        """A write or sync of this turn has failed: reject what it took, too.
 
-def _answer(partition: Partition, waiting: list[Waiting]) -> None:
-    """Tell each responder where its record is."""
-    name = partition.name
-    for responder, token, offset, duplicate in waiting:
-        responder.acked(token, name, offset, duplicate=duplicate)
+        The logs are left as they are: what the disk holds is known only after reopening.
+        """
+        under_way, self._under_way = self._under_way, []
+        for partition, chunks in under_way:
+            self._reject(partition, chunks, error)
+        self.poison(error)

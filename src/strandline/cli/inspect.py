@@ -53,7 +53,11 @@ def inspect(
         raise InvalidRequestError(
             f"{path} is neither a broker's data directory nor the directory of a log"
         )
-    names = _log_names(path)
+    names, unreadable = {}, None
+    try:
+        names = _log_names(path)
+    except CorruptBatchError as error:
+        unreadable = error
     try:
         reports = list(_verified(path, verify=verify))
     except FileNotFoundError as error:
@@ -65,6 +69,8 @@ def inspect(
             print_json(_as_json(report, path, names))
     else:
         _print_reports(reports, path, names)
+    if unreadable is not None:
+        raise unreadable  # said last, so that it does not hide what can be read
     if any(report.is_damaged for report in reports):
         raise typer.Exit(EXIT_ERROR)
 
@@ -91,15 +97,15 @@ def _verified(path: Path, *, verify: bool) -> "Iterator[FileReport]":
 
 
 def _log_names(path: Path) -> dict[str, str]:
-    """Which partition each log directory belongs to, by the directory's name."""
+    """Which partition each log directory belongs to, by the directory's name.
+
+    Raises:
+        CorruptBatchError: the metadata cannot be read.
+    """
     from strandline.broker.metadata_store import MetadataStore
     from strandline.storage.disk import Disk
 
-    try:
-        image = MetadataStore(path, Disk()).image
-    except CorruptBatchError as error:
-        print_line(f"DAMAGE  {error.message}")
-        return {}
+    image = MetadataStore(path, Disk()).image
     return {
         f"{partition.log_id:08d}": f"{name}/{number}"
         for name, stream in image.streams.items()

@@ -22,6 +22,7 @@ from strandline.record.batch import (
     NO_PRODUCER,
     VERSION,
     Attributes,
+    Buffer,
 )
 from strandline.record.compression import CODEC_NUMBERS, compress
 from strandline.record.schema import SUBJECT_TYPE
@@ -34,6 +35,18 @@ MESSAGE_ID_HEADER = "Nats-Msg-Id"
 
 _CRC = struct.Struct("<I")
 _PADDING = [bytes(-length % 8) for length in range(8)]
+
+
+class _Shape(NamedTuple):
+    """What the header says of the columns."""
+
+    attributes: int
+    record_count: int
+    last_offset_delta: int
+    subject_count: int
+    subject_bytes: int
+    first_timestamp: int
+    last_timestamp: int
 
 
 class Stamp(NamedTuple):
@@ -65,7 +78,7 @@ def encode_records(
     count = len(values)
     assert 0 < count <= BATCH_RECORDS_MAX, "the caller splits batches"
     attributes = 0
-    parts: list[bytes] = [b"", struct.pack("<q", stamp.timestamp_ns) * count]
+    parts: list[Buffer] = [b"", struct.pack("<q", stamp.timestamp_ns) * count]
     subject_count, subject_bytes = _put_subjects(parts, subjects, count)
     if keys is not None:
         attributes |= Attributes.KEYS
@@ -79,7 +92,9 @@ def encode_records(
     if headers is not None:
         attributes |= Attributes.HEADERS
         attributes |= _put_headers(parts, headers)
-    return _seal(parts, stamp, attributes, (count, count - 1), (subject_count, subject_bytes))
+    now = stamp.timestamp_ns
+    shape = _Shape(attributes, count, count - 1, subject_count, subject_bytes, now, now)
+    return _seal(parts, stamp, shape)
 
 
 def encode_arrow(
@@ -106,7 +121,7 @@ def encode_arrow(
     count = batch.num_rows
     assert 0 < count <= BATCH_RECORDS_MAX, "the caller splits batches"
     attributes = 0
-    parts: list[bytes] = [b""]
+    parts: list[Buffer] = [b""]
     if timestamps_ns is None:
         parts.append(struct.pack("<q", stamp.timestamp_ns) * count)
         first = last = stamp.timestamp_ns
@@ -115,9 +130,11 @@ def encode_arrow(
         parts.append(times.tobytes())
         first, last = int(times.min()), int(times.max())
     columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
-    subject_count, subject_bytes = _put_arrow_subjects(
-        parts, columns.get("subject"), default_subject, count
-    )
+    subjects = columns.get("subject")
+    if subjects is None or subjects.null_count == count:
+        subject_count, subject_bytes = _put_subjects(parts, [default_subject], count)
+    else:
+        subject_count, subject_bytes = _put_arrow_subjects(parts, subjects, default_subject)
     key = _as_binary(columns.get("key"), "key")
     if key is not None and key.null_count < count:
         attributes |= Attributes.KEYS
@@ -138,33 +155,16 @@ def encode_arrow(
         deltas = np.asarray(offset_deltas, dtype="<i4")
         last_delta = int(deltas[-1])
         _put(parts, deltas.tobytes())
-    return _seal(
-        parts,
-        stamp,
-        attributes,
-        (count, last_delta),
-        (subject_count, subject_bytes),
-        times=(first, last),
-    )
+    shape = _Shape(attributes, count, last_delta, subject_count, subject_bytes, first, last)
+    return _seal(parts, stamp, shape)
 
 
-def _seal(
-    parts: list[bytes],
-    stamp: Stamp,
-    attributes: int,
-    counts: tuple[int, int],
-    subjects: tuple[int, int],
-    *,
-    times: tuple[int, int] | None = None,
-) -> bytearray:
+def _seal(parts: list[Buffer], stamp: Stamp, shape: _Shape) -> bytearray:
     """Join header and columns (``parts[0]`` is the header's place) and checksum them."""
     codec = CODEC_NUMBERS[stamp.compression]
     if codec:
         packed = compress(b"".join(parts), codec)
         parts = [b"", packed, _PADDING[len(packed) % 8]]
-    record_count, last_delta = counts
-    subject_count, subject_bytes = subjects
-    first, last = times or (stamp.timestamp_ns, stamp.timestamp_ns)
     length = HEADER_BYTES + sum(map(len, parts))
     parts[0] = HEADER.pack(
         MAGIC,
@@ -172,18 +172,18 @@ def _seal(
         length,
         VERSION,
         codec,
-        attributes,
+        shape.attributes,
         stamp.base_offset,
-        record_count,
-        last_delta,
+        shape.record_count,
+        shape.last_offset_delta,
         stamp.leader_epoch,
-        subject_bytes,
-        first,
-        last,
+        shape.subject_bytes,
+        shape.first_timestamp,
+        shape.last_timestamp,
         NO_PRODUCER,
-        -1,
-        subject_count,
-        -1,
+        NO_PRODUCER,
+        shape.subject_count,
+        NO_PRODUCER,
     )
     batch = bytearray().join(parts)
     _CRC.pack_into(batch, 4, crc32c(memoryview(batch)[CRC_FROM:]))
@@ -191,14 +191,14 @@ def _seal(
     return batch
 
 
-def _put(parts: list[bytes], data: bytes) -> None:
+def _put(parts: list[Buffer], data: Buffer) -> None:
     """Add a column buffer and its padding."""
     parts.append(data)
     if len(data) % 8:
         parts.append(_PADDING[len(data) % 8])
 
 
-def _put_subjects(parts: list[bytes], subjects: Sequence[str], count: int) -> tuple[int, int]:
+def _put_subjects(parts: list[Buffer], subjects: Sequence[str], count: int) -> tuple[int, int]:
     """Add the subject dictionary and, if there are several, the indices; return count and bytes."""
     first = subjects[0]
     if len(subjects) == 1 or subjects.count(first) == count:
@@ -213,7 +213,7 @@ def _put_subjects(parts: list[bytes], subjects: Sequence[str], count: int) -> tu
     return len(names), sum(map(len, names))
 
 
-def _put_binary(parts: list[bytes], values: Sequence[bytes]) -> None:
+def _put_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
     """Add the offsets and the bytes of a variable-length column."""
     if len(values) == 1:
         data = values[0]
@@ -227,13 +227,13 @@ def _put_binary(parts: list[bytes], values: Sequence[bytes]) -> None:
         parts.append(_PADDING[offsets[-1] % 8])
 
 
-def _put_validity(parts: list[bytes], values: Sequence[object]) -> None:
+def _put_validity(parts: list[Buffer], values: Sequence[object]) -> None:
     """Add a validity bitmap: bit set where there is a value, least significant first."""
     present = np.fromiter((value is not None for value in values), dtype=bool, count=len(values))
     _put(parts, np.packbits(present, bitorder="little").tobytes())
 
 
-def _put_headers(parts: list[bytes], headers: Sequence[Headers | None]) -> int:
+def _put_headers(parts: list[Buffer], headers: Sequence[Headers | None]) -> int:
     """Add the header columns; returns MESSAGE_IDS if any record carries one."""
     pairs = [pair for record in headers if record for pair in record]
     offsets = list(accumulate((len(record or ()) for record in headers), initial=0))
@@ -285,7 +285,7 @@ def _is_bytes_like(kind: pa.DataType) -> bool:
     return any(check(kind) for check in checks)
 
 
-def _put_arrow_binary(parts: list[bytes], column: pa.Array, *, with_validity: bool) -> None:
+def _put_arrow_binary(parts: list[Buffer], column: pa.Array, *, with_validity: bool) -> None:
     """Add a binary array, rebased to start at 0 (an Arrow array may be a slice of another)."""
     count, start = len(column), column.offset
     if with_validity:
@@ -295,15 +295,11 @@ def _put_arrow_binary(parts: list[bytes], column: pa.Array, *, with_validity: bo
     offsets = np.frombuffer(offsets_buffer, dtype="<i4", count=count + 1, offset=start * 4)
     first, last = int(offsets[0]), int(offsets[-1])
     _put(parts, (offsets - first).astype("<i4", copy=False).tobytes())
-    _put(parts, memoryview(data)[first:last] if data is not None else b"")  # type: ignore[arg-type]
+    _put(parts, memoryview(data)[first:last] if data is not None else b"")
 
 
-def _put_arrow_subjects(
-    parts: list[bytes], column: pa.Array | None, default: str, count: int
-) -> tuple[int, int]:
+def _put_arrow_subjects(parts: list[Buffer], column: pa.Array, default: str) -> tuple[int, int]:
     """Add the subjects of an Arrow column; rows without one get the default."""
-    if column is None or column.null_count == count:
-        return _put_subjects(parts, [default], count)
     if not pa.types.is_dictionary(column.type):
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             raise InvalidRecordError(f"column 'subject' is {column.type}, not string")

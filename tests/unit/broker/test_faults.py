@@ -193,9 +193,7 @@ async def test_an_early_ack_is_not_taken_back(broker, partition, answers, disk, 
     assert kit.values(partition)[0] == b"early"
 
 
-async def test_reopening_waits_for_a_sync_that_hangs(
-    broker, partition, answers, disk, kit, settle
-):
+async def test_reopening_waits_for_a_sync_that_hangs(broker, partition, answers, disk, kit, settle):
     """A sync still in its thread when something else poisons is waited for, then reopened."""
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
@@ -351,9 +349,7 @@ async def test_a_broker_stops_while_its_disk_is_broken(
     assert "late" in answers.errors
 
 
-async def test_a_bug_in_a_turn_is_no_deadlock(
-    broker, partition, answers, kit, settle, monkeypatch
-):
+async def test_a_bug_in_a_turn_is_no_deadlock(broker, partition, answers, kit, settle, monkeypatch):
     """Whatever goes wrong inside a turn, everyone is answered and the broker reopens its logs."""
     failures = []
     broker._loop.set_exception_handler(lambda _, context: failures.append(context))

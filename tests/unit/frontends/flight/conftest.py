@@ -202,6 +202,16 @@ class FakeBroker:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
 
+@pytest.fixture(scope="session")
+def new_partition():
+    """Makes partitions that no test shares."""
+
+    def make() -> FakePartition:
+        return FakePartition(PartitionName("s", 0), StreamConfig(name="s", subject="s"))
+
+    return make
+
+
 @pytest.fixture
 def broker():
     """An empty broker."""

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, DataLossError
 from strandline.frontends.flight.cursor import Cursor
 from strandline.frontends.flight.plan import PartitionRange, ReadPlan, plan_read
@@ -117,12 +116,9 @@ def test_earliest_moves_with_the_log_start(stream, partition):
     counts=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=8),
     data=st.data(),
 )
-def test_any_range_of_any_log_is_read_exactly(counts, data):
+def test_any_range_of_any_log_is_read_exactly(new_partition, counts, data):
     """Batches of any size with gaps anywhere: the reader gets what exists in its range."""
-    from conftest import FakePartition  # noqa: PLC0415 - found beside this file
-    from strandline.types import PartitionName
-
-    partition = FakePartition(PartitionName("s", 0), StreamConfig(name="s", subject="s"))
+    partition = new_partition()
     exist = []
     for count, gap in counts:
         first = partition.high_watermark + gap

@@ -89,6 +89,7 @@ def test_unknown_partitions_are_refused(broker, request_):
 def test_the_partition_column_appears_when_several_are_read(broker):
     """First, unless columns are named; then exactly those."""
     many, one = broker.make_stream("m", partitions=2), broker.make_stream("o")
+
     def names(stream, **request):
         return plan_read(ReadRequest(stream=stream.name, **request), stream).schema.names
 

@@ -1,0 +1,212 @@
+"""Every command against a real broker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import strandline
+from strandline.cli.app import app
+from strandline.testing import Server
+
+
+@pytest.fixture(scope="module")
+def url():
+    with Server() as url:
+        yield url
+
+
+@pytest.fixture
+def run(url):
+    def run(*arguments, stdin=None, code=0):
+        result = CliRunner().invoke(app, [*arguments, "--server", url], input=stdin)
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def stream(run, request):
+    name = request.node.name.replace("[", "-").replace("]", "")[:60]
+    run("stream", "create", name, "--subject", f"{name}.>", "--partitions", "2")
+    yield name
+    run("stream", "delete", name, "--yes")
+
+
+def lines(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_stream_is_created_shown_and_deleted(run):
+    """Settings given as flags are the stream's; a deleted stream is gone."""
+    run(
+        *("stream", "create", "s1", "--subject", "s1.*", "--partitions", "3", "--no-pub-ack"),
+        *("--retention-age", "7d", "--retention-bytes", "1GiB", "--compact"),
+    )
+    [info] = lines(run("stream", "info", "s1", "--output", "json"))
+    config = info["config"]
+    assert (config["subject"], config["partitions"], config["pub_ack"]) == ("s1.*", 3, False)
+    assert (config["retention_age_ms"], config["retention_bytes"]) == (604_800_000, 1 << 30)
+    assert config["compact"] is True
+    assert "s1.*" in run("stream", "list").stdout
+    assert "retention_age_ms" in run("stream", "info", "s1").stdout
+    assert lines(run("stream", "delete", "s1", "-o", "json")) == [{"deleted": "s1"}]
+    assert "(unknown_stream)" in run("stream", "info", "s1", code=1).stderr
+
+
+def test_two_streams_cannot_have_one_name(run, stream):
+    """The error is the broker's, with its code."""
+    assert "(stream_exists)" in run("stream", "create", stream, code=1).stderr
+
+
+def test_one_record_goes_in_and_comes_out(run, stream):
+    """A value with key, headers and subject is read back as it was given."""
+    [placed] = lines(
+        run(
+            *("publish", stream, "one espresso", "--subject", f"{stream}.paris", "--key", "t7"),
+            *("--header", "lang=en", "--header", "lang=fr", "--output", "json"),
+        )
+    )
+    [record] = lines(run("read", stream, "--output", "json"))
+    assert (record["partition"], record["offset"]) == (placed["partition"], placed["offset"])
+    assert (record["value"], record["key"]) == ("one espresso", "t7")
+    assert record["headers"] == [["lang", "en"], ["lang", "fr"]]
+    assert record["subject"] == f"{stream}.paris"
+    assert "one espresso" in run("read", stream).stdout
+
+
+def test_a_repeat_with_a_message_id_is_stored_once(run, stream):
+    """The second publish says that the record was stored earlier."""
+    command = ("publish", stream, "x", "--subject", f"{stream}.a", "--message-id", "1")
+    assert "stored earlier" not in run(*command).stdout
+    assert "stored earlier" in run(*command).stdout
+    assert len(lines(run("read", stream, "-o", "json"))) == 1
+
+
+def test_lines_become_records(run, stream, tmp_path):
+    """Standard input and files are split into records; only line ends are lost."""
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"a\r\nb\n\nlast")
+    run("publish", stream, "--lines", str(file), "--subject", f"{stream}.x")
+    result = run("publish", stream, "--subject", f"{stream}.x", "-o", "json", stdin="c\nd\n")
+    assert lines(result) == [{"stream": stream, "records": 2}]
+    values = [record["value"] for record in lines(run("read", stream, "-o", "json"))]
+    assert values == ["a", "b", "", "last", "c", "d"]
+
+
+def test_a_file_is_one_record(run, stream, tmp_path):
+    """Bytes that are no text survive, raw and as base64."""
+    file = tmp_path / "value.bin"
+    file.write_bytes(b"\xff\x00\n\xfe")
+    run("publish", stream, "--file", str(file), "--subject", f"{stream}.x")
+    [record] = lines(run("read", stream, "-o", "json"))
+    assert record["value_base64"] == "/wAK/g=="
+    assert run("read", stream, "--format", "raw").stdout_bytes == b"\xff\x00\n\xfe\n"
+
+
+def test_places_limits_columns_and_filters(run, stream):
+    """The range, the count, the columns and the subject of a read are what was asked for."""
+    text = "".join(f"{number}\n" for number in range(20))
+    run("publish", stream, "--subject", f"{stream}.a", "--partition", "0", stdin=text)
+    run("publish", stream, "other", "--subject", f"{stream}.b", "--partition", "0")
+
+    def values(*arguments):
+        return [record["value"] for record in lines(run("read", stream, *arguments, "-o", "json"))]
+
+    in_first = ("--partition", "0")
+    assert values(*in_first, "--from", "5", "--to", "8") == ["5", "6", "7"]
+    assert values(*in_first, "--from", "latest") == []
+    assert values("--limit", "2") == ["0", "1"]
+    assert values("--subject", f"{stream}.b") == ["other"]
+    assert len(values("--from", "-1h")) == 21
+    assert values("--to", "2020-01-01") == []
+    [record] = lines(run("read", stream, "-n", "1", "--columns", "value,offset", "-o", "json"))
+    assert list(record) == ["value", "offset"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--from", "77", "--partition", "0"), "offset_out_of_range"),
+        (("--partition", "9"), "unknown_partition"),
+        (("--columns", "colour"), "invalid_request"),
+        (("--subject", "a b"), "invalid_subject"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_read_that_cannot_be_says_why(run, stream, arguments, code):
+    """Each impossible read is one line with the right code."""
+    result = run("read", stream, *arguments, "--output", "json", code=1)
+    assert json.loads(result.stderr)["error"] == code
+
+
+def test_truncating_moves_the_start(run, stream):
+    """What is below the offset is no longer served; beyond the end is refused."""
+    run("publish", stream, "--subject", f"{stream}.a", "--partition", "1", stdin="a\nb\nc\n")
+    [told] = lines(
+        run("stream", "truncate", stream, "--partition", "1", "--before", "2", "-o", "json")
+    )
+    assert told == {"stream": stream, "partition": 1, "log_start_offset": 2}
+    values = [record["value"] for record in lines(run("read", stream, "-o", "json"))]
+    assert values == ["c"]
+    refused = run("stream", "truncate", stream, "--before", "99", code=1)
+    assert "(offset_out_of_range)" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("append", "--records", "500", "--size", "100"),
+        ("read", "--records", "500", "--size", "100"),
+        ("latency", "--records", "20", "--acks", "memory"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_benchmarks_state_their_settings_and_clean_up(run, arguments):
+    """A result names what it measured, and the stream of the measurement is gone."""
+    [result] = lines(run("bench", *arguments, "--output", "json"))
+    assert result["bench"] == arguments[0]
+    assert result["records"] in (20, 500)
+    assert "bench-" not in run("stream", "list").stdout
+    assert f"{arguments[0]}\n" in run("bench", *arguments).stdout
+
+
+def test_following_prints_what_comes(url, stream):
+    """A follower prints records as they are published, until Ctrl-C."""
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "strandline.cli", "read", stream, "--follow", "--format", "raw"],
+        env={**os.environ, "STRANDLINE_SERVER": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with strandline.connect(url) as client:
+        for value in (b"first", b"second"):
+            client.append(stream, value, subject=f"{stream}.a")
+            assert follower.stdout.readline() == value + b"\n"
+    follower.send_signal(signal.SIGINT)
+    assert follower.wait(20) != 0
+    assert b"Traceback" not in follower.stderr.read()
+    follower.stdout.close()
+    follower.stderr.close()
+
+
+def test_a_reader_that_leaves_ends_the_command(url, stream):
+    """`strandline read | head` ends quietly."""
+    with strandline.connect(url) as client, client.producer(stream) as producer:
+        for number in range(20_000):
+            producer.append(b"%d" % number, subject=f"{stream}.a")
+    done = subprocess.run(
+        f"{sys.executable} -m strandline.cli read {stream} | head -n 1",
+        shell=True,
+        env={**os.environ, "STRANDLINE_SERVER": url},
+        capture_output=True,
+        timeout=50,
+        check=True,
+    )
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr == b""

@@ -1,0 +1,73 @@
+"""What calls share: being told to stop, waiting for turns, counting streams."""
+
+import time
+
+import pytest
+
+from strandline.errors import ShuttingDownError
+from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.sockets import cut_connections
+
+
+def test_a_turn_between_arming_and_waiting_is_not_missed(broker):
+    """The waiter that looked before the turn is woken by it."""
+    life = Life(broker)
+    with life.waiter() as waiter:
+        waiter.arm()
+        life.notify()
+        started = time.monotonic()
+        waiter.wait(5)
+        assert time.monotonic() - started < 0.2
+
+
+def test_waits_are_short(broker):
+    """Whatever the timeout, a thread looks again within a fraction of a second."""
+    life = Life(broker)
+    with life.waiter() as waiter:
+        started = time.monotonic()
+        waiter.wait(60)
+        waiter.wait(-1)
+        assert time.monotonic() - started < 2
+
+
+def test_stopping_refuses_what_begins(broker):
+    """With an error that may be retried."""
+    life = Life(broker)
+    life.check()
+    life.stopping.set()
+    with pytest.raises(ShuttingDownError):
+        life.check()
+
+
+def test_streams_are_counted(broker):
+    """While something is under way; the metric sees the idle ones too."""
+    life = Life(broker)
+    with life.stream():
+        assert life.busy == 1
+        with life.idle():
+            assert life.busy == 0
+            assert broker.telemetry.connections["flight"] == 1
+    assert life.busy == 0
+    assert broker.telemetry.connections["flight"] == 0
+
+
+def test_only_connections_of_the_port_are_cut():
+    """Other sockets of the process are left alone."""
+    import socket
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mine,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        port = mine.getsockname()[1]
+        client = socket.create_connection(mine.getsockname())
+        bystander = socket.create_connection(other.getsockname())
+        accepted, _ = mine.accept()
+        untouched, _ = other.accept()
+        assert cut_connections(port) == 1
+        client.settimeout(5)
+        assert client.recv(1) == b""
+        untouched.sendall(b"x")
+        assert bystander.recv(1) == b"x"
+        for each in (client, bystander, accepted, untouched):
+            each.close()

@@ -1,0 +1,233 @@
+"""One put: batches checked, appended on the loop, acked while more come; and how it ends."""
+
+import threading
+import time
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from strandline.errors import DiskFullError, ShuttingDownError, UnknownStreamError
+from strandline.frontends.flight import writer
+from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.writer import PutSession
+from strandline.protocol.put import BatchTag, PutAck, PutRequest
+from strandline.protocol.wire import decode, encode
+
+
+class Chunk:
+    """What pyarrow hands over."""
+
+    def __init__(self, data, metadata=None):
+        self.data = data
+        self.app_metadata = None if metadata is None else pa.py_buffer(metadata)
+
+
+def values(*items, **columns) -> pa.RecordBatch:
+    """A batch of values."""
+    return pa.RecordBatch.from_pydict({"value": list(items), **columns})
+
+
+class Put:
+    """A put into a fake broker."""
+
+    def __init__(self, broker, **request):
+        self.life = Life(broker)
+        self.gone = threading.Event()
+        self.acks = []
+        self.session = PutSession(
+            broker,
+            PutRequest(stream="s", **request),
+            self.life,
+            send_ack=lambda data: self.acks.append(decode(data, PutAck, what="ack")),
+            is_cancelled=self.gone.is_set,
+        )
+
+    def run(self, *chunks):
+        """Put these, to the end; returns the acks."""
+        left = iter(chunks)
+
+        def read():
+            item = next(left)
+            return item() if callable(item) else item
+
+        self.session.run(read)
+        return self.acks
+
+
+def test_batches_are_stored_and_acked(broker, stream, partition):
+    """Without tags they are numbered; each ack says where the rows are."""
+    acks = Put(broker).run(Chunk(values(b"a", b"b")), Chunk(values(b"c")))
+    assert [(ack.sequence, ack.ranges) for ack in acks] == [(0, ((0, 0, 2),)), (1, ((0, 2, 1),))]
+    assert partition.high_watermark == 3
+    assert broker.telemetry.messages_received["flight"] == 3
+
+
+def test_tags_come_back(broker, stream):
+    """The client's number for a batch, and its partition if it names one."""
+    broker.make_stream("s", partitions=3)
+    [ack] = Put(broker).run(Chunk(values(b"a"), encode(BatchTag(sequence=77, partition=2))))
+    assert (ack.sequence, ack.ranges) == (77, ((2, 0, 1),))
+
+
+def test_rows_find_their_partitions(broker):
+    """A plain Flight client need not know how records are distributed."""
+    stream = broker.make_stream("s", partitions=4, partition_by="key")
+    [ack] = Put(broker).run(Chunk(values(b"a", b"b", b"c", key=[b"x", b"y", b"x"])))
+    assert sum(stored.records for stored in ack.ranges) == 3
+    assert len(ack.ranges) == len({stored.partition for stored in ack.ranges})
+    assert sum(item.high_watermark for item in stream.partitions) == 3
+
+
+@pytest.mark.parametrize(
+    ("chunk", "code"),
+    [
+        (Chunk(values(1)), "invalid_record"),
+        (Chunk(values(b"v", subject=["a b"])), "invalid_subject"),
+        (Chunk(values(b"x" * (1 << 21))), "record_too_large"),
+        (Chunk(values(b"v"), b"{"), "invalid_request"),
+        (Chunk(values(b"v"), encode(BatchTag(sequence=0, partition=9))), "unknown_partition"),
+        (Chunk(None, encode(BatchTag(sequence=0))), "invalid_record"),
+        (Chunk(values()), "invalid_record"),
+    ],
+)
+def test_a_bad_batch_costs_only_itself(broker, stream, partition, chunk, code):
+    """Its ack has the error; the batches before and after are stored."""
+    acks = Put(broker).run(Chunk(values(b"a")), chunk, Chunk(values(b"b")))
+    errors = [ack.error.code for ack in acks if ack.error]
+    assert errors == [code]
+    assert partition.high_watermark == 2
+
+
+def test_a_refusal_of_the_broker_is_the_batches_answer(broker, stream, partition):
+    """As when the disk is full."""
+    partition.refuse = DiskFullError("full")
+    [ack] = Put(broker).run(Chunk(values(b"a")))
+    assert ack.error.code == "disk_full"
+    assert ack.error.retriable
+
+
+def test_a_fault_of_ours_is_answered_too(broker, stream, partition):
+    """The loop goes on and the client does not wait for ever."""
+    partition.append_arrow = None
+    [ack] = Put(broker).run(Chunk(values(b"a")))
+    assert ack.error.code == "error"
+
+
+def test_message_ids_deduplicate_row_by_row(broker, stream, partition):
+    """Each row has its own answer, and its id becomes a header."""
+    acks = Put(broker).run(
+        Chunk(values(b"a", b"b", b"c", message_id=["i", "j", "i"])),
+        Chunk(values(b"d", message_id=["j"])),
+    )
+    assert [(ack.offsets, ack.duplicates) for ack in acks] == [((0, 1, 0), (2,)), ((1,), (0,))]
+    assert partition.appended[0]["headers"] == [("Nats-Msg-Id", b"i")]
+
+
+def test_acks_flow_while_the_client_sends_nothing(broker, stream):
+    """An ack never waits for the next batch."""
+    put = Put(broker)
+    saw_ack = threading.Event()
+
+    def pause():
+        deadline = time.monotonic() + 5
+        while not put.acks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        saw_ack.set() if put.acks else None
+        return Chunk(values(b"b"))
+
+    put.run(Chunk(values(b"a")), pause)
+    assert saw_ack.is_set()
+
+
+def test_the_window_stops_a_fast_client(broker, stream, partition, monkeypatch):
+    """No more than a window is under way; answers open it again."""
+    monkeypatch.setattr(writer, "WINDOW_BATCHES", 4)
+    partition.holds_acks = True
+    put = Put(broker)
+    taken = []
+
+    def batch():
+        taken.append(1)
+        return Chunk(values(b"v"))
+
+    thread = threading.Thread(target=put.run, args=[batch] * 10)
+    thread.start()
+    time.sleep(0.3)
+    assert len(taken) == 4
+    partition.holds_acks = False
+    broker.call_soon(lambda: [answer() for answer in partition.held])
+    thread.join(5)
+    assert len(put.acks) == 10
+
+
+def test_unstored_bytes_of_the_broker_stop_a_client(broker, stream, monkeypatch):
+    """Whoever filled it: everybody waits until the disk catches up."""
+    broker.admission.pending_bytes = broker.config.limits.pending_bytes
+    put = Put(broker)
+    thread = threading.Thread(target=put.run, args=[Chunk(values(b"v"))])
+    thread.start()
+    time.sleep(0.1)
+    assert not put.acks
+    broker.admission.pending_bytes = 0
+    thread.join(5)
+    assert len(put.acks) == 1
+
+
+def test_a_client_that_goes_away_frees_the_threads(broker, stream, partition):
+    """Even when the disk never answers."""
+    partition.holds_acks = True
+    put = Put(broker)
+    threading.Timer(0.2, put.gone.set).start()
+    started = time.monotonic()
+    put.run(Chunk(values(b"v")))
+    assert time.monotonic() - started < 3
+    assert put.life.busy == 0
+
+
+def test_a_stopping_broker_answers_what_it_took(broker, stream, partition):
+    """Nothing new is taken; what was is acked before the call ends."""
+    put = Put(broker)
+
+    def stop():
+        put.life.stopping.set()
+        return Chunk(values(b"b"))
+
+    with pytest.raises(ShuttingDownError):
+        put.run(Chunk(values(b"a")), stop, Chunk(values(b"c")))
+    assert len(put.acks) == 2
+    assert partition.high_watermark == 2
+
+
+def test_an_idle_put_does_not_hold_up_a_stop(broker, stream):
+    """A producer waiting for its next record has nothing under way."""
+    put = Put(broker)
+    busy = []
+
+    def idle():
+        deadline = time.monotonic() + 5
+        while put.life.busy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        busy.append(put.life.busy)
+        raise StopIteration
+
+    put.run(Chunk(values(b"a")), idle)
+    assert busy == [0]
+
+
+def test_a_client_that_stops_listening_is_left_alone(broker, stream, partition):
+    """Its records are stored; the acks have nowhere to go."""
+    put = Put(broker)
+
+    def broken(_):
+        raise fl.FlightUnavailableError("gone")
+
+    put.session._send_ack = broken
+    put.run(Chunk(values(b"a")))
+    assert partition.high_watermark == 1
+
+
+def test_an_unknown_stream_is_refused_at_once(broker):
+    """Before a batch is read."""
+    with pytest.raises(UnknownStreamError):
+        Put(broker)

@@ -1,0 +1,115 @@
+"""The door to the file system: whole writes, and one of our errors for each of the system's."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
+from strandline.storage.disk import BUFFERS_MAX, Disk, OpenFile, translated
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.ENOSPC, DiskFullError),
+        (errno.EDQUOT, DiskFullError),
+        (errno.EMFILE, UnavailableError),
+        (errno.EIO, LogPoisonedError),
+        (errno.EROFS, LogPoisonedError),
+    ],
+)
+def test_system_errors_become_ours(code, kind):
+    """Each error number maps to the class that says what to do about it."""
+    error = translated(OSError(code, os.strerror(code)), "writing")
+    assert type(error) is kind
+    assert "writing" in error.message
+
+
+def test_gathered_write_beyond_the_systems_limit(tmp_path):
+    """More buffers than the system takes at once are still written in order."""
+    disk = Disk()
+    file = OpenFile(tmp_path / "f", disk=disk, write=True, create=True)
+    buffers = [b"%06d" % i for i in range(3 * BUFFERS_MAX)]
+    disk.pwritev(file.fd, buffers, 8)
+    assert disk.pread(file.fd, 1 << 20, 8) == b"".join(buffers)
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    """A write that the system cuts short goes on where it stopped."""
+    disk = Disk()
+    file = OpenFile(tmp_path / "f", disk=disk, write=True, create=True)
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data)[:3], at))
+    monkeypatch.setattr(os, "pwritev", lambda fd, bufs, at: real(fd, b"".join(bufs)[:5], at))
+    disk.pwritev(file.fd, [b"abcd", b"efgh", b"ij"], 0)
+    assert disk.read_bytes(tmp_path / "f") == b"abcdefghij"
+
+
+def test_short_reads_are_completed(tmp_path, monkeypatch):
+    """A read that the system cuts short goes on, and ends at the end of the file."""
+    disk = Disk()
+    disk.write_whole(tmp_path / "f", b"abcdefghij")
+    file = OpenFile(tmp_path / "f", disk=disk)
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: real(fd, min(length, 3), at))
+    assert disk.pread(file.fd, 8, 1) == b"bcdefghi"
+    assert disk.pread(file.fd, 8, 9) == b"j"
+
+
+def test_real_errors_are_translated_everywhere(tmp_path):
+    """Every method turns the system's refusal into an error of ours."""
+    disk = Disk()
+    missing = tmp_path / "no" / "file"
+    bad = 10**6
+    for call in (
+        lambda: disk.open(missing),
+        lambda: disk.size(bad),
+        lambda: disk.pread(bad, 1, 0),
+        lambda: disk.pwrite(bad, b"x", 0),
+        lambda: disk.pwritev(bad, [b"x"], 0),
+        lambda: disk.truncate(bad, 0),
+        lambda: disk.fdatasync(bad),
+        lambda: disk.map(bad, 10),
+        lambda: disk.rename(missing, tmp_path / "x"),
+        lambda: disk.unlink(tmp_path),
+        lambda: disk.listing(Path("/dev/null")),
+        lambda: disk.read_bytes(tmp_path),
+        lambda: disk.sync_directory(missing),
+        lambda: disk.make_directory(Path("/dev/null/x")),
+    ):
+        with pytest.raises(LogPoisonedError):
+            call()
+
+
+def test_atomic_write_leaves_nothing_behind_when_it_fails(tmp_path, disk):
+    """A small file that cannot be written keeps its old contents, and no half-made one stays."""
+    disk.write_atomically(tmp_path / "f", b"old")
+    disk.full = True
+    with pytest.raises(DiskFullError):
+        disk.write_atomically(tmp_path / "f", b"newer")
+    disk.full = False
+    assert disk.listing(tmp_path) == {"f": 3}
+    assert disk.read_bytes(tmp_path / "f") == b"old"
+
+
+def test_missing_things_are_not_errors(tmp_path):
+    """Listing, reading and removing what is not there answers that it is not there."""
+    disk = Disk()
+    assert disk.listing(tmp_path / "none") == {}
+    assert disk.read_bytes(tmp_path / "none") is None
+    disk.unlink(tmp_path / "none")
+    disk.remove_directory(tmp_path / "none")
+
+
+def test_descriptor_closes_with_its_last_user(tmp_path):
+    """An open file is closed when nobody holds it any more, and not before."""
+    disk = Disk()
+    file = OpenFile(tmp_path / "f", disk=disk, write=True, create=True)
+    fd = file.fd
+    disk.unlink(tmp_path / "f")
+    disk.pwrite(fd, b"x", 0)
+    del file
+    with pytest.raises(LogPoisonedError):
+        disk.pwrite(fd, b"x", 0)

@@ -1,0 +1,401 @@
+"""The journal: one entry a turn, files recycled, poison, full disks, and reading back."""
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.errors import DiskFullError, LogPoisonedError
+from strandline.storage.faulty_disk import keep_all
+from strandline.storage.journal import Journal
+from strandline.storage.journal_file import FILE_HEADER_BYTES
+from strandline.types import LogId
+
+FILE_BYTES = 8192
+
+
+@pytest.fixture
+def open_journal(tmp_path, disk):
+    """Opens the test's journal."""
+
+    def open_(after_sequence=0, *, file_bytes=FILE_BYTES):
+        return Journal.open(
+            tmp_path / "journal", disk=disk, file_bytes=file_bytes, after_sequence=after_sequence
+        )
+
+    return open_
+
+
+def contents(journal, after=0):
+    """Sequence and parts of every entry that is replayed."""
+    return [
+        (entry.sequence, [(log_id, bytes(part)) for log_id, part in entry.parts])
+        for entry in journal.replay(after)
+    ]
+
+
+def test_entries_come_back_in_order(open_journal, make_batch):
+    """What was appended is replayed: sequences, log ids and bytes."""
+    journal = open_journal()
+    batch, other = make_batch(0), make_batch(7, 3)
+    assert journal.append([(LogId(1), batch)]) == 1
+    assert journal.append([(LogId(2), other), (LogId(1), batch), (LogId(2), other)]) == 2
+    assert journal.append([]) == 3
+    again = open_journal()
+    assert contents(again) == [
+        (1, [(1, batch)]),
+        (2, [(2, other), (1, batch), (2, other)]),
+        (3, []),
+    ]
+    assert contents(open_journal(), after=1)[0][0] == 2
+    assert again.last_sequence == 3
+    assert again.damage == []
+
+
+def test_one_sync_covers_all_entries(open_journal, make_batch, disk):
+    """Any number of entries need one sync; a second without new entries needs none."""
+    journal = open_journal()
+    for _ in range(5):
+        journal.append([(LogId(1), make_batch(0))])
+    before = disk.syncs
+    assert (journal.last_sequence, journal.synced_sequence) == (5, 0)
+    journal.sync()
+    journal.sync()
+    assert disk.syncs == before + 1
+    assert journal.synced_sequence == 5
+
+
+def test_sync_elsewhere_is_reported_back(open_journal, make_batch, disk):
+    """A sync done by another thread covers what was written when it began."""
+    journal = open_journal()
+    assert journal.sync_target() == (-1, 0)
+    journal.append([(LogId(1), make_batch(0))])
+    fd, sequence = journal.sync_target()
+    journal.append([(LogId(1), make_batch(1))])
+    disk.fdatasync(fd)
+    journal.mark_synced(sequence)
+    assert journal.synced_sequence == 1
+    journal.poison()
+    journal.mark_synced(2)
+    assert journal.synced_sequence == 1
+
+
+def test_unsynced_entries_are_lost_with_power_and_synced_ones_are_not(
+    open_journal, make_batch, disk
+):
+    """After a power loss the journal holds exactly what was synced."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    journal.sync()
+    journal.append([(LogId(1), make_batch(1))])
+    del journal
+    disk.crash()
+    assert [sequence for sequence, _ in contents(open_journal())] == [1]
+
+
+def test_rolling_syncs_the_old_file_first(open_journal, make_batch, disk):
+    """Entries spread over several files survive as a row: none before a survivor is missing."""
+    journal = open_journal()
+    batch = make_batch(0, size=1000)
+    for _ in range(20):
+        journal.append([(LogId(1), batch)])
+    synced = journal.synced_sequence
+    assert 0 < synced < 20
+    del journal
+    disk.crash()
+    assert [sequence for sequence, _ in contents(open_journal())] == list(range(1, synced + 1))
+
+
+def test_recycled_files_do_not_bring_old_entries_back(open_journal, make_batch, disk):
+    """Files are used again uncleared, and only what was written since is replayed."""
+    journal = open_journal()
+    batch = make_batch(0, size=500)
+    for _ in range(30):
+        journal.append([(LogId(1), batch)])
+    journal.sync()
+    journal.recycle(journal.last_sequence)
+    assert journal.spares > 0
+    checkpoint = journal.last_sequence
+    for _ in range(3):
+        journal.append([(LogId(2), make_batch(0))])
+    journal.sync()
+    again = open_journal(checkpoint)
+    assert [sequence for sequence, _ in contents(again)] == [31, 32, 33]
+    assert again.damage == []
+    assert again.torn_bytes == 0
+
+
+def test_recycling_keeps_what_is_still_needed(open_journal, make_batch):
+    """Only files wholly at or before the checkpoint are reused."""
+    journal = open_journal()
+    for _ in range(30):
+        journal.append([(LogId(1), make_batch(0, size=500))])
+    journal.sync()
+    total = journal.bytes_since_recycle
+    journal.recycle(10)
+    assert 0 < journal.bytes_since_recycle <= total
+    assert [s for s, _ in contents(open_journal(10))] == list(range(11, 31))
+    journal.recycle(30)
+    assert journal.bytes_since_recycle == 0
+
+
+def test_steady_state_creates_no_files(open_journal, make_batch, tmp_path):
+    """With a checkpoint now and then the journal lives on the files it has."""
+    journal = open_journal()
+    for turn in range(400):
+        journal.append([(LogId(1), make_batch(0, size=500))])
+        if turn % 20 == 19:
+            journal.sync()
+            journal.recycle(journal.last_sequence)
+        if turn == 60:
+            files = sorted((tmp_path / "journal").iterdir())
+    assert sorted((tmp_path / "journal").iterdir()) == files
+
+
+def test_entry_larger_than_a_file_gets_a_larger_file(open_journal, make_batch, tmp_path):
+    """An entry of any size is stored; its outsized file is not kept as a spare."""
+    journal = open_journal()
+    batch = make_batch(0, size=3 * FILE_BYTES)
+    journal.append([(LogId(1), batch)])
+    journal.append([(LogId(1), make_batch(1))])
+    assert contents(open_journal())[0] == (1, [(1, batch)])
+    journal.sync()
+    journal.recycle(1)
+    assert all(f.stat().st_size == FILE_BYTES for f in (tmp_path / "journal").iterdir())
+
+
+def test_no_space_for_a_file_is_not_fatal(open_journal, make_batch, disk, tmp_path):
+    """Creating a file on a full disk fails before anything is written and works later."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    disk.full = True
+    journal.append([(LogId(1), make_batch(1))])
+    journal.sync()
+    with pytest.raises(DiskFullError):
+        for _ in range(100):
+            journal.append([(LogId(1), make_batch(2, size=500))])
+    last = journal.last_sequence
+    assert not journal.poisoned
+    assert len(list((tmp_path / "journal").iterdir())) == 1
+    with pytest.raises(DiskFullError):
+        journal.allocate_spare()
+    disk.full = False
+    assert journal.append([(LogId(1), make_batch(2, size=500))]) == last + 1
+    journal.sync()
+    assert len(contents(open_journal())) == last + 1
+
+
+def test_spare_made_ahead_is_used(open_journal, make_batch, disk):
+    """A spare file made beforehand lets a roll succeed even on a full disk."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0, size=3000))])
+    journal.allocate_spare()
+    disk.full = True
+    journal.append([(LogId(1), make_batch(0, size=3000))])
+    assert journal.spares == 0
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_failed_write_or_sync_poisons(open_journal, make_batch, disk, operation):
+    """After a failure everything raises, syncs included, until the journal is opened anew."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    journal.sync()
+    if operation == "sync":
+        journal.append([(LogId(1), make_batch(1))])
+    disk.fail(operation, code=errno.EIO)
+    with pytest.raises(LogPoisonedError):
+        journal.sync() if operation == "sync" else journal.append([(LogId(1), make_batch(1))])
+    for call in (journal.sync, lambda: journal.append([(LogId(1), make_batch(1))])):
+        with pytest.raises(LogPoisonedError):
+            call()
+    assert journal.poisoned
+    assert journal.synced_sequence == 1
+    assert contents(open_journal())[0] == (1, [(1, make_batch(0))])
+
+
+def test_full_disk_inside_a_file_poisons(open_journal, make_batch, disk):
+    """A file's space was taken when it was made: no space there means the disk lies."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    disk.fail("write", code=errno.ENOSPC)
+    with pytest.raises(LogPoisonedError):
+        journal.append([(LogId(1), make_batch(1))])
+
+
+def test_failing_header_or_allocation_poisons(open_journal, make_batch, disk):
+    """An error that is not about space poisons wherever it comes."""
+    for after in (0, 1):
+        journal = open_journal()
+        disk.fail("write", code=errno.EIO, after=after)
+        with pytest.raises(LogPoisonedError):
+            journal.append([(LogId(1), make_batch(1))])
+        assert journal.poisoned
+
+
+def test_close_syncs_and_refuses_more(open_journal, make_batch, disk):
+    """Closing makes everything durable; a closed journal takes no more."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    journal.close()
+    with pytest.raises(LogPoisonedError):
+        journal.append([(LogId(1), make_batch(0))])
+    disk.crash()
+    assert len(contents(open_journal())) == 1
+
+
+def test_torn_last_entry_at_every_byte(open_journal, make_batch, disk, tmp_path):
+    """Cut anywhere, an entry that was never synced vanishes whole, and those before it stay."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    journal.sync()
+    journal.append([(LogId(1), make_batch(1)), (LogId(2), make_batch(0, 2))])
+    (write,) = disk.unsynced
+    del journal
+    disk.crash()
+    path = tmp_path / "journal" / "000001.journal"
+    before = path.read_bytes()
+    for cut in range(len(write.data) + 1):
+        torn = bytearray(before)
+        torn[write.position : write.position + cut] = write.data[:cut]
+        path.write_bytes(torn)
+        again = open_journal()
+        whole = cut == len(write.data)
+        assert [s for s, _ in contents(again)] == ([1, 2] if whole else [1])
+        assert again.damage == []
+        assert again.torn_bytes <= len(write.data)
+        assert again.append([(LogId(1), make_batch(1))]) == again.last_sequence
+        del again
+        (tmp_path / "journal" / "000002.journal").unlink()
+
+
+def test_entry_after_a_torn_one_never_comes_back(open_journal, make_batch, disk):
+    """Of two unsynced entries the first is lost: the second stays lost, also after a restart."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    journal.sync()
+    journal.append([(LogId(1), make_batch(1))])
+    journal.append([(LogId(1), make_batch(2))])
+    lost, _ = disk.unsynced
+    del journal
+    disk.crash(lambda write: () if write == lost else keep_all(write))
+    journal = open_journal()
+    assert len(contents(journal)) == 1
+    assert journal.torn_bytes > 0
+    # One of the very same size goes where the lost one was, as seen by sequence.
+    assert journal.append([(LogId(1), make_batch(1, size=20))]) == 2
+    journal.sync()
+    del journal
+    disk.crash()
+    again = open_journal()
+    assert [s for s, _ in contents(again)] == [1, 2]
+    assert again.damage == []
+
+
+def test_damage_in_the_middle_is_reported_and_later_entries_replayed(
+    open_journal, make_batch, tmp_path
+):
+    """A flipped bit in a synced entry costs that entry only, and is named by file and position."""
+    journal = open_journal()
+    for offset in range(6):
+        journal.append([(LogId(1), make_batch(offset))])
+        journal.sync()
+    del journal
+    path = tmp_path / "journal" / "000001.journal"
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[FILE_HEADER_BYTES + 8 : FILE_HEADER_BYTES + 12], "little")
+    for byte in range(48):
+        position = FILE_HEADER_BYTES + 2 * length
+        flipped = bytearray(data)
+        flipped[position + byte] ^= 0x10
+        path.write_bytes(flipped)
+        again = open_journal()
+        assert [s for s, _ in contents(again)] == [1, 2, 4, 5, 6]
+        (damage,) = again.damage
+        assert (damage.file, damage.position) == (path, position)
+        assert again.last_sequence == 6
+
+
+def test_damage_across_files_is_reported(open_journal, make_batch, tmp_path):
+    """Entries missing at the end of a file are missed because the next file began after them."""
+    journal = open_journal()
+    for offset in range(12):
+        journal.append([(LogId(1), make_batch(offset, size=1000))])
+    journal.sync()
+    del journal
+    path = tmp_path / "journal" / "000001.journal"
+    data = bytearray(path.read_bytes())
+    data[FILE_HEADER_BYTES + 1000 :] = bytes(len(data) - FILE_HEADER_BYTES - 1000)
+    path.write_bytes(data)
+    again = open_journal()
+    found = [s for s, _ in contents(again)]
+    assert found[0] > 1 or found[1] > 2
+    assert found[-1] == 12
+    assert again.damage[0].file == path
+
+
+def test_damaged_file_header_costs_no_entry(open_journal, make_batch, tmp_path):
+    """Entries are found without their file's header; its damage is reported."""
+    journal = open_journal()
+    for offset in range(3):
+        journal.append([(LogId(1), make_batch(offset))])
+        journal.sync()
+    del journal
+    path = tmp_path / "journal" / "000001.journal"
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+    again = open_journal()
+    assert [s for s, _ in contents(again)] == [1, 2, 3]
+    assert [(d.file, d.position) for d in again.damage] == [(path, 0)]
+
+
+def test_half_made_files_are_removed(open_journal, make_batch, tmp_path):
+    """A file whose creation a crash cut short is no obstacle and does not stay."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    (tmp_path / "journal" / "000009.journal").write_bytes(b"\0" * 100)
+    (tmp_path / "journal" / "notes.txt").write_text("not a journal")
+    again = open_journal()
+    assert len(contents(again)) == 1
+    assert not (tmp_path / "journal" / "000009.journal").exists()
+    again.append([(LogId(1), make_batch(0))])
+    assert (tmp_path / "journal" / "000010.journal").exists()
+
+
+def test_record_cannot_pose_as_an_entry(open_journal, make_batch, tmp_path, disk):
+    """The bytes of an entry stored inside a record are not taken for an entry after damage."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    path = tmp_path / "journal" / "000001.journal"
+    stolen = bytearray(path.read_bytes()[FILE_HEADER_BYTES : FILE_HEADER_BYTES + 200])
+    stolen[16] = 9  # a later sequence; whoever guesses the nonce could fix the checksum too
+    entry = bytes(encode_at_eight(make_batch, bytes(stolen)))
+    journal.append([(LogId(1), entry)])
+    journal.append([(LogId(1), make_batch(2))])
+    journal.sync()
+    del journal
+    data = bytearray(path.read_bytes())
+    second = data.index(entry) - 48
+    data[second + 4] ^= 0xFF
+    path.write_bytes(data)
+    assert [s for s, _ in contents(open_journal())] == [1, 3]
+
+
+def encode_at_eight(make_batch, value):
+    """A batch-like part with ``value`` at a multiple of eight bytes."""
+    batch = make_batch(1, size=len(value))
+    at = batch.index(b"1:")
+    return batch[:at] + value + batch[at + len(value) :]
+
+
+@given(junk=st.binary(min_size=0, max_size=3000), at=st.integers(0, 6000))
+def test_any_bytes_open(tmp_path_factory, junk, at):
+    """Whatever a journal file holds, opening and replaying it ends without an error."""
+    directory = tmp_path_factory.mktemp("fuzz")
+    (directory / "000001.journal").write_bytes((bytes(at) + junk).ljust(5000, b"\0"))
+    from strandline.storage.disk import Disk
+
+    journal = Journal.open(directory, disk=Disk(), file_bytes=FILE_BYTES)
+    assert contents(journal) == []
