@@ -80,7 +80,7 @@ class Broker:
 
     def log_segments(self) -> list[Path]:
         """The segment files of all partitions, in order."""
-        return sorted(self.data_dir.glob("logs/*/*.log"))
+        return segments_of(self.data_dir.parent)
 
     def errors(self) -> str:
         """The end of what it wrote to standard error."""
@@ -90,6 +90,11 @@ class Broker:
 def program() -> str:
     """The `strandline` program of this Python environment, or of the PATH."""
     return find_program("strandline", HOW_TO_GET, Path(sys.executable).parent)
+
+
+def segments_of(folder: Path) -> list[Path]:
+    """The segment files of a broker that ran, or runs, in `folder`."""
+    return sorted(folder.glob("data/logs/*/*.log"))
 
 
 def serve_words(data_dir: Path) -> list[str]:

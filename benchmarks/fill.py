@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strandline.client import Client
 
 TABLE_BYTES: Final = 1 << 20
-LONE_S_MAX: Final = 120.0
+LOAD_S_MAX: Final = 180.0
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,24 @@ def append_many(
     return time.perf_counter() - started
 
 
-def append_one_by_one(broker: Broker, subject: str, shape: Shape) -> int:
-    """Publishes one record at a time and waits for each ack, so that each is a batch of its own.
+def append_loaded(
+    broker: Broker, subject: str, shape: Shape, *, connections: int = 16, appenders: int = 128
+) -> int:
+    """Publishes with the native load generator; each appender waits for its own ack.
+
+    With one appender on one connection, each record becomes a batch of its own.
 
     Returns:
-        how many were stored; fewer than asked for if LONE_S_MAX did not suffice.
+        how many were stored; fewer than asked for if LOAD_S_MAX did not suffice.
 
     Raises:
         LoadError: the broker refused one.
     """
     load = Load(
-        connections=1,
-        appenders=1,
+        connections=connections,
+        appenders=appenders,
         size_bytes=shape.value_bytes,
-        seconds=LONE_S_MAX,
+        seconds=LOAD_S_MAX,
         warmup=0,
         subject=subject,
         max_appends=shape.records,

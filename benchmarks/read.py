@@ -8,17 +8,18 @@ consumer, and `cat` of the same segment files for the cold read. Values are rand
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import gc
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from benchmarks import broker as brokers
 from benchmarks import cache, figures, machine, runner
-from benchmarks.aims import Aim, number
+from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings, find
 from benchmarks.fill import Shape
 from benchmarks.peers.process import UnavailableError, fresh_dir
@@ -26,8 +27,12 @@ from benchmarks.peers.system import Place
 from benchmarks.report import table
 from benchmarks.sources import (
     LABEL,
+    VALUES_ONLY,
     Pass,
     Source,
+    ValuesOnly,
+    jetstream,
+    kafka,
     open_bare_flight,
     open_jetstream_source,
     open_kafka_source,
@@ -47,8 +52,11 @@ WIDE, COLD, SMALL, ONES = (
 )
 CASES: Final = {"wide": WIDE, "cold": COLD, "small": SMALL, "ones": ONES}
 CAT: Final = "cat SEGMENTS > /dev/null"
-VALUE_ONLY: Final = "Strandline, columns=['value']"
-PEERS: Final = {"jetstream": open_jetstream_source, "kafka": open_kafka_source}
+PEERS: Final[dict[str, Callable[[Place, Shape], AbstractContextManager[Source]]]] = {
+    "jetstream": open_jetstream_source,
+    "kafka": open_kafka_source,
+}
+PEER_LABELS: Final = (jetstream.LABEL, kafka.LABEL)
 OURS_S_MAX: Final = 60.0
 INTRO = (
     "One Python consumer reads one partition from the beginning, once per run; median of {runs} "
@@ -145,82 +153,146 @@ def open_source(
     return [source]
 
 
+def open_sources(
+    stack: ExitStack, case: str, shape: Shape, args: argparse.Namespace, samples: Samples
+) -> list[Source]:
+    """Strandline first, then what it is compared with, all filled and read once."""
+    place = Place(args.data_root)
+    print(f"{case}: filling Strandline with {shape.records:,} records", flush=True)
+    ours = stack.enter_context(open_strandline_source(place, shape, one_by_one=case == ONES))
+    ours.read(OURS_S_MAX)
+    samples.versions[ours.label] = ours.version
+    sources: list[Source] = [ours, ValuesOnly(ours)]
+    if case != ONES:
+        sources += open_source(stack, samples, open_bare_flight(place, ours), "bare Flight")
+        few = Shape(min(shape.records, args.peer_records), shape.value_bytes)
+        for name in split(args.peers):
+            sources += open_source(stack, samples, PEERS[name](place, few), name)
+    return sources
+
+
 def measure(case: str, shape: Shape, args: argparse.Namespace, samples: Samples) -> None:
     """All runs of one case that reads what is cached."""
-    place = Place(args.data_root)
     with ExitStack() as stack:
-        print(f"{case}: filling Strandline with {shape.records:,} records", flush=True)
-        opened = open_strandline_source(place, shape, one_by_one=case == ONES)
-        ours = stack.enter_context(opened)
-        samples.versions[ours.label] = ours.version
-        sources: list[Source] = [ours]
-        ours.read(OURS_S_MAX)
-        if case != ONES:
-            sources += open_source(stack, samples, open_bare_flight(place, ours), "bare Flight")
-            few = Shape(min(shape.records, args.peer_records), shape.value_bytes)
-            for name in split(args.peers):
-                sources += open_source(stack, samples, PEERS[name](place, few), name)
+        sources = open_sources(stack, case, shape, args, samples)
+        total = sources[0].records
         for run in range(args.runs):
             shift = run % len(sources)
             for source in sources[shift:] + sources[:shift]:
-                seconds_max = OURS_S_MAX if source is ours else args.peer_seconds
-                one_pass = timed(
-                    case,
-                    source.label,
-                    lambda read=source.read, cut=seconds_max: read(cut),
-                    warm_mib=args.warm_mib,
-                )
-                check_complete(source, ours, one_pass)
-                record(samples, case, source.label, one_pass)
-            value_only = timed(
-                case, VALUE_ONLY, lambda: ours.read(OURS_S_MAX, ["value"]), warm_mib=args.warm_mib
-            )
-            record(samples, case, VALUE_ONLY, value_only)
+                is_ours = source.label in (LABEL, VALUES_ONLY)
+                cut_s = OURS_S_MAX if is_ours else args.peer_seconds
+                one_pass = functools.partial(source.read, cut_s)
+                done = timed(case, source.label, one_pass, warm_mib=args.warm_mib)
+                if is_ours and done.records != total:
+                    raise RuntimeError(f"read {done.records} records of {total}")
+                if case == WIDE:
+                    samples.add(case, source.label, "GiB/s", done.gib_per_s)
+                else:
+                    samples.add(case, source.label, "records/s", done.records_per_s)
 
 
-def check_complete(source: Source, ours: Source, done: Pass) -> None:
-    """Strandline delivers everything, or the benchmark is broken."""
-    if source is ours and done.records != getattr(ours, "records", None):
-        raise RuntimeError(f"read {done.records} records of {getattr(ours, 'records', None)}")
+def read_cold(folder: Path, total: int, *, warm_mib: int) -> float:
+    """GiB/s of segment files, read by one consumer of a broker that has just started."""
+    with brokers.running(folder) as broker, broker.connect() as client:
+        segments = broker.log_segments()
+        cache.evict(segments)
+        whole = functools.partial(read_stream, client, seconds_max=OURS_S_MAX)
+        done = timed(COLD, LABEL, whole, warm_mib=warm_mib)
+        if done.records != total:
+            raise RuntimeError(f"read {done.records} records of {total}")
+        return cache.size_bytes(segments) / GIB / done.seconds
 
 
-def record(samples: Samples, case: str, label: str, done: Pass) -> None:
-    """Keeps what a pass measured, in the units of the case."""
-    if case == WIDE:
-        samples.add(case, label, "GiB/s", done.gib_per_s)
-    else:
-        samples.add(case, label, "records/s", done.records_per_s)
+def cat_cold(folder: Path, *, warm_mib: int) -> float:
+    """GiB/s of the same files, read by `cat`, with no broker that could have them mapped."""
+    segments = brokers.segments_of(folder)
+    cache.evict(segments)
+    touch_memory(warm_mib)
+    rate = cache.size_bytes(segments) / GIB / cache.cat_seconds(segments)
+    print(f"  {COLD:<30} {CAT:<40} {rate:6.2f} GiB/s", flush=True)
+    return rate
 
 
 def measure_cold(shape: Shape, args: argparse.Namespace, samples: Samples) -> None:
-    """Reads after a restart with nothing cached, beside `cat` of the same files."""
+    """Reads with nothing cached; in every other run `cat` goes first."""
     with fresh_dir(args.data_root, "strandline") as folder:
         print(f"{COLD}: filling Strandline with {shape.records:,} records", flush=True)
         with brokers.running(folder) as broker, broker.connect() as client:
             total = fill(broker, client, shape, one_by_one=False)
+        warm_mib = args.warm_mib
         for run in range(args.runs):
-            with brokers.running(folder) as broker, broker.connect() as client:
-                segments = broker.log_segments()
-                size = cache.size_bytes(segments)
+            if run % 2:
+                samples.add(COLD, CAT, "GiB/s", cat_cold(folder, warm_mib=warm_mib))
+            samples.add(COLD, LABEL, "GiB/s", read_cold(folder, total, warm_mib=warm_mib))
+            if not run % 2:
+                samples.add(COLD, CAT, "GiB/s", cat_cold(folder, warm_mib=warm_mib))
 
-                def read_cold() -> float:
-                    cache.evict(segments)
-                    done = timed(
-                        COLD,
-                        LABEL,
-                        lambda: read_stream(client, seconds_max=OURS_S_MAX),
-                        warm_mib=args.warm_mib,
-                    )
-                    if done.records != total:
-                        raise RuntimeError(f"read {done.records} records of {total}")
-                    return done.seconds
 
-                def cat_cold() -> float:
-                    cache.evict(segments)
-                    touch_memory(args.warm_mib)
-                    return cache.cat_seconds(segments)
+def aims(found: Sequence[Figure], cases: Sequence[str]) -> list[Aim]:
+    """What reading should reach; peers by the best of them."""
 
-                # The broker maps what it has read, so only its first read can be a cold one.
-                first, second = (cat_cold, read_cold) if run % 2 else (read_cold, cat_cold)
-                del first, second
-    del size
+    def median(case: str, system: str = LABEL) -> float | None:
+        figure = find(found, case, system)
+        return figure.median if figure else None
+
+    def over(case: str, systems: Sequence[str]) -> float | None:
+        mine, others = median(case), [m for m in (median(case, s) for s in systems) if m]
+        return mine / max(others) if mine and others else None
+
+    listed = []
+    if "wide" in cases:
+        listed.append(Aim(WIDE, 1.5, median(WIDE), "GiB/s"))
+        listed.append(Aim(f"{WIDE} ÷ best peer client", 5, over(WIDE, PEER_LABELS), "x"))
+    if "cold" in cases:
+        listed.append(Aim(f"{COLD} ÷ cat", 0.9, over(COLD, [CAT]), "x"))
+    if "small" in cases:
+        listed.append(Aim(f"{SMALL} into Arrow", 10e6, median(SMALL), "records/s"))
+        listed.append(Aim(f"{SMALL} ÷ best peer client", 10, over(SMALL, PEER_LABELS), "x"))
+    if "ones" in cases:
+        listed.append(Aim(ONES, 300e3, median(ONES), "records/s"))
+    return listed
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    args = parse_args()
+    cases, samples = split(args.cases), Samples()
+    host = machine.describe(args.data_root, WIDE_BYTES)
+    wide = Shape(args.mib * MIB // WIDE_BYTES, WIDE_BYTES)
+    if "wide" in cases:
+        measure(WIDE, wide, args, samples)
+    if "cold" in cases:
+        measure_cold(wide, args, samples)
+    if "small" in cases:
+        measure(SMALL, Shape(args.small, SMALL_BYTES), args, samples)
+    if "ones" in cases:
+        measure(ONES, Shape(args.ones, SMALL_BYTES), args, samples)
+    found = samples.figures()
+    ratios = table(["case", "ratio of medians", ""], figures.ratio_rows(found, LABEL))
+    settings = {
+        "2 KiB records": wide.records,
+        "100 B records": args.small,
+        "records stored one per batch": args.ones,
+        "records in a peer, at most": args.peer_records,
+        "client.read()": "batch_bytes 1 MiB (default), one partition, over loopback",
+        "nats-py": "pull_subscribe, fetch(1000), no acks",
+        "confluent-kafka": "consume(10000), queued.max.messages.kbytes 256 MiB",
+    }
+    findings = Findings(
+        name="read",
+        title="Reading back",
+        intro=INTRO.format(**vars(args)),
+        machine=host,
+        settings=settings,
+        figures=found,
+        aims=aims(found, cases),
+        module="benchmarks.read",
+        versions=samples.versions,
+        unavailable=samples.unavailable,
+        sections=["## Ratios", ratios],
+    )
+    figures.publish(findings, args.results, args.label)
+
+
+if __name__ == "__main__":
+    main()

@@ -49,6 +49,7 @@ class BareFlight:
     """The bare server, running."""
 
     client: fl.FlightClient
+    records: int
     label: str = LABEL
 
     @property
@@ -79,10 +80,11 @@ def open_bare_flight(place: Place, of: StrandlineSource) -> Iterator[BareFlight]
         log = folder / "server.log"
         with server(words, log) as process:
             line = wait_for_line(process, log, "{", timeout_s=START_TIMEOUT_S)
-            address = f"grpc+tcp://{LOOPBACK}:{json.loads(line)['port']}"
+            ready = json.loads(line)
+            address = f"grpc+tcp://{LOOPBACK}:{ready['port']}"
             options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             with fl.FlightClient(address, generic_options=options) as client:
-                yield BareFlight(client)
+                yield BareFlight(client, ready["records"])
 
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -107,7 +109,8 @@ def main() -> None:
             if held >= HELD_BYTES_MAX:
                 break
         bare = BareServer(reader.schema, batches)
-    print(json.dumps({"port": bare.port}), flush=True)
+    records = sum(batch.num_rows for batch in batches)
+    print(json.dumps({"port": bare.port, "records": records}), flush=True)
     bare.serve()
 
 

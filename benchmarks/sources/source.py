@@ -43,5 +43,9 @@ class Source(Protocol):
     def version(self) -> str:
         """Versions of what is measured, client included."""
 
+    @property
+    def records(self) -> int:
+        """How many it holds."""
+
     def read(self, seconds_max: float) -> Pass:
         """One pass, cut after `seconds_max`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchmarks import broker as brokers
-from benchmarks.fill import Shape, append_many, append_one_by_one, end_offset
+from benchmarks.fill import Shape, append_loaded, append_many, end_offset
 from benchmarks.peers.system import Place
 from benchmarks.sources.source import Pass
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from strandline.client import Client
 
 LABEL: Final = "Strandline, client.read()"
+VALUES_ONLY: Final = "Strandline, columns=['value']"
 STREAM: Final = "bench"
 
 
@@ -38,9 +39,31 @@ class StrandlineSource:
 
         return f"strandline {__version__}, pyarrow {pa.__version__}"
 
-    def read(self, seconds_max: float, columns: Sequence[str] | None = None) -> Pass:
-        """Every record, all columns unless some are named."""
-        return read_stream(self.client, seconds_max=seconds_max, columns=columns)
+    def read(self, seconds_max: float) -> Pass:
+        """Every record, all columns."""
+        return read_stream(self.client, seconds_max=seconds_max)
+
+
+@dataclass(frozen=True)
+class ValuesOnly:
+    """The same broker and stream, read with one column only."""
+
+    of: StrandlineSource
+    label: str = VALUES_ONLY
+
+    @property
+    def version(self) -> str:
+        """As the whole."""
+        return self.of.version
+
+    @property
+    def records(self) -> int:
+        """As the whole."""
+        return self.of.records
+
+    def read(self, seconds_max: float) -> Pass:
+        """The value of every record."""
+        return read_stream(self.of.client, seconds_max=seconds_max, columns=["value"])
 
 
 def read_stream(
@@ -66,7 +89,7 @@ def fill(broker: brokers.Broker, client: Client, shape: Shape, *, one_by_one: bo
     """Creates the stream and appends; how many records it holds then."""
     client.create_stream(STREAM, subject=STREAM, acks="memory" if one_by_one else "disk")
     if one_by_one:
-        append_one_by_one(broker, STREAM, shape)
+        append_loaded(broker, STREAM, shape, connections=1, appenders=1)
     else:
         append_many(client, STREAM, shape)
     return end_offset(client, STREAM)

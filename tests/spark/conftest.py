@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pytest
 import strandline
 from strandline.testing import ProcessServer
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = os.environ.get("SNAP") or str(Path(__file__).parents[2] / "src")
 _numbers = itertools.count()
 
 
@@ -62,7 +61,7 @@ class Log:
         return name
 
     def append(self, stream, numbers, *, partitions=2, size=0):
-        """Append records: value "<number>.…", key "k<number % 7>", partition number % partitions."""
+        """Append records: value "<number>...", key "k<number % 7>", partition by number."""
         for partition in range(partitions):
             mine = [n for n in numbers if n % partitions == partition]
             if mine:

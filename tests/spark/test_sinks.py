@@ -152,7 +152,7 @@ def test_a_filtering_query_needs_to_say_so(stream_reader, log, landed, tmp_path)
 
 
 def test_a_lost_checkpoint_cannot_double_records(stream_reader, log, landed, tmp_path):
-    """With the checkpoint deleted the query is refused, and goes on from the table's own offsets."""
+    """Without its checkpoint a query is refused, and goes on from the table's own offsets."""
     stream, table = log.new_stream(100), str(tmp_path / "t")
 
     def run(checkpoint, **options):

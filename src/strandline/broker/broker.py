@@ -7,7 +7,7 @@ recovery: there is no other way to open, so a crash and a clean stop take the sa
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.metadata.commands import CreateStream, DeleteStream
-from strandline.metadata.image import StreamImage, unknown_stream_message
+from strandline.metadata.image import PartitionImage, StreamImage, unknown_stream_message
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
@@ -69,7 +69,7 @@ class Broker:
         self.is_ready = False
         self._streams: dict[str, Stream] = {}
         self._stream_callbacks: list[Callable[[], None]] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
 
     # Life
@@ -80,12 +80,29 @@ class Broker:
         Raises:
             DataDirLockedError: another broker uses the directory.
             CorruptBatchError: the metadata file is damaged.
+            UnavailableError: the directory cannot be read or written; nothing is left running.
         """
         self._loop = asyncio.get_running_loop()
-        self.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(self.data_dir)
+        self._syncer = Syncer(self._loop, self.disk.fdatasync)
+        try:
+            self._assemble()
+            self._storage = self._open()
+            for name, image in self._store.image.streams.items():
+                self._streams[name] = self._make_stream(image)
+        except BaseException:
+            self._syncer.close()
+            self._lock.release()
+            raise
+        self._spawn(self._checkpoints.run(), "checkpoints")
+        self._spawn(self._cleaner.run(), "cleaner")
+        self._count_streams()
+        self.is_ready = True
+
+    def _assemble(self) -> None:
+        """Make the parts; nothing is opened yet but the metadata."""
         self._store = MetadataStore(self.data_dir, self.disk)
-        self.admission = Admission(self.config.limits, self._wake)
+        self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
         self.admission.now_ns = self.clock.now_ns()
         self.turn = Turn(
             self._loop,
@@ -94,17 +111,13 @@ class Broker:
             telemetry=self.telemetry,
             on_poisoned=self._on_poisoned,
         )
-        self._syncer = Syncer(self._loop, self.disk.fdatasync)
         self._checkpoints = CheckpointSchedule(
             self.config.journal,
             clock=self.clock,
             telemetry=self.telemetry,
             on_poisoned=self.turn.poison,
         )
-        self._storage = self._open()
-        for name, image in self._store.image.streams.items():
-            self._streams[name] = self._make_stream(image)
-        cleaner = Cleaner(
+        self._cleaner = Cleaner(
             self.partitions,
             lock=self._admin,
             disk=self.disk,
@@ -112,36 +125,36 @@ class Broker:
             telemetry=self.telemetry,
             interval_ms=self.config.cleaner_interval_ms,
         )
-        self._tasks = [
-            asyncio.create_task(self._checkpoints.run(), name="checkpoints"),
-            asyncio.create_task(cleaner.run(), name="cleaner"),
-        ]
-        self._count_streams()
-        self.is_ready = True
 
     async def stop(self) -> None:
-        """Refuse new records, finish the turn, checkpoint and let go of the directory."""
+        """Refuse new records, finish the turn, checkpoint and let go of the directory.
+
+        Waits for what runs beside the loop: nobody else may have the directory before.
+        """
+        stopping = ShuttingDownError("the broker is stopping; retry later")
         self.is_ready = False
-        if self.admission.refusal is None:
-            self.admission.refusal = ShuttingDownError("the broker is stopping; retry later")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.admission.refusal = stopping
+        async with self._admin, self._checkpoints.lock:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self.quiesce()
         for partition in self.partitions():
-            partition.close()
+            partition.close(stopping)
         try:
             if not self._storage.journal.poisoned:
                 await self._checkpoints.checkpoint()
         except StrandlineError as error:
             logger.warning("no checkpoint at the stop, the journal will be replayed: %s", error)
-        self._syncer.close()
-        self._close_storage()
-        self._lock.release()
+        finally:
+            self._syncer.close()
+            self._close_storage()
+            self._lock.release()
 
     async def quiesce(self) -> None:
         """Wait until no turn is between write and answer and nothing waits for one."""
-        while not self.turn.is_idle:
+        while not self.turn.is_idle:  # noqa: ASYNC110  no bookkeeping in the hot path for this
             await asyncio.sleep(0.001)
 
     # Streams
@@ -176,8 +189,14 @@ class Broker:
         async with self._admin:
             self._check_available()
             command = CreateStream(config=config, now_ns=self.clock.now_ns())
-            image = self._store.apply(command).streams[config.name]
-            stream = self._make_stream(image)
+            image = self._store.preview(command).streams[config.name]
+            try:
+                # Logs first: a stream in the metadata without logs would be in the way.
+                stream = self._make_stream(image)
+                self._store.apply(command)
+            except StrandlineError:
+                self._remove_logs(image.partitions)
+                raise
             self._streams = {**self._streams, config.name: stream}
             self._announce()
             self._count_streams()
@@ -185,27 +204,37 @@ class Broker:
             return stream
 
     async def delete_stream(self, name: str) -> None:
-        """Delete a stream and its records.
+        """Delete a stream and its records; what is pending is rejected.
 
         Raises:
             UnknownStreamError: there is none.
+            UnavailableError: the broker cannot store it now.
         """
         async with self._admin:
             stream = self.stream(name)
+            self._check_available()
             self._store.apply(DeleteStream(name=name))
             self._streams = {key: s for key, s in self._streams.items() if key != name}
-            self._announce()
             gone = UnknownStreamError(f"stream {name!r} was deleted")
             for partition in stream.partitions:
+                partition.close(gone)
                 partition.reject_from((), gone)
-                partition.close()
-            await self.quiesce()
-            async with self._checkpoints.lock:
-                for partition in stream.partitions:
-                    self._storage.logs.pop(LogId(partition.log_id), None)
-                    partition.log.delete()
+            self._announce()
             self._count_streams()
+            await self.turn.passed()
+            async with self._checkpoints.lock:
+                self._remove_logs(stream.partitions)
             logger.info("deleted stream %s", name)
+
+    def _remove_logs(self, partitions: Iterable[Partition | PartitionImage]) -> None:
+        """Remove the logs of a stream that is not, or no more, in the metadata."""
+        for partition in partitions:
+            log = self._storage.logs.pop(LogId(partition.log_id), None)
+            try:
+                if log is not None:
+                    log.delete()
+            except StrandlineError as error:
+                logger.warning("a deleted log is left to the next start: %s", error)
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
         """Delete records below ``offset``; returns the new log start offset.
@@ -213,9 +242,11 @@ class Broker:
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
             OffsetOutOfRangeError: beyond the high watermark.
+            UnavailableError: the broker cannot store it now.
         """
         async with self._admin:
             target = self.stream(name).partition(partition)
+            self._check_available()
             if offset > target.high_watermark or offset < 0:
                 raise OffsetOutOfRangeError(
                     f"cannot truncate {target.name} before {offset}: its high watermark is "
@@ -250,6 +281,18 @@ class Broker:
     def _check_available(self) -> None:
         if self.admission.refusal is not None:
             raise self.admission.refusal
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something beside the turn until the stop; if a bug ends it, say so loudly."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                logger.critical("task %s died, please report", name, exc_info=task.exception())
+
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
 
     def _announce(self) -> None:
         for callback in self._stream_callbacks:
@@ -322,22 +365,24 @@ class Broker:
     def _on_poisoned(self, error: StrandlineError) -> None:
         """Try to reopen until the disk works again."""
         logger.error("storage failed, refusing appends until it is reopened: %s", error)
-        self._tasks.append(asyncio.create_task(self._heal(), name="heal"))
+        self._spawn(self._heal(), "heal")
 
     async def _heal(self) -> None:
         """Reopen the data directory as after a crash, verifying it; repeat until it works."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S)
             async with self._admin, self._checkpoints.lock:
+                await self.turn.passed()
                 try:
                     self._close_storage()
                     self._storage = self._open()
                 except StrandlineError as error:
-                    logger.error("storage is still failing: %s", error)
+                    logger.error("storage is still failing: %s", error)  # noqa: TRY400  no trace
                     continue
                 for partition in self.partitions():
                     partition.rebind(self._storage.logs[LogId(partition.log_id)])
-            self.admission.refusal = None
+            if not isinstance(self.admission.refusal, ShuttingDownError):
+                self.admission.refusal = None
             self.telemetry.journal_poisoned = 0
             logger.warning("storage was reopened and verified; accepting appends again")
             return

@@ -2,15 +2,19 @@
 
 ``storage.recovery.Checkpointer`` knows how; only its middle step waits for the disk, and that one
 runs beside the loop. A spare journal file is made ready here too, so that no turn waits for one.
+
+Rule: whatever runs beside the loop does so under ``lock``; who holds it may cancel ``run``, reopen
+the journal or let go of the data directory, and no thread is still writing to it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from strandline.clock import Clock
 from strandline.config import JournalConfig
-from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError
+from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import Telemetry
 
@@ -43,9 +47,10 @@ class CheckpointSchedule:
         self._on_poisoned = on_poisoned
         self._storage: Recovered | None = None
         self.lock = asyncio.Lock()
-        """Held while a checkpoint is taken; whoever deletes logs holds it too."""
+        """Held while a thread writes; whoever deletes, reopens or closes logs holds it too."""
         self._last_ms = clock.monotonic_ms()
         self._last_sequence = -1
+        self._retry_ms: dict[str, float] = {}
 
     def attach(self, storage: Recovered) -> None:
         """Use this storage from now on."""
@@ -53,21 +58,36 @@ class CheckpointSchedule:
         self._last_sequence = -1
 
     async def run(self) -> None:
-        """Check for ever; what fails for lack of space is tried again at the next interval."""
+        """Check for ever; what cannot be done now is tried again at the next interval."""
         while True:
             await asyncio.sleep(POLL_S)
-            if self._storage is None or self._storage.journal.poisoned:
+            storage = self._storage
+            if storage is None or storage.journal.poisoned:
                 continue
-            try:
-                if self._storage.journal.spares == 0:
-                    await asyncio.to_thread(self._storage.journal.allocate_spare)
-                if self._is_due(self._storage):
-                    await self.checkpoint()
-            except DiskFullError as error:
-                logger.warning("no space for a checkpoint, will try again: %s", error)
-                await asyncio.sleep(self._config.checkpoint_interval_ms / 1000)
-            except LogPoisonedError as error:
-                self._on_poisoned(error)
+            if storage.journal.spares == 0:
+                await self._attempt("spare journal file", self._allocate_spare)
+            if self._is_due(storage):
+                await self._attempt("checkpoint", self.checkpoint)
+
+    async def _attempt(self, what: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do one of the two; one that fails does not keep the other from being done."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._retry_ms.get(what, now_ms):
+            return
+        try:
+            await step()
+        except LogPoisonedError as error:
+            self._on_poisoned(error)
+        except UnavailableError as error:
+            logger.warning("no %s now, will try again: %s", what, error)
+            self._retry_ms[what] = now_ms + self._config.checkpoint_interval_ms
+
+    async def _allocate_spare(self) -> None:
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            if not storage.journal.poisoned:
+                await asyncio.to_thread(storage.journal.allocate_spare)
 
     def _is_due(self, storage: Recovered) -> bool:
         """Whether enough was written, or something was and enough time has passed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from strandline.broker.partition import Partition
 from strandline.clock import Clock
 from strandline.config import StreamConfig
-from strandline.errors import DiskFullError, StrandlineError
+from strandline.errors import StrandlineError, UnavailableError
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -60,14 +60,16 @@ class Cleaner:
     async def clean(self) -> None:
         """One round."""
         for partition in self._partitions():
+            if partition.closed:
+                continue
             try:
                 self._retain(partition)
                 if partition.config.compact:
                     await self._compact(partition)
-            except DiskFullError as error:
-                logger.warning("cleaning %s: %s", partition.name, error)
+            except UnavailableError as error:
+                logger.warning("cleaning %s, will try again: %s", partition.name, error)
             except StrandlineError as error:
-                logger.error("cleaning %s failed: %s", partition.name, error)
+                logger.error("cleaning %s: %s", partition.name, error)  # noqa: TRY400  no trace
         live = {partition.log for partition in self._partitions()}
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
 

@@ -14,11 +14,13 @@ import pyarrow.compute as pc
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import Attributes, iter_headers
-from strandline.record.codec import MESSAGE_ID_HEADER, decode_batches
+from strandline.record.codec import MESSAGE_ID_HEADER
+from strandline.record.decode import BatchColumns
 from strandline.storage.log import Log
 from strandline.types import Offset, TimestampNs
 
 LOAD_READ_BYTES = 4 << 20
+VECTOR_RECORDS_MIN = 64
 
 
 class DedupWindow:
@@ -69,19 +71,20 @@ class DedupWindow:
         """Fill from the records the log stored within the window, in offset order.
 
         Batches without message ids are skipped by their header. Blocks for about a microsecond a
-        record that has an id.
+        record that has an id, and for eighty where records were stored one by one.
         """
         offset = log.offset_for_timestamp(TimestampNs(now_ns - self._window_ns))
         while offset < log.log_end_offset:
             try:
                 found = log.read(offset, LOAD_READ_BYTES)
-            except CorruptBatchError as damage:
-                assert damage.next_offset > offset, "damage ends somewhere"
-                offset = Offset(damage.next_offset)  # ids in it cannot be known any more
+            except CorruptBatchError as damage:  # ids in it cannot be known any more
+                offset = Offset(max(damage.next_offset, offset + 1))
                 continue
-            for start, end in _runs_with_ids(found.buffer):
-                for stored in _message_ids(found.buffer[start:end]):
-                    self._remember(*stored)
+            buffer = pa.py_buffer(found.buffer)
+            for position, header in iter_headers(found.buffer):
+                if header.attributes & Attributes.MESSAGE_IDS:
+                    for stored in _message_ids(BatchColumns(buffer, position)):
+                        self._remember(*stored)
             offset = found.next_offset
 
 
@@ -92,34 +95,38 @@ def load_window(log: Log, window_ms: int, now_ns: TimestampNs) -> DedupWindow:
     return window
 
 
-def _runs_with_ids(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Begin and end of each row of neighbouring batches that hold message ids."""
-    start = end = 0
-    for position, header in iter_headers(view):
-        if header.attributes & Attributes.MESSAGE_IDS:
-            if end != position:
-                if end > start:
-                    yield start, end
-                start = position
-            end = position + header.length
-    if end > start:
-        yield start, end
-
-
-def _message_ids(view: memoryview) -> Iterator[tuple[TimestampNs, str, Offset]]:
+def _message_ids(batch: BatchColumns) -> Iterator[tuple[TimestampNs, str, Offset]]:
     """(timestamp, id, offset) of the records that have an id; the first id of a record counts."""
-    for rows in decode_batches(view, columns=("offset", "timestamp", "headers")):
-        headers = rows.column(2)
-        is_id = pc.equal(headers.keys, MESSAGE_ID_HEADER)
-        is_id = pc.and_(is_id, pc.greater(pc.binary_length(headers.items), 0))
-        pairs = pc.indices_nonzero(is_id).to_numpy() + headers.offsets[0].as_py()
-        places = headers.offsets.to_numpy().searchsorted(pairs, side="right") - 1
-        places, first = np.unique(places, return_index=True)
-        ids = headers.items.filter(is_id).take(pa.array(first)).to_pylist()
-        offsets = rows.column(0).to_numpy()[places].tolist()
-        times = rows.column(1).cast(pa.int64()).to_numpy()[places].tolist()
-        for time_ns, message_id, offset in zip(times, ids, offsets, strict=True):
-            yield time_ns, as_id(message_id), offset
+    headers = batch.headers()
+    if len(headers) < VECTOR_RECORDS_MIN:
+        places, ids = _ids_one_by_one(headers)
+    else:
+        places, ids = _ids_at_once(headers)
+    offsets = batch.offset().to_numpy()[places].tolist()
+    times = batch.timestamp().cast(pa.int64()).to_numpy()[places].tolist()
+    for time_ns, message_id, offset in zip(times, ids, offsets, strict=True):
+        yield time_ns, as_id(message_id), offset
+
+
+def _ids_one_by_one(headers: pa.Array) -> tuple[list[int], list[bytes]]:
+    """Places and ids; quicker than ``_ids_at_once`` for few records."""
+    found = {
+        place: value
+        for place, pairs in enumerate(headers.to_pylist())
+        for name, value in reversed(pairs or ())
+        if name == MESSAGE_ID_HEADER and value
+    }
+    return list(found), list(found.values())
+
+
+def _ids_at_once(headers: pa.Array) -> tuple[list[int], list[bytes]]:
+    """Places and ids, without a Python object for each header."""
+    is_id = pc.equal(headers.keys, MESSAGE_ID_HEADER)
+    is_id = pc.and_(is_id, pc.greater(pc.binary_length(headers.items), 0))
+    pairs = pc.indices_nonzero(is_id).to_numpy()
+    places = headers.offsets.to_numpy().searchsorted(pairs, side="right") - 1
+    places, first = np.unique(places, return_index=True)
+    return places.tolist(), headers.items.filter(is_id).take(pa.array(first)).to_pylist()
 
 
 def as_id(header: bytes) -> str:

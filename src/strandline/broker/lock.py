@@ -1,10 +1,11 @@
 """One broker per data directory: an advisory lock that dies with its process."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
 
-from strandline.errors import DataDirLockedError
+from strandline.errors import DataDirLockedError, UnavailableError
 
 FILE_NAME = "broker.lock"
 
@@ -12,25 +13,38 @@ FILE_NAME = "broker.lock"
 class DataDirLock:
     """Holds the directory's lock from construction to ``release``.
 
+    Args:
+        directory: made if it is missing.
+
     Raises:
         DataDirLockedError: another process holds it; the message names its pid.
+        UnavailableError: the directory cannot be made or written to.
     """
 
     def __init__(self, directory: Path) -> None:
-        path = directory / FILE_NAME
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot use data directory {directory}: {error.strerror}; check its permissions "
+                "and space, or choose another --data-dir"
+            ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(self._fd, 32).decode(errors="replace").strip()
+            holder = os.read(self._fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._fd)
             raise DataDirLockedError(
                 f"data directory {directory} is in use by another broker (pid {holder}); stop it "
                 "or choose another --data-dir"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the pid is a courtesy, the lock holds
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let another broker have the directory."""
-        os.close(self._fd)
+        """Let another broker have the directory; harmless when repeated."""
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)

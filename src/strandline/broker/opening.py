@@ -1,10 +1,18 @@
-"""Opens a data directory: recovers the logs that the metadata names, and no others."""
+"""Opens a data directory: recovers the logs that the metadata names, and no others.
 
+Rule: a log is removed only if the metadata shows that its stream was deleted. Records that the
+metadata has never heard of mean that the metadata was lost, and are left alone.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 
+from strandline.broker.metadata_store import FILE_NAME
 from strandline.config import BrokerConfig, StreamConfig
+from strandline.errors import CorruptBatchError
 from strandline.metadata.image import MetadataImage
-from strandline.storage.disk import Disk
+from strandline.storage.disk import Disk, translated
+from strandline.storage.log import DELETED_SUFFIX, delete_log_directory
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId
 
@@ -24,23 +32,36 @@ def open_storage(
 
     Raises:
         UnavailableError: a file cannot be read or written.
+        CorruptBatchError: there are records of streams that the metadata does not know.
     """
     plans: dict[LogId, LogPlan] = {}
     for stream in image.streams.values():
         for partition in stream.partitions:
             log_id = LogId(partition.log_id)
             plans[log_id] = log_plan(data_dir, log_id, stream.config)
+    others = [found for found in _log_directories(data_dir / LOGS_NAME) if found[0] not in plans]
+    for log_id, directory in others:
+        if log_id >= image.next_log_id and any(disk.listing(directory).values()):
+            raise CorruptBatchError(
+                f"{directory} holds records of a stream that {FILE_NAME} does not know: that file "
+                "is lost or too old; restore it from a backup, or move the directory away",
+                file=str(data_dir / FILE_NAME),
+            )
     recovered = recover(data_dir, plans, disk=disk, file_bytes=config.journal.file_bytes)
-    _remove_deleted(data_dir / LOGS_NAME, {plan.directory for plan in plans.values()}, disk=disk)
+    for _, directory in others:
+        delete_log_directory(directory, disk=disk)
     return recovered
 
 
-def _remove_deleted(logs_dir: Path, kept: set[Path], *, disk: Disk) -> None:
-    """Finish deletions that a crash cut short: directories of logs that no stream has."""
-    if not logs_dir.is_dir():
+def _log_directories(logs_dir: Path) -> Iterator[tuple[LogId, Path]]:
+    """Log id and path of each log there is, deleted or not."""
+    try:
+        names = sorted(path.name for path in logs_dir.iterdir() if path.is_dir())
+    except FileNotFoundError:
         return
-    for directory in logs_dir.iterdir():
-        if directory.is_dir() and directory not in kept:
-            for name in disk.listing(directory):
-                disk.unlink(directory / name)
-            disk.remove_directory(directory)
+    except OSError as error:
+        raise translated(error, f"listing {logs_dir}") from error
+    for name in names:
+        number = name.removesuffix(DELETED_SUFFIX)
+        if number.isdigit():
+            yield LogId(int(number)), logs_dir / number

@@ -94,7 +94,7 @@ class Turn:
     async def passed(self) -> None:
         """Wait until the turn that is under way, if one is, has been answered."""
         number = self._number
-        while self._under_way and self._number == number:
+        while self._under_way and self._number == number:  # noqa: ASYNC110  see Broker.quiesce
             await asyncio.sleep(0.001)
 
     def wake(self) -> None:
@@ -227,7 +227,7 @@ class Turn:
 
         def finish(error: StrandlineError | None) -> None:
             if error is not None:
-                raise LogPoisonedError(error.message)
+                raise LogPoisonedError(error.message) from error
             journal.mark_synced(sequence)
             self._synced(started_ms)
             self._complete(written)
@@ -316,7 +316,8 @@ class Turn:
         assert self._journal is not None, "attached before anything is written"
         self._journal.poison()
         is_first = self._admission.refusal is None
-        self._admission.refusal = error
+        if is_first:
+            self._admission.refusal = error
         for partition in self._admission.dirty:
             self._reject(partition, [], error)
         self._telemetry.journal_poisoned = 1

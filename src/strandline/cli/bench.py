@@ -85,7 +85,7 @@ def append(
 def read(
     *,
     stream: Annotated[
-        str | None, typer.Option(help="Read this one.  [a new one, filled first]")
+        str | None, typer.Option(help="Read this one.", show_default="a new one, filled first")
     ] = None,
     records: RecordsOption = 500_000,
     size: SizeOption = 2048,

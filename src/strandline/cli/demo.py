@@ -18,7 +18,8 @@ def demo(
         Path, typer.Option(help="Where log, tables and chart go; an earlier demo is replaced.")
     ] = Path("demo-output"),
     flights: Annotated[
-        int | None, typer.Option(help="Only so many flights, for a quick look.  [all]", min=1)
+        int | None,
+        typer.Option(help="Only so many flights, for a quick look.", show_default="all", min=1),
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:

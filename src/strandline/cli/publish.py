@@ -48,7 +48,8 @@ def publish(
         typer.Option(help="A record per line of this file.", exists=True, dir_okay=False),
     ] = None,
     subject: Annotated[
-        str | None, typer.Option(help="Subject to store.  [the stream's, if it has no wildcard]")
+        str | None,
+        typer.Option(help="Subject to store.", show_default="the stream's, if it has no wildcard"),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of the record or records.")] = None,
     header: Annotated[
@@ -59,7 +60,8 @@ def publish(
         typer.Option(help="Nats-Msg-Id of the one record: repeats are stored once."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="Which partition.  [by the stream's rule]", min=0)
+        int | None,
+        typer.Option(help="Which partition.", show_default="by the stream's rule", min=0),
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,

@@ -52,10 +52,12 @@ def read(
     ] = "earliest",
     stop: Annotated[
         str | None,
-        typer.Option("--to", help="Where to stop, exclusive, in the same words.  [latest]"),
+        typer.Option(
+            "--to", help="Where to stop, exclusive, in the same words.", show_default="latest"
+        ),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="Only this partition.  [all]", min=0)
+        int | None, typer.Option(help="Only this partition.", show_default="all", min=0)
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for further records.")

@@ -30,7 +30,8 @@ EPILOG = examples(
 def serve(
     *,
     data_dir: Annotated[
-        str | None, typer.Option(help="Directory of everything stored.  [strandline-data]")
+        str | None,
+        typer.Option(help="Directory of everything stored.", show_default="strandline-data"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -41,25 +42,33 @@ def serve(
         typer.Option(metavar="URL", help="Your NATS server; repeat for more. None: start one."),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on.  [127.0.0.1]", rich_help_panel=NETWORK)
+        str | None,
+        typer.Option(
+            help="Address to listen on.", show_default="127.0.0.1", rich_help_panel=NETWORK
+        ),
     ] = None,
     nats_port: Annotated[
         int | None,
-        typer.Option(help="Port of the nats-server started.  [4222]", rich_help_panel=NETWORK),
+        typer.Option(
+            help="Port of the nats-server started.", show_default="4222", rich_help_panel=NETWORK
+        ),
     ] = None,
     ingest_port: Annotated[
         int | None,
         typer.Option(
-            help="NATS protocol straight into the broker, for publishers; -1 off.  [4223]",
+            help="NATS protocol straight into the broker, for publishers; -1 off.",
+            show_default="4223",
             rich_help_panel=NETWORK,
         ),
     ] = None,
     flight_port: Annotated[
-        int | None, typer.Option(help="Arrow Flight.  [9293]", rich_help_panel=NETWORK)
+        int | None, typer.Option(help="Arrow Flight.", show_default="9293", rich_help_panel=NETWORK)
     ] = None,
     http_port: Annotated[
         int | None,
-        typer.Option(help="Web page, metrics, health; -1 off.  [9294]", rich_help_panel=NETWORK),
+        typer.Option(
+            help="Web page, metrics, health; -1 off.", show_default="9294", rich_help_panel=NETWORK
+        ),
     ] = None,
     grpc_port: Annotated[
         int | None,
@@ -69,7 +78,7 @@ def serve(
         ),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error.  [info]")
+        str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:

@@ -38,12 +38,16 @@ def create(
     name: NameArgument,
     subject: Annotated[
         str | None,
-        typer.Option(help="NATS subject to record; * and > are wildcards.  [the name]"),
+        typer.Option(
+            help="NATS subject to record; * and > are wildcards.", show_default="the name"
+        ),
     ] = None,
     partitions: Annotated[int, typer.Option(help="Number of partitions.", min=1)] = 1,
     partition_by: Annotated[
         Literal["suffix", "subject", "key"] | None,
-        typer.Option(help="How a record finds its partition.  [subject if it has wildcards]"),
+        typer.Option(
+            help="How a record finds its partition.", show_default="subject if it has wildcards"
+        ),
     ] = None,
     queue_group: Annotated[
         str, typer.Option(help="Streams of one group share a subject's records.")
@@ -89,8 +93,8 @@ def create(
         typer.Option(
             parser=parse_duration,
             metavar="DURATION",
-            help="How long a Nats-Msg-Id is remembered; 0 is off.  [2min]",
-            show_default=False,
+            help="How long a Nats-Msg-Id is remembered; 0 is off.",
+            show_default="2min",
             rich_help_panel=KEEPING,
         ),
     ] = 120_000,
@@ -99,8 +103,8 @@ def create(
         typer.Option(
             parser=parse_size,
             metavar="SIZE",
-            help="Size of one segment file.  [256MiB]",
-            show_default=False,
+            help="Size of one segment file.",
+            show_default="256MiB",
         ),
     ] = 256 << 20,
     server: ServerOption = SERVER_DEFAULT,

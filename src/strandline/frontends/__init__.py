@@ -1,1 +1,1 @@
-"""The broker's listeners: siblings that know the broker and not each other."""
+"""Front ends: how the outside reaches a broker, one protocol each; siblings that share nothing."""

@@ -237,10 +237,9 @@ class Disk:
             reason = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             raise translated(reason, "mapping a file") from error
 
-    def will_need(self, fd: int, position: int, length: int) -> None:
-        """Ask the system to start reading a range; a hint, so failure changes nothing."""
-        with contextlib.suppress(OSError):  # only a hint
-            os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
+    def will_need(self, mapped: mmap.mmap, position: int, length: int) -> None:
+        """Ask the system to start reading a range of a map."""
+        mapped.madvise(mmap.MADV_WILLNEED, position, length)
 
     def distrust_cache(self, fd: int) -> None:
         """Read the file from the disk itself from now on.

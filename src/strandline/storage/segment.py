@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from strandline.errors import CorruptBatchError, DiskFullError
+from strandline.errors import CorruptBatchError, DiskFullError, LogPoisonedError
 from strandline.record.batch import BatchHeader
 from strandline.storage.checkpoint import TIMESTAMP_MIN
 from strandline.storage.disk import Bytes, Disk, OpenFile
@@ -61,9 +61,9 @@ class Segment:
     """Batches from ``base_offset`` up to ``next_offset``, ``size`` bytes of them."""
 
     __slots__ = (
-        "_disk", "_file", "_hints", "_map", "_tail", "base_offset", "first_timestamp",
+        "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "first_timestamp",
         "has_durable_name", "index", "indexed_bytes", "max_timestamp", "next_offset", "path",
-        "pinned", "sealed", "size", "synced_bytes", "times",
+        "sealed", "size", "synced_bytes", "times",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -76,7 +76,7 @@ class Segment:
         self.max_timestamp = TIMESTAMP_MIN
         self.sealed = False
         self.has_durable_name = False
-        self.pinned = False
+        self._pinned: mmap.mmap | None = None
         self.synced_bytes = 0
         self.indexed_bytes = -1
         self.index: SparseIndex | None = SparseIndex()
@@ -278,26 +278,30 @@ class Segment:
         return memoryview(data + b"".join(pending) if from_file < length else data)[:length]
 
     def _mapped(self) -> mmap.mmap:
-        mapped = self._map
+        mapped = self._map or self._pinned
         if mapped is None:
-            file = self.file
-            mapped = self._map = self._disk.map(file.fd, self.size)
+            try:
+                file = self.file
+                mapped = self._map = self._disk.map(file.fd, self.size)
+            except LogPoisonedError:
+                if self._pinned is None:
+                    raise
+                return self._pinned  # the name went away just now
         return mapped
 
     def pin(self) -> None:
         """Hold on to the contents: the name is about to go, or to mean another file."""
-        self.pinned = True
         if self.sealed and self.size:
-            self._mapped()
+            self._pinned = self._mapped()
 
     def release(self) -> None:
         """Let go of the map and, of a sealed segment, the descriptor; both come back on demand."""
-        if self.sealed and not self.pinned and self.is_synced:
+        if self.sealed and self.is_synced:
             self._map = None
             self._file = None
 
     def read_ahead(self, position: int, end: int) -> bool:
-        """Ask for what a sequential reader wants next and forget what it has passed.
+        """Ask for what a sequential reader wants next and forget what it has passed; if sealed.
 
         Args:
             position: where its read began.
@@ -309,11 +313,10 @@ class Segment:
         stretch = end // AHEAD_BYTES
         if position and position // AHEAD_BYTES == stretch:
             return False
-        ahead = (stretch + 1) * AHEAD_BYTES if position else end
-        if ahead < self.size:
+        ahead = (stretch + 1) * AHEAD_BYTES if position else end & -mmap.PAGESIZE
+        if ahead < self.size and self.sealed:
             length = min(AHEAD_BYTES if position else 2 * AHEAD_BYTES, self.size - ahead)
-            file = self.file
-            self._disk.will_need(file.fd, ahead, length)
+            self._disk.will_need(self._mapped(), ahead, length)
         if stretch >= 2:
             self.read_past((stretch - 2) * AHEAD_BYTES, AHEAD_BYTES)
         return ahead >= self.size

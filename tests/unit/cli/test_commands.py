@@ -1,5 +1,6 @@
 """Every command against a real broker."""
 
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 import strandline
 from strandline.cli.app import app
 from strandline.testing import Server
+
+NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +34,8 @@ def run(url):
 
 
 @pytest.fixture
-def stream(run, request):
-    name = request.node.name.replace("[", "-").replace("]", "")[:60]
+def stream(run):
+    name = f"stream-{next(NUMBERS)}"
     run("stream", "create", name, "--subject", f"{name}.>", "--partitions", "2")
     yield name
     run("stream", "delete", name, "--yes")

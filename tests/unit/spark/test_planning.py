@@ -56,7 +56,7 @@ def test_another_stream_of_the_same_name_is_refused():
 
 
 def test_starts_by_word_and_by_number():
-    """earliest is the log start, latest the high watermark, and unnamed partitions start earliest."""
+    """earliest is the log start, latest the high watermark; unnamed partitions start earliest."""
     assert starting_offsets(STATES, options()) == {0: 10, 1: 5}
     assert starting_offsets(STATES, options(starting_offsets="latest")) == {0: 100, 1: 50}
     assert starting_offsets(STATES, options(starting_offsets={1: 7})) == {0: 10, 1: 7}

@@ -1,15 +1,24 @@
 """The journal: one entry a turn, files recycled, poison, full disks, and reading back."""
 
 import errno
+import struct
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import DiskFullError, LogPoisonedError
+from strandline.record.codec import Stamp, encode_records
+from strandline.storage.disk import Disk
 from strandline.storage.faulty_disk import keep_all
 from strandline.storage.journal import Journal
-from strandline.storage.journal_file import FILE_HEADER_BYTES
+from strandline.storage.journal_file import (
+    ENTRY_MAGIC,
+    FILE_HEADER_BYTES,
+    entry_struct,
+    read_entry,
+)
 from strandline.types import LogId
 
 FILE_BYTES = 8192
@@ -148,7 +157,7 @@ def test_steady_state_creates_no_files(open_journal, make_batch, tmp_path):
         if turn % 20 == 19:
             journal.sync()
             journal.recycle(journal.last_sequence)
-        if turn == 60:
+        if turn == 100:
             files = sorted((tmp_path / "journal").iterdir())
     assert sorted((tmp_path / "journal").iterdir()) == files
 
@@ -364,30 +373,26 @@ def test_half_made_files_are_removed(open_journal, make_batch, tmp_path):
     assert (tmp_path / "journal" / "000010.journal").exists()
 
 
-def test_record_cannot_pose_as_an_entry(open_journal, make_batch, tmp_path, disk):
-    """The bytes of an entry stored inside a record are not taken for an entry after damage."""
+def test_record_cannot_pose_as_an_entry(open_journal, make_batch, tmp_path):
+    """A record that holds the bytes of a perfect entry is not taken for one after damage."""
+    forged = bytearray(48)
+    entry_struct(1).pack_into(forged, 0, ENTRY_MAGIC, 0, 48, 1, 2, 1, 77, 1, 0)
+    struct.pack_into("<I", forged, 4, crc32c(bytes(forged[8:])))
+    assert read_entry(memoryview(forged), 0, 77) is not None
+    at = make_batch(0).index(b"0:")
+    stamp = Stamp(1, 0, 1)
+    batch = bytes(encode_records([bytes(-at % 8) + bytes(forged)], ["a.b"], stamp))
+    assert batch.index(forged) % 8 == 0
     journal = open_journal()
-    journal.append([(LogId(1), make_batch(0))])
-    path = tmp_path / "journal" / "000001.journal"
-    stolen = bytearray(path.read_bytes()[FILE_HEADER_BYTES : FILE_HEADER_BYTES + 200])
-    stolen[16] = 9  # a later sequence; whoever guesses the nonce could fix the checksum too
-    entry = bytes(encode_at_eight(make_batch, bytes(stolen)))
-    journal.append([(LogId(1), entry)])
-    journal.append([(LogId(1), make_batch(2))])
-    journal.sync()
+    for part in (make_batch(0), batch, make_batch(2)):
+        journal.append([(LogId(1), part)])
+        journal.sync()
     del journal
+    path = tmp_path / "journal" / "000001.journal"
     data = bytearray(path.read_bytes())
-    second = data.index(entry) - 48
-    data[second + 4] ^= 0xFF
+    data[data.index(batch) - 40] ^= 0xFF
     path.write_bytes(data)
     assert [s for s, _ in contents(open_journal())] == [1, 3]
-
-
-def encode_at_eight(make_batch, value):
-    """A batch-like part with ``value`` at a multiple of eight bytes."""
-    batch = make_batch(1, size=len(value))
-    at = batch.index(b"1:")
-    return batch[:at] + value + batch[at + len(value) :]
 
 
 @given(junk=st.binary(min_size=0, max_size=3000), at=st.integers(0, 6000))
@@ -395,7 +400,5 @@ def test_any_bytes_open(tmp_path_factory, junk, at):
     """Whatever a journal file holds, opening and replaying it ends without an error."""
     directory = tmp_path_factory.mktemp("fuzz")
     (directory / "000001.journal").write_bytes((bytes(at) + junk).ljust(5000, b"\0"))
-    from strandline.storage.disk import Disk
-
     journal = Journal.open(directory, disk=Disk(), file_bytes=FILE_BYTES)
     assert contents(journal) == []

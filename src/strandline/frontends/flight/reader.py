@@ -156,7 +156,7 @@ class ReadSession:
         held: list[pa.RecordBatch] = []
         size, since = 0, 0.0
         enough = self._request.batch_bytes // 4
-        for batch in batches:
+        for batch in _error_last(batches):
             if batch is not None:
                 bytes_more = batch.nbytes
                 if not held and bytes_more >= enough:
@@ -195,6 +195,15 @@ class ReadSession:
                 raise failure[0]
 
         return fl.GeneratorStream(self._plan.schema, parts())
+
+
+def _error_last(batches: Iterator[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch | None]:
+    """The batches; before an error ends them, a None, so that what is held is delivered."""
+    try:
+        yield from batches
+    except StrandlineError:
+        yield None
+        raise
 
 
 def join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

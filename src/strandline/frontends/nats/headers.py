@@ -37,7 +37,7 @@ def parse_headers(block: bytes) -> Headers:
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if not colon or not name or len(name) > NAME_BYTES_MAX or b" " in name:
-            raise InvalidRecordError(f"malformed NATS header {bytes(line[:40])!r}")
+            raise InvalidRecordError(f"malformed NATS header {line[:40]!r}")
         try:
             headers.append((name.decode(), value.strip(b" \t")))
         except UnicodeDecodeError as error:

@@ -11,9 +11,9 @@ _link = os.link
 
 
 def _slow_link(*args, **kwargs):
-    time.sleep(random.uniform(0.0, 0.3))
+    time.sleep(random.uniform(0.0, 0.06))
     _link(*args, **kwargs)
-    time.sleep(random.uniform(0.0, 0.3))
+    time.sleep(random.uniform(0.0, 0.06))
 
 
 os.link = _slow_link

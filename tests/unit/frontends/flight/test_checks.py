@@ -13,13 +13,14 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.frontends.flight.checks import BatchChecker, header_bytes
+from strandline.record.schema import HEADERS_TYPE
 
 LIMITS = LimitsConfig(record_bytes=100, batch_bytes=10_000)
 
 
-def check(subject: str = "s", **columns) -> pa.RecordBatch:
+def check(bound_to: str = "s", **columns) -> pa.RecordBatch:
     """What becomes of a batch of these columns."""
-    return BatchChecker(LIMITS, subject).check(pa.RecordBatch.from_pydict(columns))
+    return BatchChecker(LIMITS, bound_to).check(pa.RecordBatch.from_pydict(columns))
 
 
 def test_a_good_batch_passes():
@@ -33,14 +34,11 @@ def test_a_good_batch_passes():
     [
         {"value": [b"x" * 101]},
         {"value": [b"x" * 60, b""], "key": [b"y" * 41, b""]},
-        {"value": [b"x" * 90], "headers": pa.array([[("abcdef", b"12345")]], "header")},
+        {"value": [b"x" * 90], "headers": pa.array([[("abcdef", b"12345")]], HEADERS_TYPE)},
     ],
 )
 def test_a_record_over_the_limit_is_named_with_it(columns):
     """Value, key and headers count together, and the error says which limit."""
-    if "headers" in columns:
-        kind = pa.map_(pa.string(), pa.binary())
-        columns["headers"] = pa.array([[("abcdef", b"12345")]], kind)
     with pytest.raises(RecordTooLargeError, match=r"10\d bytes; limits.record_bytes is 100"):
         check(**columns)
 
@@ -53,15 +51,11 @@ def test_a_batch_over_the_limit_is_refused():
 
 def test_offsets_that_point_outside_are_found():
     """Arrow would read outside its memory; validation refuses."""
-    for offsets in ([0, 1 << 30], [5, 0], [-8, 0]):
-        buffers = [
-            None,
-            pa.py_buffer(pa.array(offsets, pa.int32()).buffers()[1]),
-            pa.py_buffer(b"x"),
-        ]
-        hostile = pa.Array.from_buffers(pa.binary(), 1, buffers)
+    for offsets in ([0, 1 << 30, 1], [0, -8, 1], [1, 0, 1]):
+        buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(b"x")]
+        hostile = pa.Array.from_buffers(pa.binary(), 2, buffers)
         batch = pa.RecordBatch.from_arrays([hostile], names=["value"])
-        with pytest.raises(StrandlineError):
+        with pytest.raises(InvalidRecordError):
             BatchChecker(LIMITS, "s").check(batch)
 
 
@@ -93,23 +87,21 @@ def test_rows_without_a_subject_get_the_streams():
 
 def test_headers_need_names():
     """A header without a name, or with an endless one, is malformed."""
-    kind = pa.map_(pa.string(), pa.binary())
-    good = check(value=[b"v"] * 2, headers=pa.array([[("a", None)], None], kind))
+    good = check(value=[b"v"] * 2, headers=pa.array([[("a", None)], None], HEADERS_TYPE))
     assert good.num_rows == 2
     with pytest.raises(InvalidRecordError, match="longer"):
         BatchChecker(LimitsConfig(), "s").check(
             pa.RecordBatch.from_pydict(
-                {"value": [b"v"], "headers": pa.array([[("a" * 2000, b"")]], kind)}
+                {"value": [b"v"], "headers": pa.array([[("a" * 2000, b"")]], HEADERS_TYPE)}
             )
         )
 
 
 def test_header_sizes_are_counted_in_bytes():
     """Names as UTF-8; null values and null headers are nothing."""
-    kind = pa.map_(pa.string(), pa.binary())
-    headers = pa.array([[("é", b"123"), ("b", None)], None, []], kind)
+    headers = pa.array([[("é", b"123"), ("b", None)], None, []], HEADERS_TYPE)
     assert header_bytes(headers).to_pylist() == [6, 0, 0]
-    assert header_bytes(pa.nulls(2, kind)).to_pylist() == [0, 0]
+    assert header_bytes(pa.nulls(2, HEADERS_TYPE)).to_pylist() == [0, 0]
 
 
 KINDS = st.sampled_from(

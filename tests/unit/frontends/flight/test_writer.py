@@ -109,7 +109,11 @@ def test_a_refusal_of_the_broker_is_the_batches_answer(broker, stream, partition
 
 def test_a_fault_of_ours_is_answered_too(broker, stream, partition):
     """The loop goes on and the client does not wait for ever."""
-    partition.append_arrow = None
+
+    def fault(*_, **__):
+        raise ZeroDivisionError
+
+    partition.append_arrow = fault
     [ack] = Put(broker).run(Chunk(values(b"a")))
     assert ack.error.code == "error"
 

@@ -1,0 +1,394 @@
+"""Recovery: checkpoint, redo, torn tails, damage, deleted logs, full disks."""
+
+import errno
+
+import pytest
+
+from strandline.errors import CorruptBatchError, DiskFullError, LogPoisonedError
+from strandline.record.batch import read_header
+from strandline.storage.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from strandline.storage.faulty_disk import keep_all
+from strandline.storage.recovery import LogPlan, recover
+from strandline.types import LogId
+
+FILE_BYTES = 64 << 10
+A, B = LogId(1), LogId(2)
+
+
+class Data:
+    """A data directory with two logs, in whose turns each batch goes to a log and the journal."""
+
+    def __init__(self, path, disk, make_batch):
+        self.path, self.disk, self.make_batch = path, disk, make_batch
+        self.ids = [A, B]
+        self.written = {A: [], B: []}
+        self.now = self.recover()
+
+    def recover(self):
+        self.now = None
+        plans = {i: LogPlan(self.path / "logs" / str(i), 2000, 0) for i in self.ids}
+        self.now = recover(self.path, plans, disk=self.disk, file_bytes=FILE_BYTES)
+        return self.now
+
+    def turn(self, *ids, count=1, size=50, sync=True):
+        parts = []
+        for log_id in ids:
+            log = self.now.logs[log_id]
+            batch = self.make_batch(log.log_end_offset, count, size=size)
+            log.append(batch, read_header(batch))
+            self.written[log_id].append(batch)
+            parts.append((log_id, batch))
+        self.now.journal.append(parts)
+        if sync:
+            self.now.journal.sync()
+
+    def checkpoint(self):
+        pending = self.now.checkpointer.begin(self.now.logs)
+        self.now.checkpointer.write(pending)
+        self.now.checkpointer.finish(pending)
+
+    def die(self, keep=None):
+        self.now = None
+        if keep is None:
+            self.disk.crash()
+        else:
+            self.disk.crash(keep)
+        return self.recover().report
+
+    def check(self, log_id, batches=None):
+        log = self.now.logs[log_id]
+        wanted = self.written[log_id] if batches is None else batches
+        offset, found = int(log.log_start_offset), b""
+        while offset < log.log_end_offset:
+            part = log.read(offset, 1000)
+            found += part.buffer
+            offset = part.next_offset
+        assert found == b"".join(wanted)
+
+
+@pytest.fixture
+def data(tmp_path, disk, make_batch):
+    """An empty data directory, open."""
+    return Data(tmp_path / "data", disk, make_batch)
+
+
+def test_synced_turns_survive_a_power_loss(data):
+    """Everything synced is there, across segments, though no segment was ever synced."""
+    for turn in range(60):
+        data.turn(A, *([B] if turn % 3 == 0 else []))
+    report = data.die()
+    assert report.records_replayed == 80
+    assert report.bytes_replayed > 0
+    assert (report.damage, report.torn_bytes, report.checkpointed) == ([], 0, True)
+    data.check(A)
+    data.check(B)
+
+
+def test_only_what_follows_the_checkpoint_is_replayed(data):
+    """A checkpoint spares the journal before it; recovery itself ends with one."""
+    for _ in range(30):
+        data.turn(A, B)
+    data.checkpoint()
+    for _ in range(5):
+        data.turn(A)
+    assert data.die().records_replayed == 5
+    assert data.die().records_replayed == 0
+    data.check(A)
+    data.check(B)
+
+
+def test_kill_leaves_nothing_to_rewrite(data):
+    """After a kill the segments are as they were: batches are counted, files not changed."""
+    for _ in range(30):
+        data.turn(A)
+    data.now.checkpointer.begin(data.now.logs)
+    before = {p: p.read_bytes() for p in (data.path / "logs" / "1").glob("*.log")}
+    report = data.recover().report
+    assert report.records_replayed == 30
+    assert {p: p.read_bytes() for p in (data.path / "logs" / "1").glob("*.log")} == before
+    data.check(A)
+
+
+def test_recovering_twice_changes_nothing(data):
+    """A power loss in the middle of a recovery is followed by the same recovery."""
+    for _ in range(40):
+        data.turn(A, B)
+    data.now = None
+    data.disk.crash()
+    data.disk.fail("sync", code=errno.EIO)
+    with pytest.raises(LogPoisonedError):
+        data.recover()
+    data.die()
+    data.check(A)
+    data.check(B)
+
+
+def test_torn_last_turn_is_cut_and_counted(data):
+    """A turn that was being written vanishes from all its logs; what was synced stays."""
+    data.turn(A, B)
+    data.turn(A, B, sync=False)
+    cut = 100
+    journal = [w for w in data.disk.unsynced if w.path.suffix == ".journal"][-1]
+    report = data.die(lambda w: [(0, cut)] if w == journal else [])
+    assert report.torn_bytes > 0
+    assert report.damage == []
+    data.check(A, data.written[A][:1])
+    data.check(B, data.written[B][:1])
+
+
+def test_unsynced_turn_that_survived_whole_is_kept(data):
+    """A turn nobody was told about may survive; then it is whole in every log."""
+    data.turn(A, B)
+    data.turn(A, B, sync=False)
+    data.die(keep_all)
+    data.check(A)
+    data.check(B)
+
+
+def test_deleted_logs_are_not_resurrected(data):
+    """Journal entries of a log that no stream has any more are skipped."""
+    for _ in range(5):
+        data.turn(A, B)
+    data.now.logs.pop(B).delete()
+    data.ids = [A]
+    report = data.die()
+    assert report.damage == []
+    assert list(data.now.logs) == [A]
+    assert not (data.path / "logs" / "2").exists()
+    data.check(A)
+
+
+def test_log_created_after_the_checkpoint(data):
+    """A log the checkpoint does not know is rebuilt from the journal alone."""
+    data.turn(A)
+    data.checkpoint()
+    new = LogId(3)
+    data.ids.append(new)
+    data.recover()
+    data.written[new] = []
+    for _ in range(5):
+        data.turn(new)
+    data.die()
+    data.check(new)
+
+
+def test_truncation_before_the_end_is_redone(data):
+    """Batches journaled below the end mean that the log was cut: the later ones win."""
+    for _ in range(40):
+        data.turn(A)
+    data.checkpoint()
+    for keep in (39, 20, 3):
+        data.now.logs[A].truncate_to(keep)
+        del data.written[A][keep:]
+        for _ in range(3):
+            data.turn(A, size=33)
+    report = data.die()
+    assert report.damage == []
+    data.check(A)
+
+
+def test_removed_prefix_stays_removed(data):
+    """Removing records and their segments after the checkpoint survives, damage-free."""
+    data.turn(A)
+    data.checkpoint()
+    for _ in range(60):
+        data.turn(A)
+    data.now.logs[A].truncate_before(50)
+    report = data.die()
+    assert report.damage == []
+    assert data.now.logs[A].log_start_offset == 50
+    data.check(A, data.written[A][50:])
+
+
+def flip(path, position):
+    """Flip a bit on disk."""
+    contents = bytearray(path.read_bytes())
+    contents[position] ^= 2
+    path.write_bytes(contents)
+
+
+def journal_position(data, batch):
+    """The journal file that holds a batch, and where."""
+    for path in sorted((data.path / "journal").glob("*.journal")):
+        found = path.read_bytes().find(batch)
+        if found >= 0:
+            return path, found
+    raise AssertionError
+
+
+@pytest.mark.parametrize("part", ["batch", "table"])
+def test_damage_in_the_journal_is_healed_from_the_segment(data, part):
+    """A kill and a flipped bit in the journal: reported, and the segment's copy is kept."""
+    for _ in range(10):
+        data.turn(A, B, sync=True)
+    data.now.checkpointer.begin(data.now.logs)  # as much as hands the gathered batches over
+    path, position = journal_position(data, data.written[A][4])
+    data.now = None
+    flip(path, position + 80 if part == "batch" else position - 20)
+    report = data.recover().report
+    assert report.damage == [] or report.damage[0].file == path
+    assert part == "batch" or len(report.damage) == 1
+    data.check(A)
+    data.check(B)
+
+
+def test_damaged_batch_in_the_journal_and_no_segment(data):
+    """With no other copy the batch is a hole at its offsets; all others are served."""
+    for _ in range(10):
+        data.turn(A, B, count=2)
+    path, position = journal_position(data, data.written[A][4])
+    data.now = None
+    data.disk.crash()
+    flip(path, position + 80)
+    report = data.recover().report
+    (damage,) = report.damage
+    assert damage.file == path
+    assert "not restored" in damage.why
+    log = data.now.logs[A]
+    assert log.log_end_offset == 20
+    with pytest.raises(CorruptBatchError) as caught:
+        log.read(8, 100)
+    assert (caught.value.first_offset, caught.value.next_offset) == (8, 10)
+    assert log.read(0, 10_000).buffer == b"".join(data.written[A][:4])
+    assert log.read(10, 10_000).base_offset == 10
+    data.check(B)
+    data.turn(A)
+    assert data.die().damage == []
+
+
+def test_damaged_entry_and_no_segment(data):
+    """An entry lost altogether leaves a gap in its logs that is reported for each."""
+    for _ in range(10):
+        data.turn(A, B)
+    path, position = journal_position(data, data.written[A][4])
+    data.now = None
+    data.disk.crash()
+    flip(path, position - 20)
+    report = data.recover().report
+    assert report.damage[0].file == path
+    assert sum("records 4 to 4 are lost" in damage.why for damage in report.damage) == 2
+    for log_id in (A, B):
+        log = data.now.logs[log_id]
+        assert log.log_end_offset == 10
+        assert log.read(4, 100).base_offset == 5
+
+
+def test_damage_in_the_last_entry_is_healed_from_the_segment(data):
+    """Nothing tells a damaged last entry from a torn one: intact batches on disk decide."""
+    for _ in range(5):
+        data.turn(A)
+    data.now.checkpointer.begin(data.now.logs)
+    path, position = journal_position(data, data.written[A][4])
+    data.now = None
+    flip(path, position - 20)
+    data.recover()
+    data.check(A)
+
+
+def test_damaged_checkpoint_is_done_without(data):
+    """A checkpoint that cannot be read is reported; segments and journal give everything."""
+    for _ in range(40):
+        data.turn(A, B)
+    data.checkpoint()
+    for _ in range(5):
+        data.turn(A)
+    data.now.checkpointer.begin(data.now.logs)
+    data.now = None
+    flip(data.path / "checkpoint.json", 20)
+    report = data.recover().report
+    assert report.damage[0].file == data.path / "checkpoint.json"
+    data.check(A)
+    data.check(B)
+
+
+def test_lost_checkpoint_and_journal(data):
+    """With nothing but the segments, what they hold intact is served."""
+    for _ in range(40):
+        data.turn(A)
+    data.checkpoint()
+    data.now = None
+    (data.path / "checkpoint.json").unlink()
+    for path in (data.path / "journal").iterdir():
+        path.unlink()
+    data.recover()
+    data.check(A)
+
+
+def test_full_disk_after_a_kill_still_opens(data):
+    """If nothing has to be written the broker starts on a full disk, without a checkpoint."""
+    for _ in range(10):
+        data.turn(A)
+    data.now.checkpointer.begin(data.now.logs)
+    data.now = None
+    data.disk.full = True
+    report = data.recover().report
+    assert not report.checkpointed
+    data.check(A)
+    data.disk.full = False
+    data.checkpoint()
+    data.turn(A)
+    data.die()
+    data.check(A)
+
+
+def test_full_disk_when_records_must_be_written(data):
+    """If records are only in the journal and cannot be written, that is said, nothing lost."""
+    for _ in range(10):
+        data.turn(A)
+    data.now = None
+    data.disk.crash()
+    data.disk.full = True
+    with pytest.raises(DiskFullError):
+        data.recover()
+    data.disk.full = False
+    data.recover()
+    data.check(A)
+
+
+def test_checkpoint_on_a_full_disk_changes_nothing(data):
+    """A checkpoint that finds no space leaves the one before it and the journal."""
+    for _ in range(10):
+        data.turn(A)
+    data.checkpoint()
+    for _ in range(10):
+        data.turn(A)
+    data.disk.full = True
+    with pytest.raises(DiskFullError):
+        data.checkpoint()
+    data.die()
+    data.check(A)
+
+
+def test_progress_is_told(data, disk):
+    """A long replay tells how many bytes it has done."""
+    for _ in range(600):
+        data.turn(A, sync=False)
+    data.now.journal.sync()
+    data.now = None
+    told = []
+    plans = {A: LogPlan(data.path / "logs" / "1", 2000, 0)}
+    recover(data.path, plans, disk=disk, file_bytes=FILE_BYTES, on_progress=told.append)
+    assert len(told) == 2
+    assert told[0] < told[1]
+
+
+def test_checkpoint_file_round_trip_and_every_flip(tmp_path, disk):
+    """A checkpoint loads as saved; any flipped bit is noticed."""
+    assert load_checkpoint(tmp_path, disk=disk) is None
+    checkpoint = Checkpoint(sequence=77)
+    save_checkpoint(tmp_path, checkpoint, disk=disk)
+    assert load_checkpoint(tmp_path, disk=disk) == checkpoint
+    path = tmp_path / "checkpoint.json"
+    good = path.read_bytes()
+    for byte in range(len(good) - 1):
+        flip(path, byte)
+        with pytest.raises(CorruptBatchError):
+            load_checkpoint(tmp_path, disk=disk)
+        path.write_bytes(good)
+    save_checkpoint(tmp_path, Checkpoint(version=9), disk=disk)
+    with pytest.raises(CorruptBatchError, match="version 9"):
+        load_checkpoint(tmp_path, disk=disk)
