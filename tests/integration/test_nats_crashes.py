@@ -80,9 +80,9 @@ async def test_acked_records_survive_kills(way):
         tasks = [asyncio.create_task(each.run()) for each in publishers]
         for victim in (choice.choice(("broker", "nats", "both")) for _ in range(ROUNDS)):
             await asyncio.sleep(choice.uniform(0.2, 1.0))
-            child = child_of(server.pid)
             if victim in ("nats", "both"):
-                os.kill(child, signal.SIGKILL)
+                await until(lambda: child_of(server.pid))
+                os.kill(child_of(server.pid), signal.SIGKILL)
             if victim in ("broker", "both"):
                 await asyncio.to_thread(server.restart)
         before = [len(each.acked) for each in publishers]

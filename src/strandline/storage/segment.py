@@ -107,8 +107,8 @@ class Segment:
         """The open file, created if this is a new segment; hold it while its descriptor is used."""
         file = self._file
         if file is None:
-            writable = not self.sealed
-            file = OpenFile(self.path, disk=self._disk, write=writable, create=writable)
+            is_new = not self._tail[0]  # else its name is there, or went away for good
+            file = OpenFile(self.path, disk=self._disk, write=not self.sealed, create=is_new)
             self._file = file
         return file
 
@@ -293,6 +293,8 @@ class Segment:
         """Hold on to the contents: the name is about to go, or to mean another file."""
         if self.sealed and self.size:
             self._pinned = self._mapped()
+        elif self.written_bytes and self._file is None:
+            self._file = self.file
 
     def release(self) -> None:
         """Let go of the map and, of a sealed segment, the descriptor; both come back on demand."""

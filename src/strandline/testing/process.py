@@ -4,7 +4,6 @@ Starts ``strandline serve --output json``, reads the ready line, and can kill, s
 on the same directory and ports.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from strandline.errors import RequestTimeoutError, StrandlineError
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+READER_TIMEOUT_S = 5.0
 KEPT_LINES = 200
 PORT_OPTIONS = {
     "flight_port": "--flight-port",
@@ -51,6 +51,7 @@ class ProcessServer:
         self._arguments = arguments
         self._environment = environment or {}
         self._process: subprocess.Popen[str] | None = None
+        self._readers: list[threading.Thread] = []
         self.ready: dict[str, Any] = {}
         """The ready line: ports, pid and more."""
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
@@ -112,26 +113,31 @@ class ProcessServer:
 
     def _wait_until_ready(self, process: "subprocess.Popen[str]", timeout_s: float) -> None:
         """Read its output until the ready line."""
-        assert process.stdout is not None, "piped"
-        assert process.stderr is not None, "piped"
         is_ready = threading.Event()
 
         def read_output() -> None:
-            for line in process.stdout or ():
-                with contextlib.suppress(ValueError):
-                    message = json.loads(line)
-                    if isinstance(message, dict) and message.get("event") == "ready":
-                        self.ready = message
+            assert process.stdout is not None, "piped"
+            with process.stdout as output:
+                for line in output:
+                    if _is_ready_line(line):
+                        self.ready = json.loads(line)
                         is_ready.set()
             is_ready.set()
 
         def read_errors() -> None:
-            self.errors.extend(process.stderr or ())
+            assert process.stderr is not None, "piped"
+            with process.stderr as errors:
+                self.errors.extend(errors)
 
-        for target in (read_output, read_errors):
-            threading.Thread(target=target, name="strandline-output", daemon=True).start()
+        self._readers = [
+            threading.Thread(target=target, name="strandline-output", daemon=True)
+            for target in (read_output, read_errors)
+        ]
+        for reader in self._readers:
+            reader.start()
         arrived = is_ready.wait(timeout_s)
         if process.poll() is not None:
+            self._wait()
             words = "".join(self.errors).strip()
             raise StrandlineError(f"strandline serve ended with {process.returncode}: {words}")
         if not arrived:
@@ -174,7 +180,10 @@ class ProcessServer:
 
     def _wait(self, timeout_s: float | None = None) -> int:
         assert self._process is not None, "start it first"
-        return self._process.wait(timeout_s)
+        code = self._process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(READER_TIMEOUT_S)
+        return code
 
     def __enter__(self) -> Self:
         return self.start()
@@ -185,3 +194,12 @@ class ProcessServer:
         finally:
             if self._made_dir:
                 shutil.rmtree(self._made_dir, ignore_errors=True)
+
+
+def _is_ready_line(line: str) -> bool:
+    """Whether a line of output says that the broker listens."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(message, dict) and message.get("event") == "ready"

@@ -23,8 +23,8 @@ FOR_EVER = 1 << 30
 class RiggedDisk(Disk):
     """The real file system, except for what a test orders; syncs do nothing, to be quick.
 
-    Operations are ``write``, ``sync``, ``open``, ``create``, ``truncate``, ``rename``, ``names``
-    (the sync of a directory) and ``mkdir``; each is chosen by a pattern of its path.
+    Operations are ``read``, ``write``, ``sync``, ``open``, ``create``, ``truncate``, ``rename``,
+    ``names`` (the sync of a directory) and ``mkdir``, each told by a pattern of its path.
     """
 
     def __init__(self):
@@ -82,6 +82,14 @@ class RiggedDisk(Disk):
     def open(self, path, *, write=False, create=False):
         self._check("create" if create and not path.exists() else "open", path)
         return super().open(path, write=write, create=create)
+
+    def pread(self, fd, length, position):
+        self._check_fd("read", fd)
+        return super().pread(fd, length, position)
+
+    def map(self, fd, length):
+        self._check_fd("read", fd)
+        return super().map(fd, length)
 
     def pwrite(self, fd, data, position):
         self._check_fd("write", fd)

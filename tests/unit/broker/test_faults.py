@@ -308,16 +308,18 @@ async def test_reopening_goes_on_until_the_disk_works(
     broker, partition, answers, disk, kit, settle
 ):
     """As long as the directory cannot be reopened, appends are refused and it is tried again."""
+    kit.put(partition, answers, "before")
+    await settle(broker, answers, 1)
     disk.fail("sync", "/journal/")
     disk.fail("open", "/journal/")
     kit.put(partition, answers, "a")
-    await settle(broker, answers, 1)
+    await settle(broker, answers, 2)
     await kit.until(lambda: disk.count("open", "/journal/") > 2)
     assert broker.admission.refusal is not None
     disk.mend()
     await healed(broker, kit)
     kit.put(partition, answers, "b")
-    await settle(broker, answers, 2)
+    await settle(broker, answers, 3)
     assert "b" in answers.acks
 
 

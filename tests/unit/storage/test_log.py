@@ -220,7 +220,7 @@ def test_failed_sync_poisons(open_log, fill, disk):
 @pytest.mark.parametrize("flushed", [False, True])
 def test_truncate_to_every_offset(open_log, fill, read_all, tmp_path, flushed):
     """The log ends at or before the offset, at a batch boundary, and can be appended to."""
-    for offset in range(0, 42):
+    for offset in range(42):
         log = open_log()
         batches = fill(log, 20)
         if flushed:
@@ -272,7 +272,7 @@ def test_failed_cut_poisons(open_log, fill, disk):
 
 def test_truncate_before_every_offset(open_log, fill, read_all, disk):
     """Records below the offset are gone for good, whole segments with their files."""
-    for offset in range(0, 41):
+    for offset in range(41):
         log = open_log()
         batches = fill(log, 20)
         at = log.checkpoint()

@@ -31,8 +31,8 @@ STOP_TIMEOUT_S: Final = 5.0
 PORT_PATIENCE_S: Final = 2.0
 POLL_INTERVAL_S: Final = 0.005
 BACKOFF_FIRST_S: Final = 0.05
-BACKOFF_MAX_S: Final = 5.0
-STEADY_S: Final = 30.0
+BACKOFF_MAX_S: Final = 2.0
+STEADY_S: Final = 10.0
 """After running this long, the next restart is immediate again."""
 MAX_PENDING_BYTES: Final = 256 << 20
 LOG_BYTES_MAX: Final = 8 << 20

@@ -26,17 +26,18 @@ from strandline.spark.session import QUICK_START, spark_session
 # How much later than the newest record of any partition another may come: partitions are read in
 # proportion to what waits in each, so that a backlog of months stays within days.
 LATENESS = "60 days"
-_RECORDS_PER_TRIGGER = 40_000
 
 
-def read_stream(spark: SparkSession, *, server: str, stream: str) -> DataFrame:
+def read_stream(
+    spark: SparkSession, *, server: str, stream: str, records_per_trigger: int
+) -> DataFrame:
     """The stream's records with their JSON taken apart."""
     raw = (
         spark.readStream.format("strandline")
         .option("server", server)
         .option("stream", stream)
         .option("startingOffsets", "earliest")
-        .option("maxRecordsPerTrigger", _RECORDS_PER_TRIGGER)
+        .option("maxRecordsPerTrigger", records_per_trigger)
         .schema("partition INT, offset BIGINT, subject STRING, value BINARY")
         .load()
     )
@@ -97,12 +98,18 @@ def main() -> None:
     parser.add_argument("--server", required=True)
     parser.add_argument("--stream", required=True)
     parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--records-per-trigger", type=int, required=True)
     arguments = parser.parse_args()
     report: dict[str, Any] = {"event": "starting", "pid": os.getpid()}
     _say(report)
     spark = spark_session("local[2]", app_name="strandline-demo", settings=QUICK_START)
     spark.sparkContext.setLogLevel("ERROR")
-    flights = read_stream(spark, server=arguments.server, stream=arguments.stream)
+    flights = read_stream(
+        spark,
+        server=arguments.server,
+        stream=arguments.stream,
+        records_per_trigger=arguments.records_per_trigger,
+    )
     directory = arguments.directory.absolute()
     queries = [land_records(flights, directory), count_delays(flights, directory)]
     while not _input_ended(wait_s=1.0):

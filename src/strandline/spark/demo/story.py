@@ -29,6 +29,8 @@ from strandline.spark.table import table_summary
 STREAM = "flights"
 PARTITIONS = 4
 _MARKER = ".strandline-demo"
+_BATCHES = 15
+"""About how many micro-batches the job takes, so that a kill finds it in the middle."""
 _PATIENCE_S = 180.0
 _READY_S = 60.0
 
@@ -209,6 +211,7 @@ class Story:
         command = [
             *(sys.executable, "-m", "strandline.spark.demo.job"),
             *("--server", self.server, "--stream", STREAM, "--directory", str(self._directory)),
+            *("--records-per-trigger", str(max(500, self._total // _BATCHES))),
         ]
         self._job = Child(command, log=self._directory / "logs" / "spark.log")
 

@@ -1,0 +1,120 @@
+"""The asynchronous client: the same names, awaited, and nothing blocks the loop."""
+
+import asyncio
+import inspect
+
+import pyarrow as pa
+import pytest
+
+import strandline
+from strandline.client import AsyncClient, Client
+from strandline.client.aio import AsyncProducer
+from strandline.client.producer import Producer
+from strandline.errors import DisconnectedError, RecordTooLargeError, UnknownStreamError
+
+
+def test_both_clients_have_the_same_names():
+    """Whoever knows one knows the other."""
+    hidden = {"open_read"}
+
+    def names(cls):
+        return {name for name in vars(cls) if not name.startswith("_")} - hidden
+
+    assert names(AsyncClient) == names(Client)
+    assert names(AsyncProducer) == names(Producer) - {"has_room", "wait_for_room"}
+    for name in names(AsyncClient) - {"address"}:
+        sync = inspect.signature(getattr(Client, name)).parameters
+        assert (
+            "stream" in sync or "name" in sync or name in {"list_streams", "server_info", "close"}
+        )
+
+
+async def test_streams_records_and_reads(strandline_url):
+    """The whole of a stream's life."""
+    async with await strandline.connect_async(strandline_url) as client:
+        assert client.address == strandline_url
+        await client.create_stream("s", partitions=2)
+        ack = await client.append("s", b"a", partition=1)
+        assert (ack, ack.partition) == (0, 1)
+        await client.append_batch("s", pa.table({"value": ["b", "c"]}), partition=1)
+        async with await client.read("s", partition=1) as reader:
+            found = [v async for batch in reader for v in batch.column("value").to_pylist()]
+        assert found == [b"a", b"b", b"c"]
+        assert (await (await client.read("s")).read_all()).num_rows == 3
+        assert await client.offsets("s") == {0: 0, 1: 3}
+        assert await client.wait_for("s", {1: 0}) == {1: 3}
+        await client.truncate_before("s", 0, partition=1)
+        assert (await client.stream_info("s")).partitions[1].records == 3
+        assert [info.name for info in await client.list_streams()] == ["s"]
+        assert (await client.server_info()).streams == 1
+        await client.delete_stream("s")
+        with pytest.raises(UnknownStreamError):
+            await client.read("s")
+
+
+async def test_a_producer_batches_gathered_appends(strandline_url):
+    """A thousand awaits share a few batches, and keep their order."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        async with client.producer("s", buffer_bytes=20_000) as producer:
+            acks = await asyncio.gather(
+                *(producer.append(b"%d" % number, key=b"k") for number in range(1000))
+            )
+            await producer.flush()
+            batch = await producer.append_batch(pa.table({"value": ["x"]}))
+            assert batch.ranges == ((0, 1000, 1),)
+            with pytest.raises(RecordTooLargeError):
+                await producer.append(b"x" * (2 << 20))
+        assert acks == list(range(1000))
+        table = await (await client.read("s", columns=["value"])).read_all()
+        assert table["value"].to_pylist()[:1000] == [b"%d" % number for number in range(1000)]
+
+
+async def test_a_subscription_is_an_async_iterator(strandline_url):
+    """Records arrive while the loop does other things; leaving ends it."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        async with client.subscribe("s") as subscription:
+
+            async def append():
+                await asyncio.sleep(0.2)
+                await client.append("s", b"v")
+
+            appending = asyncio.create_task(append())
+            async for record in subscription:
+                assert record.value == b"v"
+                break
+            await appending
+        ticking.cancel()
+        assert ticks > 5
+
+
+async def test_a_cancelled_follow_leaves_nothing_behind(strandline_url, strandline_server):
+    """Cancelling the task and closing the reader ends the call on the broker."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        reader = await client.read("s", follow=True)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(reader), 0.2)
+        await reader.close()
+        telemetry = strandline_server.app.broker.telemetry
+        for _ in range(200):
+            if not telemetry.connections["flight"]:
+                break
+            await asyncio.sleep(0.02)
+        assert telemetry.connections["flight"] == 0
+
+
+async def test_nobody_there_is_an_error_of_ours(unused_tcp_port):
+    """As for the synchronous client."""
+    with pytest.raises(DisconnectedError, match="strandline serve"):
+        await strandline.connect_async(f"127.0.0.1:{unused_tcp_port}")

@@ -1,0 +1,168 @@
+"""The client when the broker goes away, comes back, pauses or stops."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+import strandline
+from strandline.errors import DisconnectedError, RequestTimeoutError, StrandlineError
+from strandline.testing import ProcessServer, Server
+
+pytestmark = pytest.mark.slow
+
+
+def values(client, stream) -> list[bytes]:
+    """Every value of a stream."""
+    return [v for batch in client.read(stream) for v in batch.column("value").to_pylist()]
+
+
+@pytest.fixture
+def process():
+    """A broker in a process of its own."""
+    with ProcessServer() as server:
+        yield server
+
+
+def test_a_producer_outlives_a_killed_broker(process):
+    """What was not acked is sent again; with ids it is stored once, in order."""
+    client = strandline.connect(process.flight)
+    client.create_stream("s")
+    acks = []
+
+    def produce():
+        with client.producer("s", deduplicate=True, linger_ms=0.5) as producer:
+            for number in range(2000):
+                acks.append(producer.append(b"%d" % number))
+                time.sleep(0.0005)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    for _ in range(3):
+        time.sleep(0.4)
+        process.restart()
+    thread.join()
+    assert len([ack.result() for ack in acks]) == 2000
+    assert values(client, "s") == [b"%d" % number for number in range(2000)]
+    client.close()
+
+
+def test_without_ids_records_arrive_at_least_once(process):
+    """Each acked record is there; per producer the first copies are in order."""
+    client = strandline.connect(process.flight)
+    client.create_stream("s")
+    with client.producer("s", linger_ms=0) as producer:
+        futures = []
+        for number in range(300):
+            futures.append(producer.append(b"%d" % number))
+            if number == 150:
+                process.restart()
+    assert all(future.exception() is None for future in futures)
+    found = [int(value) for value in values(client, "s")]
+    assert sorted(set(found)) == list(range(300))
+    client.close()
+
+
+def test_a_subscription_goes_on_after_a_restart(process):
+    """No record twice, none left out, nothing to do for the user."""
+    client = strandline.connect(process.flight)
+    client.create_stream("s", partitions=2, partition_by="key")
+    with client.subscribe("s", start="earliest") as subscription:
+        found = []
+        for number in range(60):
+            client.append("s", b"%d" % number, key=b"%d" % number)
+            found.append(int(next(subscription).value))
+            if number in (20, 40):
+                process.restart()
+    assert found == list(range(60))
+    client.close()
+
+
+def test_a_broker_that_stays_away_is_reported_with_its_address(process):
+    """Producers, reads and subscriptions give up in time, and say where they looked."""
+    client = strandline.connect(process.flight, timeout_s=3)
+    client.create_stream("s")
+    producer = client.producer("s", delivery_timeout_s=1.5)
+    subscription = client.subscribe("s", reconnect_timeout_s=1.0)
+    process.kill()
+    future = producer.append(b"v")
+    with pytest.raises(DisconnectedError, match=process.flight):
+        future.result(20)
+    with pytest.raises(DisconnectedError, match=process.flight):
+        next(subscription)
+    with pytest.raises(DisconnectedError, match="strandline serve"):
+        client.read("s")
+    producer.close()
+    client.close()
+
+
+def test_a_paused_broker_is_a_timeout_not_a_hang(process):
+    """Whether the record was stored is unknown, and the error says so."""
+    client = strandline.connect(process.flight, timeout_s=2)
+    client.create_stream("s")
+    client.append("s", b"warm")
+    producer = client.producer("s", delivery_timeout_s=1.5)
+    producer.append(b"first").result(10)
+    process.signal(signal.SIGSTOP)
+    try:
+        future = producer.append(b"v")
+        with pytest.raises(RequestTimeoutError, match="unknown"):
+            future.result(20)
+        with pytest.raises(RequestTimeoutError):
+            client.stream_info("s")
+    finally:
+        process.signal(signal.SIGCONT)
+    producer.close()
+    client.close()
+
+
+def test_a_read_in_the_middle_of_a_kill_is_an_error(process):
+    """A bounded read never ends quietly before its end."""
+    client = strandline.connect(process.flight)
+    client.create_stream("s")
+    with client.producer("s") as producer:
+        for _ in range(300):
+            producer.append(b"x" * 500_000)
+    reader = client.read("s")
+    next(reader)
+    process.kill()
+    with pytest.raises(StrandlineError):
+        list(reader)
+    client.close()
+
+
+def test_a_stop_answers_what_it_took_and_refuses_the_rest():
+    """SIGTERM under load: every ack is true, and the broker is gone within seconds."""
+    server = Server()
+    url = server.start()
+    client = strandline.connect(url)
+    client.create_stream("s")
+    futures = []
+    stopping = threading.Event()
+
+    def produce():
+        with client.producer("s", linger_ms=0, delivery_timeout_s=1) as producer:
+            while not stopping.is_set():
+                futures.append(producer.append(b"%d" % len(futures)))
+                time.sleep(0.001)
+            time.sleep(0.5)
+            for future in futures:
+                future.exception()
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    time.sleep(0.5)
+    data = server.data_dir
+    server._made_dir = None
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < 10
+    stopping.set()
+    thread.join()
+    client.close()
+    acked = [i for i, future in enumerate(futures) if future.exception() is None]
+    with Server(data_dir=data) as again, strandline.connect(again) as reader:
+        stored = {int(value) for value in values(reader, "s")}
+    assert acked
+    assert set(acked) <= stored

@@ -1,0 +1,477 @@
+"""The client against a real broker: streams, appends and reads, as a user meets them."""
+
+import re
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+import strandline
+from strandline.errors import (
+    InvalidConfigError,
+    InvalidRecordError,
+    InvalidRequestError,
+    InvalidSubjectError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    StreamExistsError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from strandline.record.partitioner import partition_of
+from strandline.record.schema import COLUMNS
+from strandline.testing import Server
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One broker for the module; each test has a stream of its own."""
+    with Server(limits={"record_bytes": 200_000}) as url:
+        yield url
+
+
+@pytest.fixture
+def client(server):
+    """A client of it."""
+    with strandline.connect(server) as made:
+        yield made
+
+
+@pytest.fixture
+def name(request):
+    """A stream name no other test uses."""
+    return re.sub(r"\W+", "-", request.node.name).strip("-")
+
+
+def values(reader) -> list[bytes]:
+    """Every value of a read."""
+    return [value for batch in reader for value in batch.column("value").to_pylist()]
+
+
+def test_what_is_appended_is_read_back(client, name):
+    """Offsets from 0, times of now, subject, key, value and headers as given."""
+    before = datetime.now(UTC)
+    client.create_stream(name, subject="orders")
+    assert client.append(name, b"first", key=b"k", headers={"a": "1"}) == 0
+    assert client.append(name, "zweite é", subject="orders.eu") == 1
+    assert client.append(name, None, key="k", headers=[("x", b"1"), ("x", b"2")]) == 2
+    table = client.read(name).read_all()
+    assert table.column_names == list(COLUMNS)
+    first, second, third = table.to_pylist()
+    assert before - timedelta(seconds=5) < first["timestamp"] < datetime.now(UTC)
+    assert (first["subject"], first["key"], first["value"]) == ("orders", b"k", b"first")
+    assert first["headers"] == [("a", b"1")]
+    assert (second["subject"], second["value"]) == ("orders.eu", "zweite é".encode())
+    assert (third["value"], third["headers"]) == (None, [("x", b"1"), ("x", b"2")])
+
+
+def test_streams_are_described(client, name):
+    """Configuration and extent of each partition; listed by name."""
+    client.create_stream(name, subject=f"{name}.>", partitions=2, retention_age_ms=1000)
+    client.append(name, b"v", partition=1)
+    info = client.stream_info(name)
+    assert (info.name, info.subject) == (name, f"{name}.>")
+    assert info.config.retention_age_ms == 1000
+    assert [part.records for part in info.partitions] == [0, 1]
+    assert info.partitions[1].size_bytes > 0
+    assert name in [stream.name for stream in client.list_streams()]
+
+
+def test_a_deleted_stream_is_gone(client, name):
+    """Its name is free, and a new stream of that name begins empty."""
+    client.create_stream(name)
+    client.append(name, b"old")
+    client.delete_stream(name)
+    for call in (client.stream_info, client.delete_stream, client.read, client.producer):
+        with pytest.raises(UnknownStreamError, match=name):
+            call(name)
+    with pytest.raises(UnknownStreamError):
+        client.append(name, b"x")
+    client.create_stream(name)
+    assert values(client.read(name)) == []
+    assert client.append(name, b"new") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "part"),
+    [
+        ({"subject": "a b"}, InvalidSubjectError, "white space"),
+        ({"partitions": 0}, InvalidRequestError, "partitions"),
+        ({"partitions": 10_001}, InvalidRequestError, "partitions"),
+        ({"retention_age": 5}, InvalidConfigError, "retention_age_ms"),
+        ({"acks": "some"}, InvalidConfigError, "acks"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_remedy(client, name, arguments, error, part):
+    """Names the setting, and the nearest valid one for an unknown."""
+    with pytest.raises(error, match=part):
+        client.create_stream(name, **arguments)
+
+
+def test_a_stream_name_is_taken_once(client, name):
+    """Two streams with one name: a clear error."""
+    client.create_stream(name)
+    with pytest.raises(StreamExistsError, match=name):
+        client.create_stream(name)
+
+
+def test_a_wildcard_stream_takes_records_without_a_subject(client, name):
+    """They get a subject that the stream's pattern matches."""
+    client.create_stream(name, subject="f.*.>", partitions=3)
+    client.append(name, b"v", key=b"k")
+    [row] = client.read(name).read_all().to_pylist()
+    assert row["subject"] == "f._._"
+    assert row["partition"] == partition_of(b"k", 3)
+
+
+def test_producers_batch_and_keep_order(client, name):
+    """Ten thousand futures, each with its offset; per partition in order."""
+    client.create_stream(name, partitions=3, partition_by="key")
+    with client.producer(name) as producer:
+        futures = [
+            producer.append(b"%d" % number, key=b"%d" % (number % 7)) for number in range(10_000)
+        ]
+    rows = client.read(name).read_all().to_pylist()
+    placed = {(row["partition"], row["offset"]): row for row in rows}
+    assert len(placed) == 10_000
+    for number, future in enumerate(futures):
+        ack = future.result()
+        assert placed[ack.partition, ack]["value"] == b"%d" % number
+    for key in range(7):
+        mine = [int(row["value"]) for row in rows if row["key"] == b"%d" % key]
+        assert mine == sorted(mine)
+
+
+def test_tables_are_appended_whole(client, name):
+    """From Arrow or a data frame, split by key, acked with the ranges."""
+    client.create_stream(name, partitions=4, partition_by="key")
+    rows = 50_000
+    table = pa.table(
+        {
+            "value": [b"%d" % number for number in range(rows)],
+            "key": [b"%d" % (number % 50) for number in range(rows)],
+            "subject": [f"{name}.{number % 3}" for number in range(rows)],
+        }
+    )
+    ack = client.append_batch(name, table)
+    assert ack.records == rows == sum(stored.records for stored in ack.ranges)
+    found = client.read(name, columns=["value", "key", "partition"]).read_all()
+    assert sorted(map(int, found["value"].to_pylist())) == list(range(rows))
+    for key, partition in set(
+        zip(found["key"].to_pylist(), found["partition"].to_pylist(), strict=True)
+    ):
+        assert partition == partition_of(key, 4)
+
+
+def test_records_and_tables_of_one_producer_keep_their_order(client, name):
+    """A table does not overtake the records before it; columns may come and go."""
+    client.create_stream(name)
+    with client.producer(name, linger_ms=1000) as producer:
+        producer.append(b"0")
+        producer.append_batch(pa.table({"value": ["1", "2"]}))
+        producer.append(b"3", key=b"k")
+        producer.append_batch(pa.table({"value": ["4"], "subject": ["x.y"]}))
+        producer.append(b"5", headers={"h": "v"})
+        producer.append(b"6", message_id="i")
+        producer.append(b"7")
+    assert values(client.read(name)) == [b"%d" % number for number in range(8)]
+
+
+def test_a_repeated_message_id_is_stored_once(client, name):
+    """The second ack gives the first one's offset and says that it is a duplicate."""
+    client.create_stream(name)
+    first = client.append(name, b"v", message_id="a")
+    again = client.append(name, b"v", message_id="a")
+    assert (first, first.duplicate, again, again.duplicate) == (0, False, 0, True)
+    assert len(values(client.read(name))) == 1
+
+
+def test_a_deduplicating_producer_gives_ids_itself(client, name):
+    """Every record has one, so that a retry is stored once."""
+    client.create_stream(name)
+    with client.producer(name, deduplicate=True) as producer:
+        producer.append(b"a")
+        producer.append_batch(pa.table({"value": ["b", "c"]}))
+    rows = client.read(name).read_all().to_pylist()
+    ids = {dict(row["headers"])["Nats-Msg-Id"] for row in rows}
+    assert [row["value"] for row in rows] == [b"a", b"b", b"c"]
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "part"),
+    [
+        ({"value": b"x" * 200_001}, RecordTooLargeError, "limits.record_bytes"),
+        ({"value": b"x" * 150_000, "key": b"k" * 60_000}, RecordTooLargeError, "200000"),
+        ({"value": b"v", "subject": "a.*"}, InvalidSubjectError, "wildcard"),
+        ({"value": b"v", "subject": "a..b"}, InvalidSubjectError, "empty token"),
+        ({"value": b"v", "partition": 2}, UnknownPartitionError, "0 to 1"),
+        ({"value": 5}, InvalidRecordError, "int"),
+        ({"value": {"a": 1}}, InvalidRecordError, "JSON"),
+        ({"value": b"v", "headers": [b"x"]}, InvalidRecordError, "pairs"),
+    ],
+)
+def test_wrong_records_are_refused_at_once(client, name, arguments, error, part):
+    """Before they join a batch with others; the message names the limit or the fix."""
+    client.create_stream(name, partitions=2)
+    given = dict(arguments)
+    with client.producer(name) as producer, pytest.raises(error, match=part):
+        producer.append(given.pop("value"), **given)
+
+
+def test_a_refused_row_names_the_limit(client, name):
+    """A table with a record over the limit is refused by the broker."""
+    client.create_stream(name)
+    with pytest.raises(RecordTooLargeError, match="limits.record_bytes is 200000"):
+        client.append_batch(name, pa.table({"value": [b"ok", b"x" * 200_001]}))
+
+
+def test_failures_nobody_looked_at_are_raised_at_the_end(client, name):
+    """Leaving the block tells, unless every future was looked at."""
+    client.create_stream(name)
+    big = pa.table({"value": [b"x" * 200_001]})
+    producer = client.producer(name)
+    producer.append_batch(big)
+    producer.append_batch(big)
+    with pytest.raises(RecordTooLargeError) as caught:
+        producer.close()
+    assert caught.value.__notes__[-1] == "and 1 more were not stored"
+    with client.producer(name) as producer:
+        future = producer.append_batch(big)
+        assert isinstance(future.exception(10), RecordTooLargeError)
+
+
+@pytest.fixture
+def numbered(client, name):
+    """A stream of 100 records in several batches, offset equal to value."""
+    client.create_stream(name)
+    for start in range(0, 100, 10):
+        rows = range(start, start + 10)
+        client.append_batch(
+            name,
+            pa.table(
+                {
+                    "value": [b"%d" % row for row in rows],
+                    "subject": [f"n.{'even' if row % 2 == 0 else 'odd'}" for row in rows],
+                    "key": [b"%d" % (row % 5) for row in rows],
+                }
+            ),
+        )
+    return name
+
+
+def numbers(reader) -> list[int]:
+    """Values as numbers."""
+    return [int(value) for value in values(reader)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, range(100)),
+        ({"start": 37}, range(37, 100)),
+        ({"start": 37, "stop": 41}, range(37, 41)),
+        ({"start": "latest"}, []),
+        ({"start": 100}, []),
+        ({"start": "earliest", "stop": "latest", "partition": 0}, range(100)),
+        ({"subject": "n.even", "stop": 10}, range(0, 10, 2)),
+        ({"subject": "*.odd", "start": 91}, range(91, 100, 2)),
+        ({"keys": [b"3", "4"], "stop": 10}, [3, 4, 8, 9]),
+        ({"records_max": 15}, range(15)),
+        ({"starts": {0: 95}}, range(95, 100)),
+        ({"batch_bytes": 4096}, range(100)),
+    ],
+)
+def test_reads_give_exactly_what_was_asked(client, numbered, arguments, expected):
+    """Ranges, filters and limits, alone and together."""
+    assert numbers(client.read(numbered, **arguments)) == list(expected)
+
+
+def test_reads_by_time(client, numbered):
+    """A moment is the first record stored at or after it."""
+    client.append(numbered, b"100")
+    times = client.read(numbered, columns=["timestamp"]).read_all()["timestamp"]
+    stored_ns = times.cast(pa.int64()).to_pylist()
+    middle = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stored_ns[50] // 1000)
+    first = next(place for place, time_ns in enumerate(stored_ns) if time_ns >= stored_ns[50])
+    found = numbers(client.read(numbered, start=middle))
+    assert found[0] == first
+    assert numbers(client.read(numbered, start=datetime(2100, 1, 1, tzinfo=UTC))) == []
+    assert numbers(client.read(numbered, start=datetime(1990, 1, 1, tzinfo=UTC)))[0] == 0
+    assert numbers(client.read(numbered, stop=datetime(1990, 1, 1, tzinfo=UTC))) == []
+    assert len(numbers(client.read(numbered, timestamp_to=datetime(2100, 1, 1, tzinfo=UTC)))) == 101
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "part"),
+    [
+        ({"start": 101}, OffsetOutOfRangeError, "starts at 0 and its high watermark is 100"),
+        ({"stop": 101}, OffsetOutOfRangeError, "starts at 0 and its high watermark is 100"),
+        ({"start": -1}, OffsetOutOfRangeError, "negative"),
+        ({"start": 9, "stop": 4}, InvalidRequestError, "before start"),
+        ({"partition": 1}, UnknownPartitionError, "0 to 0"),
+        ({"columns": ["values"]}, InvalidRequestError, "columns are: partition"),
+        ({"subject": "a b"}, InvalidSubjectError, "white space"),
+        ({"start": "soon"}, InvalidRequestError, "datetime"),
+    ],
+)
+def test_impossible_reads_are_refused_at_the_call(client, numbered, arguments, error, part):
+    """Not somewhere in the middle of a loop; the message names what is possible."""
+    with pytest.raises(error, match=part):
+        client.read(numbered, **arguments)
+
+
+def test_a_truncated_prefix_is_gone(client, name):
+    """Reads from earliest begin after it; its offsets do not exist any more."""
+    client.create_stream(name, segment_bytes=1 << 20)
+    for _ in range(5):
+        client.append_batch(name, pa.table({"value": [b"x" * 100_000] * 8}))
+    info = client.truncate_before(name, 24)
+    start = info.partitions[0].log_start_offset
+    assert start == 24
+    assert client.offsets(name, "earliest") == {0: 24}
+    offsets = client.read(name, columns=["offset"]).read_all()["offset"].to_pylist()
+    assert offsets == list(range(24, 40))
+    with pytest.raises(OffsetOutOfRangeError, match="starts at 24"):
+        client.read(name, start=23)
+    with pytest.raises(OffsetOutOfRangeError):
+        client.truncate_before(name, 41)
+
+
+def test_following_sees_what_comes(client, name):
+    """The reader waits for records and gets each as it is stored."""
+    client.create_stream(name)
+    client.append(name, b"0")
+
+    def append():
+        for number in range(1, 20):
+            client.append(name, b"%d" % number)
+
+    thread = threading.Thread(target=append)
+    with client.read(name, follow=True) as reader:
+        thread.start()
+        found = []
+        for batch in reader:
+            found += [int(value) for value in batch.column("value").to_pylist()]
+            if len(found) == 20:
+                break
+    thread.join()
+    assert found == list(range(20))
+
+
+def test_following_to_an_offset_ends_there(client, numbered):
+    """A read may wait for records that do not exist yet."""
+    thread = threading.Timer(0.2, client.append, (numbered, b"100"))
+    thread.start()
+    assert numbers(client.read(numbered, start=98, stop=101, follow=True)) == [98, 99, 100]
+    thread.join()
+
+
+def test_a_long_poll_returns_with_what_there_is(client, numbered):
+    """Nothing new: after its time, with nothing; something new: at once."""
+    started = time.monotonic()
+    assert numbers(client.read(numbered, start="latest", wait_ms_max=300)) == []
+    assert time.monotonic() - started > 0.25
+    thread = threading.Timer(0.1, client.append, (numbered, b"100"))
+    thread.start()
+    assert numbers(client.read(numbered, start=100, wait_ms_max=20_000)) == [100]
+    thread.join()
+    assert time.monotonic() - started < 10
+
+
+def test_waiting_for_a_partition(client, name):
+    """The driver of a streaming query sleeps until there is something to read."""
+    client.create_stream(name, partitions=2)
+    assert client.wait_for(name, {0: 0, 1: 0}, timeout_s=0.05) == {0: 0, 1: 0}
+    thread = threading.Timer(0.1, client.append, (name, b"v"), {"partition": 1})
+    thread.start()
+    assert client.wait_for(name, {0: 0, 1: 0}, timeout_s=20) == {0: 0, 1: 1}
+    thread.join()
+
+
+def test_a_subscription_gives_records_as_objects(client, name):
+    """From now on by default, all partitions, until it is closed."""
+    client.create_stream(name, partitions=2, partition_by="key")
+    client.append(name, b"before", key=b"a")
+    with client.subscribe(name) as subscription:
+        acks = [
+            client.append(name, b"%d" % n, key=b"%d" % n, headers={"n": str(n)}) for n in range(9)
+        ]
+        records = [next(subscription) for _ in range(9)]
+    by_value = {record.value: record for record in records}
+    for number, ack in enumerate(acks):
+        record = by_value[b"%d" % number]
+        assert (record.stream, record.partition, record.offset) == (name, ack.partition, ack)
+        assert (record.key, record.headers) == (b"%d" % number, [("n", b"%d" % number)])
+        assert abs(record.timestamp - datetime.now(UTC)) < timedelta(minutes=1)
+    assert list(subscription) == []
+    with client.subscribe(name, starts=subscription.positions) as resumed:
+        client.append(name, b"next", key=b"a")
+        assert next(resumed).value == b"next"
+
+
+def test_a_closed_subscription_wakes_its_reader(client, name):
+    """A thread that waits for the next record ends when another closes it."""
+    client.create_stream(name)
+    subscription = client.subscribe(name)
+    threading.Timer(0.2, subscription.close).start()
+    started = time.monotonic()
+    assert list(subscription) == []
+    assert time.monotonic() - started < 5
+
+
+def test_reads_work_in_polars_duckdb_and_pandas(client, numbered):
+    """The reader is a plain pyarrow.RecordBatchReader."""
+    polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
+    reader = client.read(numbered)
+    assert isinstance(reader, pa.RecordBatchReader)
+    frame = polars.from_arrow(reader)
+    assert frame.filter(polars.col("subject") == "n.odd").height == 50
+    records = client.read(numbered)  # noqa: F841 - DuckDB finds it by its name
+    counted = duckdb.sql("select subject, count(*) c from records group by 1 order by 1").fetchall()
+    assert counted == [("n.even", 50), ("n.odd", 50)]
+    relation = duckdb.from_arrow(client.read(numbered, columns=["offset", "value"]))
+    assert relation.aggregate('max("offset")').fetchall() == [(99,)]
+    pandas = client.read(numbered).read_pandas()
+    assert list(pandas.columns) == list(COLUMNS)
+    assert len(pandas) == 100
+
+
+def test_what_was_read_can_be_appended_elsewhere(client, numbered, name):
+    """A copy of a stream is one line; subjects, keys and headers go along."""
+    client.create_stream(name + "-copy")
+    ack = client.append_batch(name + "-copy", client.read(numbered))
+    assert ack.records == 100
+    columns = ["subject", "key", "value", "headers"]
+    assert (
+        client.read(name + "-copy", columns=columns).read_all().to_pylist()
+        == client.read(numbered, columns=columns).read_all().to_pylist()
+    )
+
+
+def test_several_threads_share_a_client(client, name):
+    """Appends of many threads are all stored, each once."""
+    client.create_stream(name)
+
+    def append(thread):
+        for number in range(50):
+            client.append(name, b"%d-%d" % (thread, number))
+
+    threads = [threading.Thread(target=append, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = values(client.read(name))
+    assert len(found) == len(set(found)) == 400
+
+
+def test_a_small_buffer_slows_the_producer_down_but_loses_nothing(client, name):
+    """Memory is bounded: append waits for acks."""
+    client.create_stream(name)
+    with client.producer(name, buffer_bytes=100_000, batch_bytes=20_000) as producer:
+        for number in range(500):
+            producer.append(b"%d" % number + b"x" * 5000)
+    assert len(values(client.read(name))) == 500

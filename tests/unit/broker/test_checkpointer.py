@@ -1,0 +1,113 @@
+"""When checkpoints are taken, and that they never get in the way of anything else."""
+
+import asyncio
+
+import pytest
+
+from strandline.errors import UnknownStreamError
+
+
+@pytest.fixture
+async def write(broker, partition, kit, answers):
+    """Store records and wait for them."""
+
+    async def append(count, size=10):
+        before = len(answers.order)
+        kit.put(partition, answers, *range(before, before + count), value=bytes(size))
+        await answers.wait(before + count)
+
+    return append
+
+
+async def test_a_checkpoint_is_due_by_time_if_something_changed(broker, write, kit, clock, disk):
+    """After the interval, and not again until more was written."""
+    await write(1)
+    taken = broker.telemetry.checkpoint_seconds.count
+    clock.advance_ms(29_000)
+    await asyncio.sleep(0.12)
+    assert broker.telemetry.checkpoint_seconds.count == taken
+    clock.advance_ms(2_000)
+    await kit.until(lambda: broker.telemetry.checkpoint_seconds.count == taken + 1)
+    clock.advance_ms(60_000)
+    await asyncio.sleep(0.12)
+    assert broker.telemetry.checkpoint_seconds.count == taken + 1
+    assert broker._storage.journal.bytes_since_recycle == 0
+
+
+async def test_a_checkpoint_is_due_by_bytes(open_broker, make_stream, answers, kit):
+    """After so many bytes of journal, at once."""
+    broker = await open_broker(journal={"checkpoint_bytes": 50_000})
+    partition = await make_stream(broker)
+    for number in range(5):
+        kit.put(partition, answers, number, value=bytes(20_000))
+        await answers.wait(number + 1)
+    await kit.until(lambda: broker.telemetry.checkpoint_seconds.count)
+    await kit.until(lambda: broker._storage.journal.bytes_since_recycle < 50_000)
+
+
+async def test_a_spare_journal_file_is_made_ready(broker, write, kit):
+    """The turn that fills a file finds the next one waiting."""
+    await kit.until(lambda: broker._storage.journal.spares == 1)
+    await write(1)
+    assert broker._storage.journal.spares == 0
+    await kit.until(lambda: broker._storage.journal.spares == 1)
+
+
+async def test_records_are_stored_while_a_checkpoint_runs(
+    broker, partition, write, kit, disk, clock, answers
+):
+    """Only the checkpoint waits for the disk; the turn goes on."""
+    await write(1)
+    gate = disk.hold("sync", "/logs/")
+    clock.advance_ms(60_000)
+    await kit.until(gate.reached.is_set)
+    await write(3)
+    gate.released.set()
+    assert len(answers.acks) == 4
+
+
+async def test_a_stream_is_deleted_after_the_checkpoint_that_holds_it(
+    broker, partition, write, kit, disk, clock
+):
+    """Deleting waits for the checkpoint under way, whose files must not vanish meanwhile."""
+    await write(1)
+    gate = disk.hold("sync", "/logs/")
+    clock.advance_ms(60_000)
+    await kit.until(gate.reached.is_set)
+    deleting = asyncio.create_task(broker.delete_stream("s"))
+    with pytest.raises(UnknownStreamError):
+        await kit.until(lambda: broker.stream("s") is None)
+    await asyncio.sleep(0.02)
+    assert not deleting.done()
+    assert partition.log.directory.exists()
+    gate.released.set()
+    await deleting
+    assert not partition.log.directory.exists()
+    assert broker.admission.refusal is None
+
+
+async def test_a_stop_waits_for_the_checkpoint_under_way(broker, write, kit, disk, clock):
+    """Two checkpoints never write at once, and the directory is not let go of under a thread."""
+    await write(1)
+    gate = disk.hold("sync", "/logs/")
+    clock.advance_ms(60_000)
+    await kit.until(gate.reached.is_set)
+    stopping = asyncio.create_task(broker.stop())
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    assert broker._lock._fd >= 0
+    gate.released.set()
+    await stopping
+    assert broker._lock._fd == -1
+
+
+async def test_a_stop_waits_for_the_journal_file_being_made(open_broker, kit, disk):
+    """A thread that fills a file with zeros must have ended before anyone else opens the journal."""
+    gate = disk.hold("write", "/journal/")
+    broker = await open_broker()
+    await kit.until(gate.reached.is_set)
+    stopping = asyncio.create_task(broker.stop())
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    gate.released.set()
+    await stopping

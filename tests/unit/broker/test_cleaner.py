@@ -1,0 +1,109 @@
+"""Retention and compaction of a running broker."""
+
+import asyncio
+
+import pytest
+
+from strandline.errors import UnknownStreamError
+
+
+@pytest.fixture
+async def cleaned(open_broker, make_stream, answers, kit):
+    """A broker whose cleaner is run by hand, and a way to fill a stream of it."""
+    broker = await open_broker(cleaner_interval_ms=10**9)
+
+    async def fill(count, *, name="s", keys=1 << 30, size=1000, **settings):
+        try:
+            partition = broker.stream(name).partition(0)
+        except UnknownStreamError:
+            partition = await make_stream(broker, name, **settings)
+        for number in range(count):
+            token = len(answers.order)
+            key = b"%d" % (number % keys)
+            kit.put(partition, answers, token, key=key, value=b"%d" % number + bytes(size))
+            await answers.wait(token + 1)
+        return partition
+
+    broker.fill = fill
+    return broker
+
+
+async def test_retention_by_records_keeps_the_newest(cleaned):
+    """The log start moves on; what is kept is exactly what was asked for."""
+    partition = await cleaned.fill(10, retention_records=3)
+    await cleaned._cleaner.clean()
+    assert (partition.log_start_offset, partition.high_watermark) == (7, 10)
+
+
+async def test_retention_by_bytes_deletes_segments(cleaned):
+    """Whole sealed segments go, oldest first, and are counted."""
+    partition = await cleaned.fill(200, retention_bytes=100_000)
+    segments = len(partition.log.segments)
+    await cleaned._cleaner.clean()
+    gone = segments - len(partition.log.segments)
+    assert gone > 0
+    assert partition.log.size_bytes <= 100_000 + (64 << 10)
+    assert cleaned.telemetry.retention_segments == gone
+    assert cleaned.telemetry.retention_bytes > 50_000
+
+
+async def test_retention_by_age_seals_what_is_old(cleaned, clock):
+    """A segment whose newest record is too old goes, the active one included."""
+    partition = await cleaned.fill(3, retention_age_ms=1000)
+    clock.advance_ms(1001)
+    await cleaned._cleaner.clean()
+    assert (partition.log_start_offset, partition.high_watermark) == (3, 3)
+
+
+async def test_compaction_keeps_the_newest_of_each_key(cleaned):
+    """Sealed segments that a checkpoint has passed are rewritten while records arrive."""
+    partition = await cleaned.fill(300, keys=5, compact=True)
+    await cleaned._checkpoints.checkpoint()
+    await cleaned._cleaner.clean()
+    assert cleaned.telemetry.compaction_records > 150
+    assert partition.read(0, 1 << 20).size > 0
+    await cleaned.fill(1)
+    assert partition.high_watermark == 301
+
+
+async def test_a_failing_round_is_tried_again(cleaned, disk, caplog):
+    """No space or EIO in one partition is logged; others are cleaned, and the next round tries."""
+    bad = await cleaned.fill(5, name="bad", retention_records=1)
+    good = await cleaned.fill(5, name="good", retention_records=1)
+    disk.fail("write", f"{bad.log_id:08d}/log-start")
+    await cleaned._cleaner.clean()
+    assert (bad.log_start_offset, good.log_start_offset) == (0, 4)
+    assert "cleaning bad/0" in caplog.text
+    disk.mend()
+    await cleaned._cleaner.clean()
+    assert bad.log_start_offset == 4
+
+
+async def test_a_stream_is_not_deleted_while_it_is_compacted(cleaned, disk, kit):
+    """Deleting waits for the thread that rewrites the stream's segments."""
+    partition = await cleaned.fill(300, keys=250, compact=True)
+    await cleaned._checkpoints.checkpoint()
+    gate = disk.hold("create", ".cleaned")
+    cleaning = asyncio.create_task(cleaned._cleaner.clean())
+    await kit.until(gate.reached.is_set)
+    deleting = asyncio.create_task(cleaned.delete_stream("s"))
+    await asyncio.sleep(0.02)
+    assert not deleting.done()
+    gate.released.set()
+    await asyncio.gather(cleaning, deleting)
+    assert not partition.log.directory.exists()
+
+
+async def test_a_stream_deleted_during_a_round_is_left_alone(cleaned, disk, kit, caplog):
+    """The round does not touch what went while it was busy with another stream."""
+    await cleaned.fill(300, name="a", keys=250, compact=True)
+    await cleaned.fill(5, name="b", retention_records=1)
+    await cleaned._checkpoints.checkpoint()
+    gate = disk.hold("create", ".cleaned")
+    cleaning = asyncio.create_task(cleaned._cleaner.clean())
+    await kit.until(gate.reached.is_set)
+    deleting = asyncio.create_task(cleaned.delete_stream("b"))
+    await asyncio.sleep(0.01)
+    gate.released.set()
+    await asyncio.gather(cleaning, deleting)
+    assert "cleaning b/0" not in caplog.text

@@ -1,0 +1,105 @@
+"""The metadata file: replaced whole, checked when read, never guessed at."""
+
+import errno
+
+import pytest
+
+from strandline.broker.metadata_store import FILE_NAME, MetadataStore
+from strandline.config import StreamConfig
+from strandline.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    LogPoisonedError,
+    StreamExistsError,
+)
+from strandline.metadata.commands import CreateStream, DeleteStream
+
+
+def create(name):
+    return CreateStream(config=StreamConfig(name=name, subject=name), now_ns=1)
+
+
+@pytest.fixture
+def store(tmp_path, disk):
+    return MetadataStore(tmp_path, disk)
+
+
+def test_the_image_survives(store, tmp_path, disk):
+    """What was applied is there when the file is read again."""
+    store.apply(create("a"))
+    store.apply(create("b"))
+    store.apply(DeleteStream(name="a"))
+    again = MetadataStore(tmp_path, disk)
+    assert again.image == store.image
+    assert list(again.image.streams) == ["b"]
+    assert again.image.next_log_id == 3
+
+
+def test_a_refused_command_changes_nothing(store, tmp_path, disk):
+    """A command that does not apply leaves image and file alone."""
+    store.apply(create("a"))
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(StreamExistsError):
+        store.apply(create("a"))
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_a_preview_changes_nothing(store):
+    """One may look at what a command would do."""
+    assert "a" in store.preview(create("a")).streams
+    assert not store.image.streams
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "names"])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EIO, LogPoisonedError)]
+)
+def test_a_failed_write_leaves_the_old_image(store, tmp_path, disk, operation, code, kind):
+    """The current image is the one on disk: the old one, until the new one is durable."""
+    store.apply(create("a"))
+    image = store.image
+    disk.fail(operation, "*" if operation == "names" else FILE_NAME, code=code)
+    with pytest.raises(kind):
+        store.apply(create("b"))
+    assert store.image is image
+    disk.mend()
+    found = MetadataStore(tmp_path, disk).image
+    assert found in (image, store.preview(create("b")))
+
+
+def test_every_flipped_bit_is_found(store, tmp_path, disk):
+    """Damage anywhere in the file is an error that names it, never another image."""
+    store.apply(create("a"))
+    path = tmp_path / FILE_NAME
+    intact = path.read_bytes()
+    for position in range(len(intact)):
+        for bit in (0x01, 0x20, 0x80):
+            damaged = bytearray(intact)
+            damaged[position] ^= bit
+            path.write_bytes(damaged)
+            try:
+                found = MetadataStore(tmp_path, disk).image
+            except CorruptBatchError as error:
+                assert str(path) in str(error)
+            else:
+                assert found == store.image, "only the file's trimmings may differ"
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 9, 40])
+def test_a_cut_file_is_found(store, tmp_path, disk, length):
+    """A file that lost its end is not taken for an empty image."""
+    store.apply(create("a"))
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CorruptBatchError, match="restore"):
+        MetadataStore(tmp_path, disk)
+
+
+def test_a_later_version_is_refused(store, tmp_path, disk):
+    """A file made by a version to come is not misread."""
+    from crc32c import crc32c
+
+    body = b'{"version": 2, "next_log_id": 1, "streams": {}}'
+    (tmp_path / FILE_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
+    with pytest.raises(CorruptBatchError, match="version 2"):
+        MetadataStore(tmp_path, disk)

@@ -1,0 +1,300 @@
+"""Key compaction: the newest record of each key stays, at its offset, and nothing else changes."""
+
+import pyarrow as pa
+import pytest
+
+from strandline.errors import DiskFullError, LogPoisonedError
+from strandline.record.batch import Attributes, read_header
+from strandline.record.codec import Stamp, decode_batches, encode_records
+from strandline.storage.compaction import Compactor
+from strandline.storage.scan import OFFSET_MAX
+
+
+def put(log, records, *, time_ns=0, compression="none"):
+    """Append one batch of (key, value) records."""
+    keys, values = zip(*records, strict=True)
+    stamp = Stamp(log.log_end_offset, 0, time_ns, compression)
+    headers = [[("h", b"%d" % i)] for i in range(len(keys))]
+    has_keys = any(key is not None for key in keys)
+    batch = bytes(
+        encode_records(values, ["s"], stamp, keys=keys if has_keys else None, headers=headers)
+    )
+    log.append(batch, read_header(batch))
+
+
+def rows(log):
+    """Offset, key and value of every record that is served."""
+    found, offset = [], log.log_start_offset
+    while offset < log.log_end_offset:
+        part = log.read(offset, 1 << 20)
+        if part.buffer:
+            for batch in decode_batches(part.buffer, columns=["offset", "key", "value"]):
+                found += zip(*(c.to_pylist() for c in batch.columns), strict=True)
+        offset = max(part.next_offset, offset + 1)
+    return found
+
+
+def settle(log):
+    """Seal what there is and make it part of a checkpoint."""
+    log.roll()
+    at = log.checkpoint()
+    log.flush()
+    log.mark_checkpointed(at)
+    return at
+
+
+@pytest.fixture
+def log(open_log):
+    """An empty log with large segments."""
+    return open_log(segment_bytes=1 << 20)
+
+
+@pytest.fixture
+def compact(log, disk):
+    """Runs a compaction from beginning to end."""
+    compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
+
+    def run(*, now_ns=0, below=OFFSET_MAX):
+        compaction = compactor.prepare(below=below, now_ns=now_ns)
+        compactor.apply(compaction)
+        return compaction
+
+    run.compactor = compactor
+    return run
+
+
+VALUE = b"v" * 200
+
+
+def test_only_the_newest_of_each_key_stays(log, compact):
+    """Older records of a key go, the others keep offset, value, headers and order."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"2" + VALUE), (b"a", b"3" + VALUE)])
+    put(log, [(b"c", b"4" + VALUE), (b"b", b"5" + VALUE)])
+    settle(log)
+    put(log, [(b"c", b"6")])
+    before = log.size_bytes
+    done = compact()
+    assert rows(log) == [(2, b"a", b"3" + VALUE), (4, b"b", b"5" + VALUE), (5, b"c", b"6")]
+    assert done.records_removed == 3
+    assert done.bytes_removed == before - log.size_bytes > 0
+    assert log.log_end_offset == 6
+    assert log.log_start_offset == 0
+
+
+def test_headers_times_and_epoch_stay(log, compact):
+    """What stays of a batch keeps its headers, its times and its leader epoch."""
+    stamp = Stamp(0, 7, 123, "none")
+    keys = [b"a", b"b", b"a"]
+    headers = [[("n", b"0")], [("n", b"1"), ("n", b"2")], None]
+    batch = bytes(encode_records([VALUE] * 3, ["x", "y", "z"], stamp, keys=keys, headers=headers))
+    log.append(batch, read_header(batch))
+    settle(log)
+    compact()
+    found = log.read(0, 1 << 20)
+    header = read_header(found.buffer)
+    assert header.leader_epoch == 7
+    assert header.attributes & Attributes.OFFSET_DELTAS
+    (batch,) = decode_batches(found.buffer)
+    assert batch.column("subject").to_pylist() == ["y", "z"]
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [123, 123]
+    assert batch.column("headers").to_pylist() == [[("n", b"1"), ("n", b"2")], None]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+def test_compressed_batches(log, compact, compression):
+    """Compressed batches are compacted and stay compressed."""
+    put(log, [(b"%d" % (i % 5), b"%d" % i + VALUE) for i in range(50)], compression=compression)
+    settle(log)
+    compact()
+    assert [offset for offset, _, _ in rows(log)] == [45, 46, 47, 48, 49]
+    assert (read_header(log.read(0, 100).buffer).codec == 0) == (compression == "none")
+
+
+def test_records_without_a_key_stay(log, compact):
+    """A record without a key replaces nothing and is not replaced."""
+    put(log, [(None, b"x" + VALUE), (b"a", b"1" + VALUE), (None, b"y" + VALUE)])
+    put(log, [(None, b"z" + VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    settle(log)
+    compact()
+    assert [offset for offset, _, _ in rows(log)] == [0, 2, 3, 4]
+
+
+def test_null_value_deletes_its_key_after_the_delay(log, compact):
+    """A null value removes the key's records at once and goes itself when the delay is over."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"2" + VALUE)], time_ns=0)
+    put(log, [(b"a", None)], time_ns=10)
+    settle(log)
+    done = compact(now_ns=500_000)
+    assert rows(log) == [(1, b"b", b"2" + VALUE), (2, b"a", None)]
+    assert done.tombstone_due_ns == 1_000_011
+    assert not compact.compactor.is_due(now_ns=1_000_010)
+    assert compact.compactor.is_due(now_ns=1_000_011)
+    assert compact(now_ns=1_000_011).tombstone_due_ns == 0
+    assert rows(log) == [(1, b"b", b"2" + VALUE)]
+    assert log.log_end_offset == 3
+
+
+def test_uncommitted_records_replace_nothing(log, compact):
+    """A record at or above the high watermark may yet be undone."""
+    put(log, [(b"a", b"1" + VALUE)])
+    put(log, [(b"b", b"1" + VALUE)])
+    settle(log)
+    put(log, [(b"a", b"2" + VALUE)])
+    put(log, [(b"b", b"2" + VALUE)])
+    compact(below=3)
+    assert [offset for offset, _, _ in rows(log)] == [1, 2, 3]
+
+
+def test_active_and_uncheckpointed_segments_are_left_alone(log, compact):
+    """What a recovery might redo by position is not rewritten."""
+    put(log, [(b"a", b"1" + VALUE)])
+    log.roll()
+    put(log, [(b"a", b"2" + VALUE)])
+    assert not compact.compactor.is_due(now_ns=0)
+    assert compact().rewritten == []
+    assert len(rows(log)) == 2
+
+
+def test_emptied_segment_goes(log, compact, tmp_path):
+    """A segment of which nothing stays leaves no file."""
+    put(log, [(b"a", b"1" + VALUE)])
+    settle(log)
+    put(log, [(b"a", b"2" + VALUE)])
+    settle(log)
+    compact()
+    assert rows(log) == [(1, b"a", b"2" + VALUE)]
+    assert sorted(p.name[-8:] for p in (tmp_path / "log").glob("*.log")) == ["0001.log"]
+    assert log.log_start_offset == 0
+
+
+def test_run_is_due_when_enough_is_new(log, compact):
+    """A run waits for new sealed segments, and a done one is not repeated."""
+    for number in range(20):
+        put(log, [(b"%d" % number, VALUE)])
+    settle(log)
+    assert compact.compactor.is_due(now_ns=0)
+    compact()
+    assert not compact.compactor.is_due(now_ns=10**18)
+    put(log, [(b"a", b"1")])
+    settle(log)
+    assert not compact.compactor.is_due(now_ns=0)
+    for number in range(5):
+        put(log, [(b"%d" % number, VALUE)])
+    settle(log)
+    assert compact.compactor.is_due(now_ns=0)
+
+
+def test_readers_of_the_old_segment_go_on(log, compact):
+    """Slices served before stay as they were, and so does a segment someone walks."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    settle(log)
+    held = log.read(0, 1 << 20).buffer
+    wanted = bytes(held)
+    old = log.segments[0]
+    old.release()
+    compact()
+    assert held == wanted
+    assert old.view(0, old.size) == wanted
+    assert old.locate(2) is not None
+
+
+def test_compacted_log_survives_everything(log, compact, open_log, disk):
+    """After a power loss the compacted segments are the ones that are found, and indexed."""
+    for turn in range(200):
+        put(log, [(b"%d" % (turn % 7), b"%d" % turn + VALUE * 5)], time_ns=turn)
+    put(log, [(b"end", b"")], time_ns=200)
+    at = settle(log)
+    compact()
+    wanted = rows(log)
+    assert len(wanted) == 8
+    disk.crash()
+    again = open_log(at, segment_bytes=1 << 20)
+    assert rows(again) == wanted
+    for time_ns in (0, 194, 200):
+        assert again.offset_for_timestamp(time_ns) == max(193, time_ns)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_crash_in_the_middle(log, disk, open_log, renamed):
+    """A power loss while segments are swapped leaves the old or the new one, whole."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    at = settle(log)
+    before = rows(log)
+    compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
+    prepared = compactor.prepare(below=OFFSET_MAX, now_ns=0)
+    if renamed:
+        disk.fail("sync_directory")
+        with pytest.raises(LogPoisonedError):
+            compactor.apply(prepared)
+    disk.crash()
+    again = open_log(at, segment_bytes=1 << 20)
+    assert rows(again) == before
+    assert not list(again.directory.glob("*.cleaned"))
+
+
+def test_damaged_segment_is_left_as_it_is(log, compact):
+    """A segment with damage in it is not rewritten: another replica may repair it."""
+    put(log, [(b"a", b"1" + VALUE)])
+    put(log, [(b"b", b"1" + VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    settle(log)
+    path = log.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[400] ^= 1
+    path.write_bytes(data)
+    assert compact().rewritten == []
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("operation", ["full", "sync"])
+def test_failing_disk_leaves_the_old_segments(log, compact, disk, operation):
+    """Without space, or when the sync fails, nothing changes and nothing stays behind."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    settle(log)
+    before = rows(log)
+    disk.full = operation == "full"
+    if operation == "sync":
+        disk.fail("sync")
+    with pytest.raises((DiskFullError, LogPoisonedError)):
+        compact()
+    assert rows(log) == before
+    assert not list(log.directory.glob("*.cleaned"))
+
+
+def test_segment_removed_meanwhile_stays_removed(log, disk):
+    """Retention may take a segment while its successor is being written."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    settle(log)
+    put(log, [(b"c", b"3")])
+    compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
+    prepared = compactor.prepare(below=OFFSET_MAX, now_ns=0)
+    log.truncate_before(3)
+    compactor.apply(prepared)
+    assert rows(log) == [(3, b"c", b"3")]
+    assert not list(log.directory.glob("*.cleaned"))
+
+
+def test_batch_that_would_grow_is_kept(log, compact):
+    """Where gaps would take more room than the removed record did, the batch stays whole."""
+    put(log, [(b"k%d" % i, b"x") for i in range(200)])
+    put(log, [(b"k7", b"y")])
+    settle(log)
+    assert compact().rewritten == []
+
+
+def test_large_segment_is_written_in_pieces(open_log, disk):
+    """More than fits in one write is compacted just the same."""
+    log = open_log(segment_bytes=64 << 20)
+    for turn in range(60):
+        put(log, [(b"%d" % turn, bytes(100_000)), (b"same", bytes(100_000))])
+    settle(log)
+    compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
+    done = compactor.prepare(below=OFFSET_MAX, now_ns=0)
+    compactor.apply(done)
+    assert done.records_removed == 59
+    assert [offset for offset, _, _ in rows(log)] == [*range(0, 119, 2), 119]

@@ -1,0 +1,192 @@
+"""Inspection: every file listed, damage named by file and position, nothing changed."""
+
+import pytest
+
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import read_header
+from strandline.storage.disk import Disk
+from strandline.storage.inspect import dump_file, inspect_directory
+from strandline.storage.leader_epochs import LeaderEpochs
+from strandline.storage.recovery import LogPlan, recover
+from strandline.types import LogId
+
+
+@pytest.fixture
+def data_dir(tmp_path, make_batch):
+    """Forty turns in one log; a checkpoint after thirty."""
+    path = tmp_path / "data"
+    plans = {LogId(1): LogPlan(path / "logs" / "00000001", 1000, 0)}
+    storage = recover(path, plans, disk=Disk(), file_bytes=32 << 10)
+    log = storage.logs[LogId(1)]
+    for turn in range(40):
+        batch = make_batch(turn, size=100)
+        log.append(batch, read_header(batch))
+        storage.journal.append([(LogId(1), batch)])
+        storage.journal.sync()
+        if turn == 29:
+            pending = storage.checkpointer.begin(storage.logs)
+            storage.checkpointer.write(pending)
+            storage.checkpointer.finish(pending)
+    log.checkpoint()
+    log.truncate_before(2)
+    LeaderEpochs.open(log.directory, disk=Disk()).begin(1, 30)
+    return path
+
+
+def contents(path):
+    """Every file of a directory with its bytes."""
+    return {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def findings(path, *, verify=True):
+    """All findings in a directory."""
+    return [f for report in inspect_directory(path, verify=verify) for f in report.findings]
+
+
+def flip(path, position):
+    """Flip a bit on disk."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_healthy_directory(data_dir):
+    """Every file has a report that counts what is in it; nothing is found, nothing changed."""
+    before = contents(data_dir)
+    told = []
+    reports = list(
+        inspect_directory(data_dir, verify=True, on_progress=lambda *at: told.append(at))
+    )
+    assert contents(data_dir) == before
+    assert {report.file for report in reports} == set(before)
+    assert [f for report in reports for f in report.findings] == []
+    kinds = {report.kind for report in reports}
+    assert kinds == {
+        "checkpoint", "journal", "segment", "index", "timeindex", "leader-epochs", "log-start",
+    }  # fmt: skip
+    assert sum(r.facts["records"] for r in reports if r.kind == "segment") == 40
+    journal = [r for r in reports if r.kind == "journal"]
+    assert sum(r.facts["entries_after_checkpoint"] for r in journal) == 10
+    assert told[-1][0] == told[-1][1] == sum(map(len, before.values()))
+
+
+def test_without_verifying(data_dir):
+    """A quick look lists the same files without reading the batches."""
+    reports = list(inspect_directory(data_dir, verify=False))
+    assert {report.file for report in reports} == set(contents(data_dir))
+    assert not any("records" in report.facts for report in reports)
+
+
+def test_damage_is_named_by_file_and_position(data_dir):
+    """A flipped bit in any kind of file is found where it is."""
+    logs = data_dir / "logs" / "00000001"
+    segments = sorted(logs.glob("*.log"))
+    batch = read_header(segments[1].read_bytes()).length
+    flip(segments[1], batch * 2 + 100)
+    flip(sorted(logs.glob("*.index"))[0], 60)
+    flip(sorted(logs.glob("*.timeindex"))[1], 60)
+    flip(logs / "log-start", 0)
+    (logs / "leader-epochs").write_text("1\n")
+    found = {(f.file, f.position, f.severity) for f in findings(data_dir)}
+    assert found == {
+        (segments[1], batch * 2, "damage"),
+        (sorted(logs.glob("*.index"))[0], 0, "damage"),
+        (sorted(logs.glob("*.timeindex"))[1], 0, "damage"),
+        (logs / "log-start", 0, "damage"),
+        (logs / "leader-epochs", 0, "damage"),
+    }
+
+
+def test_damaged_checkpoint(data_dir):
+    """A checkpoint that cannot be read is damage, and the rest is still looked at."""
+    flip(data_dir / "checkpoint.json", 30)
+    found = findings(data_dir)
+    assert found[0].file == data_dir / "checkpoint.json"
+    assert {f.severity for f in found} == {"damage"}
+
+
+def test_damaged_journal(data_dir):
+    """Damage in an entry and in a batch of an entry are both found."""
+    reports = list(inspect_directory(data_dir, verify=True))
+    (report,) = [r for r in reports if r.facts.get("entries_after_checkpoint")]
+    positions = [p for p, f in dump_file(report.file) if f["sequence"] > 30]
+    flip(report.file, positions[3] + 100)
+    flip(report.file, positions[6] + 20)
+    found = [f for f in findings(data_dir) if f.file == report.file]
+    assert sorted((f.position, f.severity) for f in found) == [
+        (positions[3], "damage"),
+        (positions[6], "damage"),
+    ]
+
+
+def test_torn_tails_are_not_damage(data_dir):
+    """What was being written when the broker died is called torn."""
+    logs = data_dir / "logs" / "00000001"
+    last = sorted(logs.glob("*.log"))[-1]
+    end = last.stat().st_size
+    last.write_bytes(last.read_bytes() + b"STN1" + bytes(30))
+    assert [(f.file, f.position, f.severity) for f in findings(data_dir)] == [(last, end, "torn")]
+
+
+def test_torn_journal_entry(data_dir):
+    """The last entry, cut, is torn and not damage."""
+    reports = list(inspect_directory(data_dir, verify=True))
+    (report,) = [r for r in reports if r.facts.get("entries_after_checkpoint")]
+    last = max(p for p, f in dump_file(report.file) if f["sequence"] == 40)
+    data = bytearray(report.file.read_bytes())
+    data[last + 60 :] = bytes(len(data) - last - 60)
+    report.file.write_bytes(data)
+    found = [f for f in findings(data_dir) if f.file == report.file]
+    assert [(f.position, f.severity) for f in found] == [(last, "torn")]
+
+
+def test_strange_files_are_noted(data_dir):
+    """Files that do not belong are noted; half-made and stale ones too."""
+    logs = data_dir / "logs" / "00000001"
+    (logs / "readme").write_text("?")
+    (data_dir / "journal" / "000099.journal").write_bytes(b"")
+    index = sorted(logs.glob("*.index"))[0]
+    shorter = sorted(logs.glob("*.log"))[0]
+    (logs / "00000000000000000099.log").write_bytes(b"")
+    (logs / "00000000000000000099.index").write_bytes(index.read_bytes())
+    assert {(f.file.name, f.severity) for f in findings(data_dir)} == {
+        ("readme", "note"),
+        ("000099.journal", "note"),
+        ("00000000000000000099.index", "note"),
+    }
+    assert shorter.exists()
+
+
+def test_index_that_points_nowhere(data_dir):
+    """An index whose checksum is right but whose entries are wrong is noted."""
+    logs = data_dir / "logs" / "00000001"
+    first, second = sorted(logs.glob("*.log"))[:2]
+    second.with_suffix(".index").write_bytes(first.with_suffix(".index").read_bytes())
+    (finding,) = findings(data_dir)
+    assert (finding.file, finding.severity) == (second.with_suffix(".index"), "note")
+
+
+def test_dumps(data_dir):
+    """Journal, segment and index files are dumped piece by piece, with positions."""
+    logs = data_dir / "logs" / "00000001"
+    segment = sorted(logs.glob("*.log"))[1]
+    pieces = list(dump_file(segment))
+    assert pieces[0][0] == 0
+    assert pieces[0][1]["base_offset"] == int(segment.stem)
+    flip(segment, 100)
+    assert next(dump_file(segment))[1] == {"damaged_until": pieces[1][0]}
+    assert list(dump_file(segment.with_suffix(".index"))) == [
+        (48, {"offset": int(segment.stem), "log_position": 0})
+    ]
+    assert next(dump_file(segment.with_suffix(".timeindex")))[1]["log_position"] == 0
+    journal = sorted((data_dir / "journal").glob("*"))[0]
+    assert {"sequence", "parts"} < set(next(dump_file(journal))[1])
+
+
+def test_dump_refuses_other_files(data_dir):
+    """What cannot be dumped is refused with its name."""
+    (data_dir / "x.log").write_bytes(b"")
+    (data_dir / "x.index").write_bytes(b"")
+    for name in ("checkpoint.json", "x.log", "x.index"):
+        with pytest.raises(CorruptBatchError, match=name):
+            list(dump_file(data_dir / name))
