@@ -43,6 +43,8 @@ class Machine:
     """Per MiB of memory, touched as it was found."""
     touch_again_ms: float
     """Per MiB of memory, touched again at once."""
+    load_average: float
+    """Of the last minute, before the benchmark began: what others did to the machine."""
     sync: SyncCost
 
 
@@ -95,6 +97,7 @@ def measure_sync(data_root: Path, size_bytes: int) -> SyncCost:
 
 def describe(data_root: Path, size_bytes: int) -> Machine:
     """Measures and describes this machine."""
+    load_average = os.getloadavg()[0]
     sync = measure_sync(data_root, size_bytes)
     touch_first_ms, touch_again_ms = touch_cost()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -107,5 +110,6 @@ def describe(data_root: Path, size_bytes: int) -> Machine:
         file_system=_file_system(data_root),
         touch_first_ms=touch_first_ms,
         touch_again_ms=touch_again_ms,
+        load_average=round(load_average, 1),
         sync=sync,
     )

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +20,13 @@ from benchmarks import cache, figures, machine, runner
 from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings, find
 from benchmarks.fill import Shape
+from benchmarks.passes import CPU_TEXT, Samples, timed
 from benchmarks.peers.process import UnavailableError, fresh_dir
 from benchmarks.peers.system import Place
 from benchmarks.report import table
 from benchmarks.sources import (
     LABEL,
     VALUES_ONLY,
-    Pass,
     Source,
     ValuesOnly,
     jetstream,
@@ -73,27 +71,6 @@ examples:
 """
 
 
-@dataclass
-class Samples:
-    """Values by case, system and unit, in the order of first appearance."""
-
-    values: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
-    notes: dict[tuple[str, str], str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    unavailable: dict[str, str] = field(default_factory=dict)
-
-    def add(self, case: str, system: str, unit: str, value: float) -> None:
-        """One run."""
-        self.values.setdefault((case, system, unit), []).append(value)
-
-    def figures(self) -> list[Figure]:
-        """What the runs yield."""
-        return [
-            Figure(case, system, unit, values, self.notes.get((case, system), ""))
-            for (case, system, unit), values in self.values.items()
-        ]
-
-
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -123,16 +100,6 @@ def parse_args() -> argparse.Namespace:
 def split(names: str) -> list[str]:
     """The words of a comma-separated list."""
     return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def timed(case: str, label: str, one_pass: Callable[[], Pass], *, warm_mib: int) -> Pass:
-    """One counted pass, announced."""
-    gc.collect()
-    touch_memory(warm_mib)
-    done = one_pass()
-    rates = f"{done.gib_per_s:6.2f} GiB/s {done.records_per_s:14,.0f} records/s"
-    print(f"  {case:<30} {label:<40} {rates}", flush=True)
-    return done
 
 
 def open_source(
@@ -182,13 +149,10 @@ def measure(case: str, shape: Shape, args: argparse.Namespace, samples: Samples)
                 is_ours = source.label in (LABEL, VALUES_ONLY)
                 cut_s = OURS_S_MAX if is_ours else args.peer_seconds
                 one_pass = functools.partial(source.read, cut_s)
-                done = timed(case, source.label, one_pass, warm_mib=args.warm_mib)
+                done = timed(case, source.label, one_pass, pid=source.pid, warm_mib=args.warm_mib)
                 if is_ours and done.records != total:
                     raise RuntimeError(f"read {done.records} records of {total}")
-                if case == WIDE:
-                    samples.add(case, source.label, "GiB/s", done.gib_per_s)
-                else:
-                    samples.add(case, source.label, "records/s", done.records_per_s)
+                samples.add_pass(case, source.label, done, by_bytes=case == WIDE)
 
 
 def read_cold(folder: Path, total: int, *, warm_mib: int) -> float:
@@ -197,7 +161,7 @@ def read_cold(folder: Path, total: int, *, warm_mib: int) -> float:
         segments = broker.log_segments()
         cache.evict(segments)
         whole = functools.partial(read_stream, client, seconds_max=OURS_S_MAX)
-        done = timed(COLD, LABEL, whole, warm_mib=warm_mib)
+        done = timed(COLD, LABEL, whole, pid=broker.pid, warm_mib=warm_mib)
         if done.records != total:
             raise RuntimeError(f"read {done.records} records of {total}")
         return cache.size_bytes(segments) / GIB / done.seconds
@@ -289,7 +253,7 @@ def main() -> None:
         module="benchmarks.read",
         versions=samples.versions,
         unavailable=samples.unavailable,
-        sections=["## Ratios", ratios],
+        sections=["## Ratios", ratios, "## CPU", CPU_TEXT, samples.cpu_table()],
     )
     figures.publish(findings, args.results, args.label)
 

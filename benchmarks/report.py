@@ -141,7 +141,8 @@ def machine_text(machine: Machine) -> str:
         f"fdatasync: p50 {sync.overwrite_p50_us:.0f} µs (p99 {sync.overwrite_p99_us:.0f}) over "
         f"preallocated space, p50 {sync.append_p50_us:.0f} µs (p99 {sync.append_p99_us:.0f}) when "
         f"the file grows. Touching memory: {machine.touch_first_ms:.2g} ms per MiB at first, "
-        f"{machine.touch_again_ms:.2g} again. All processes share the machine over loopback."
+        f"{machine.touch_again_ms:.2g} again. Load average before the run, from others: "
+        f"{machine.load_average:.1f}. All processes share the machine over loopback."
     )
 
 

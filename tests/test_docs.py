@@ -272,7 +272,7 @@ def running(tmp_path):
     stop_broker(process)
 
 
-def run_shell(line, running):
+def run_shell(line, running, *, timeout_s=100):
     """Run one line of a shell example."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", running.localise(line)],
@@ -280,7 +280,7 @@ def run_shell(line, running):
         env=running.environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
@@ -341,4 +341,4 @@ def test_spark_example_of_the_readme_runs(running):
             "spark.stop()\n"
         )
     )
-    run_shell(f"python {script.name}", running)
+    run_shell(f"python {script.name}", running, timeout_s=280)

@@ -50,6 +50,7 @@ class BareFlight:
 
     client: fl.FlightClient
     records: int
+    pid: int
     label: str = LABEL
 
     @property
@@ -84,7 +85,7 @@ def open_bare_flight(place: Place, of: StrandlineSource) -> Iterator[BareFlight]
             address = f"grpc+tcp://{LOOPBACK}:{ready['port']}"
             options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             with fl.FlightClient(address, generic_options=options) as client:
-                yield BareFlight(client, ready["records"])
+                yield BareFlight(client, ready["records"], process.pid)
 
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:

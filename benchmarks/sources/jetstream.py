@@ -33,6 +33,7 @@ class JetStreamSource:
     port: int
     version: str
     records: int
+    pid: int
     label: str = LABEL
 
     def read(self, seconds_max: float) -> Pass:
@@ -85,4 +86,4 @@ def open_jetstream_source(place: Place, shape: Shape) -> Iterator[JetStreamSourc
     with open_jetstream(place, SYNC_INTERVAL) as session:
         assert hasattr(session, "port"), "a JetStream session knows its port"
         records = _fill(session, shape)
-        yield JetStreamSource(session.port, f"{session.version}, {client}", records)
+        yield JetStreamSource(session.port, f"{session.version}, {client}", records, session.pid)

@@ -36,6 +36,7 @@ class KafkaSource:
     address: str
     version: str
     records: int
+    pid: int
     label: str = LABEL
 
     def read(self, seconds_max: float) -> Pass:
@@ -104,4 +105,4 @@ def open_kafka_source(place: Place, shape: Shape) -> Iterator[KafkaSource]:
     with open_broker(place, flush=False) as broker:
         client = f"confluent-kafka {confluent_kafka.version()}"
         records = _fill(broker.address, shape)
-        yield KafkaSource(broker.address, f"kafka {VERSION}, {client}", records)
+        yield KafkaSource(broker.address, f"kafka {VERSION}, {client}", records, broker.pid)

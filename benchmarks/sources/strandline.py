@@ -39,6 +39,11 @@ class StrandlineSource:
 
         return f"strandline {__version__}, pyarrow {pa.__version__}"
 
+    @property
+    def pid(self) -> int:
+        """Process id of the broker."""
+        return self.broker.pid
+
     def read(self, seconds_max: float) -> Pass:
         """Every record, all columns."""
         return read_stream(self.client, seconds_max=seconds_max)
@@ -60,6 +65,11 @@ class ValuesOnly:
     def records(self) -> int:
         """As the whole."""
         return self.of.records
+
+    @property
+    def pid(self) -> int:
+        """Process id of the broker."""
+        return self.of.pid
 
     def read(self, seconds_max: float) -> Pass:
         """The value of every record."""

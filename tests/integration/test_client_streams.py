@@ -224,7 +224,7 @@ def test_wrong_records_are_refused_at_once(client, name, arguments, error, part)
 def test_a_refused_row_names_the_limit(client, name):
     """A table with a record over the limit is refused by the broker."""
     client.create_stream(name)
-    with pytest.raises(RecordTooLargeError, match="limits.record_bytes is 200000"):
+    with pytest.raises(RecordTooLargeError, match=r"limits.record_bytes is 200000"):
         client.append_batch(name, pa.table({"value": [b"ok", b"x" * 200_001]}))
 
 

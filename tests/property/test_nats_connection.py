@@ -88,6 +88,9 @@ class Transport:
         assert not self.closed
         self.output += data
 
+    def is_closing(self):
+        return self.closed
+
     def close(self):
         self.closed = True
 

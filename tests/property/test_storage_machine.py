@@ -249,7 +249,5 @@ class StorageMachine(RuleBasedStateMachine):
             assert found == b"".join(wanted)
 
 
-StorageMachine.TestCase.settings = settings(
-    max_examples=1000, stateful_step_count=40, deadline=None
-)
+StorageMachine.TestCase.settings = settings(stateful_step_count=30)
 TestStorage = StorageMachine.TestCase

@@ -7,7 +7,7 @@ recovery: there is no other way to open, so a crash and a clean stop take the sa
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 HEAL_INTERVAL_S = 1.0
+BIND_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
@@ -69,6 +70,7 @@ class Broker:
         self.is_ready = False
         self._streams: dict[str, Stream] = {}
         self._stream_callbacks: list[Callable[[], None]] = []
+        self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
 
@@ -119,6 +121,7 @@ class Broker:
         )
         self._cleaner = Cleaner(
             self.partitions,
+            turn_passed=self.turn.passed,
             lock=self._admin,
             disk=self.disk,
             clock=self.clock,
@@ -200,6 +203,7 @@ class Broker:
             self._streams = {**self._streams, config.name: stream}
             self._announce()
             self._count_streams()
+            await self._wait_until_bound(config.name)
             logger.info("created stream %s on subject %s", config.name, config.subject)
             return stream
 
@@ -261,6 +265,10 @@ class Broker:
         """Call back, on the loop, after streams were created or deleted."""
         self._stream_callbacks.append(callback)
 
+    def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Await, before a creation is answered, that records can reach the stream."""
+        self._bound_callbacks.append(callback)
+
     def on_turn_end(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, after the responders of each turn."""
         self.turn.turn_end_callbacks.append(callback)
@@ -297,6 +305,19 @@ class Broker:
     def _announce(self) -> None:
         for callback in self._stream_callbacks:
             callback()
+
+    async def _wait_until_bound(self, name: str) -> None:
+        """A publish right after the creation must find the stream, not overtake its subscription.
+
+        A NATS server that is away does not hold up the creation for ever: the subscription follows
+        when it is back.
+        """
+        try:
+            async with asyncio.timeout(BIND_TIMEOUT_S):
+                for callback in self._bound_callbacks:
+                    await callback()
+        except TimeoutError:
+            logger.warning("stream %s waits for NATS to take its subscription", name)
 
     def _count_streams(self) -> None:
         self.telemetry.streams = len(self._streams)

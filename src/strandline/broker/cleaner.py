@@ -6,7 +6,7 @@ segments runs beside the loop, one partition at a time, and never while a stream
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from strandline.broker.partition import Partition
 from strandline.clock import Clock
@@ -26,6 +26,7 @@ class Cleaner:
 
     Args:
         partitions: asked at every round for the partitions there are.
+        turn_passed: waits for the turn under way, whose records may yet be undone.
         lock: held while a partition is compacted; whoever deletes streams holds it too.
         disk: where compacted segments are written.
         clock: for the age of records.
@@ -37,6 +38,7 @@ class Cleaner:
         self,
         partitions: Callable[[], list[Partition]],
         *,
+        turn_passed: Callable[[], Awaitable[None]],
         lock: asyncio.Lock,
         disk: Disk,
         clock: Clock,
@@ -44,6 +46,7 @@ class Cleaner:
         interval_ms: int,
     ) -> None:
         self._partitions = partitions
+        self._turn_passed = turn_passed
         self._lock = lock
         self._disk = disk
         self._clock = clock
@@ -60,6 +63,7 @@ class Cleaner:
     async def clean(self) -> None:
         """One round."""
         for partition in self._partitions():
+            await self._turn_passed()
             if partition.closed:
                 continue
             try:
@@ -74,8 +78,10 @@ class Cleaner:
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
 
     def _retain(self, partition: Partition) -> None:
-        """Delete what is too old or too much."""
+        """Delete what is too old or too much, of what is committed."""
         log, before = partition.log, partition.log.size_bytes
+        if partition.high_watermark < log.log_end_offset:
+            return  # the next turn has begun already; there will be another round
         segments = len(log.segments)
         policy = retention_policy(partition.config)
         if any(policy) and apply_retention(log, policy, now_ns=self._clock.now_ns()) is not None:

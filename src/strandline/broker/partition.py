@@ -23,6 +23,7 @@ from strandline.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
     StrandlineError,
+    UnavailableError,
     WrongLastSequenceError,
 )
 from strandline.record.batch import read_header
@@ -209,6 +210,8 @@ class Partition:
             return admission.refusal
         if self._closed_by is not None:
             return self._closed_by
+        if admission.pending_bytes > admission.limits.pending_bytes:
+            return UnavailableError("the broker has more to store than it may hold; retry later")
         if size > admission.limits.record_bytes + RECORD_OVERHEAD_BYTES:
             limit = admission.limits.record_bytes
             return RecordTooLargeError(

@@ -76,7 +76,7 @@ class Turn:
         self._syncer: Syncer | None = None
         self._is_scheduled = False
         self._under_way: list[Taken] = []
-        self._number = 0
+        self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.turn_end_callbacks: list[Callable[[], None]] = []
 
@@ -93,9 +93,10 @@ class Turn:
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, if one is, has been answered."""
-        number = self._number
-        while self._under_way and self._number == number:  # noqa: ASYNC110  see Broker.quiesce
-            await asyncio.sleep(0.001)
+        if self._under_way:
+            answered: asyncio.Future[None] = self._loop.create_future()
+            self._passing.append(answered)
+            await answered
 
     def wake(self) -> None:
         """Run a turn in the loop's next round, after every socket that is ready was read."""
@@ -109,7 +110,6 @@ class Turn:
         if self._under_way:
             return
         self._admission.now_ns = self._clock.now_ns()
-        self._number += 1
         self._met_full_disk = False
         self._guarded(self._begin)
         if not self._under_way:
@@ -274,6 +274,10 @@ class Turn:
 
     def _end(self) -> None:
         """Go on if more was accepted meanwhile, and flush the front ends."""
+        passing, self._passing = self._passing, []
+        for waiter in passing:
+            if not waiter.done():
+                waiter.set_result(None)
         if self._admission.dirty:
             self.wake()
         for callback in self.turn_end_callbacks:

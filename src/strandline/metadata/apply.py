@@ -75,6 +75,8 @@ def check_stream_config(config: StreamConfig) -> None:
             "'.', not starting with '-' or '.'"
         )
     validate_subject(config.subject, wildcards=True)
+    if config.queue_group and not _NAME.fullmatch(config.queue_group):
+        raise InvalidConfigError("queue_group: use letters, digits, '_', '-' or '.'")
     if not 1 <= config.partitions <= PARTITIONS_MAX:
         raise InvalidConfigError(f"partitions is {config.partitions}; 1 to {PARTITIONS_MAX} work")
     for field in _NOT_NEGATIVE:

@@ -7,6 +7,7 @@ not waited for.
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -35,6 +36,7 @@ def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], 
         StrandlineError: the broker could not start.
     """
     configure_logging(config.log_level)
+    raise_open_files_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def main() -> None:
@@ -49,6 +51,12 @@ def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], 
 
     uvloop.run(main())
     return 0
+
+
+def raise_open_files_limit() -> None:
+    """Allow as many open files as the system lets us: every connection and segment takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def configure_logging(level: str) -> None:

@@ -36,7 +36,10 @@ MAPPED_MAX = 8
 
 
 class LogSlice(NamedTuple):
-    """Whole intact batches in a row; empty if there is nothing (yet) at the offset."""
+    """Whole intact batches in a row; empty if there is nothing to serve from the offset on.
+
+    An empty one may still have moved on: compaction may have removed all that was left.
+    """
 
     buffer: memoryview
     base_offset: Offset
@@ -392,7 +395,8 @@ class Log:
         layout = self._layout
         if self._closed:
             raise self._refusal()
-        if not self.log_start_offset <= offset <= layout.segments[-1].next_offset:
+        limit = layout.segments[-1].next_offset
+        if not self.log_start_offset <= offset <= limit:
             raise self._out_of_range(offset)
         for index in range(max(bisect_right(layout.bases, offset) - 1, 0), len(layout.segments)):
             segment = layout.segments[index]
@@ -411,10 +415,8 @@ class Log:
             if found.buffer:
                 self._prepare_next(layout, index, found)
             return found._replace(next_offset=Offset(max(found.next_offset, offset)))
-        end = layout.segments[-1]
-        return LogSlice(
-            memoryview(b""), Offset(offset), Offset(offset), end.path, Position(end.size)
-        )
+        end, following = layout.segments[-1], Offset(max(offset, min(limit, below)))
+        return LogSlice(memoryview(b""), following, following, end.path, Position(end.size))
 
     def _prepare_next(self, layout: _Layout, index: int, found: LogSlice) -> None:
         """Expect a sequential reader: remember its place, ask for data ahead, bound the maps."""
@@ -473,8 +475,8 @@ def _collect(
     if header is None:
         return None
     if header.base_offset >= below:
-        base = header.base_offset
-        return LogSlice(memoryview(b""), base, Offset(0), segment.path, Position(position))
+        following = Offset(below)
+        return LogSlice(memoryview(b""), following, following, segment.path, Position(position))
     if len(view) < header.length <= rest:
         view = segment.view(position, header.length)
     run = scan(view, 0, len(view), below=below, verify=verify)

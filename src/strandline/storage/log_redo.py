@@ -102,7 +102,9 @@ class LogRedo:
         self._active = segment
         self._on_disk = on_disk
         segment.adopt(on_disk)
-        if on_disk and (self._at is None or on_disk > self._at.position):
+        at = self._at
+        durable = at.position if at is not None and at.segment_base == segment.base_offset else 0
+        if on_disk > durable:
             file = segment.file
             self._disk.distrust_cache(file.fd)
 

@@ -4,8 +4,8 @@ Rules: an active segment grows at its end only and gathers small batches in memo
 them (the journal has them already, and a thousand partitions would otherwise cost a thousand system
 calls a turn); a sealed one never changes and is memory-mapped. One thread appends; any number may
 call ``view``, ``locate`` and ``hole`` at the same time, because what they need is swapped in one
-assignment, in this order: bytes, then index, then size. The file stays open while anyone holds the
-segment, so a deletion never pulls it from under a reader. Knows nothing of other segments.
+assignment, in this order: bytes, index, size, next offset. The file stays open while anyone holds
+the segment, so a deletion never pulls it from under a reader. Knows nothing of other segments.
 """
 
 import mmap
@@ -139,8 +139,8 @@ class Segment:
         else:
             pending.append(batch)
         self.note(header, size)
-        self.next_offset = header.base_offset + header.last_offset_delta + 1
         self.size = size + length
+        self.next_offset = header.base_offset + header.last_offset_delta + 1
 
     def note(self, header: BatchHeader, position: int) -> None:
         """Take a batch at ``position`` into the indexes and the timestamps."""
@@ -188,8 +188,8 @@ class Segment:
     def advance(self, header: BatchHeader) -> None:
         """Count the batch that lies at the end as part of the segment; only while recovering."""
         self.note(header, self.size)
-        self.next_offset = header.next_offset
         self.size += header.length
+        self.next_offset = header.next_offset
 
     def cut(self, position: int, next_offset: int) -> None:
         """Forget the bytes from ``position`` on, durably if they were in the file.

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from strandline.broker import broker as broker_module
+from strandline.broker import checkpointer
 from strandline.broker.broker import Broker
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
@@ -46,7 +47,7 @@ class RiggedDisk(Disk):
         self.orders.clear()
 
     def hold(self, operation, pattern="*"):
-        """Let calls wait until ``released`` of the answer is set; ``reached`` tells of the first."""
+        """Let calls wait until the gate's ``released`` is set; ``reached`` tells of the first."""
         gate = SimpleNamespace(
             operation=operation,
             pattern=f"*{pattern}*",
@@ -77,7 +78,7 @@ class RiggedDisk(Disk):
                 raise translated(OSError(order[2], os.strerror(order[2])), f"{operation} of {path}")
 
     def _check_fd(self, operation, fd):
-        self._check(operation, os.readlink(f"/proc/self/fd/{fd}"))
+        self._check(operation, Path(f"/proc/self/fd/{fd}").readlink())
 
     def open(self, path, *, write=False, create=False):
         self._check("create" if create and not path.exists() else "open", path)
@@ -184,7 +185,7 @@ def values(partition):
 async def until(condition, *, seconds=10):
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions of all kinds
             await asyncio.sleep(0.002)
 
 
@@ -194,6 +195,12 @@ def abandon(broker):
         task.cancel()
     broker._syncer.close()
     broker._lock.release()
+
+
+@pytest.fixture
+def without_spares(monkeypatch):
+    """No spare journal file is made ready, so that a turn has to make its own."""
+    monkeypatch.setattr(checkpointer, "POLL_S", 3600)
 
 
 @pytest.fixture

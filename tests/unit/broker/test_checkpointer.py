@@ -102,7 +102,7 @@ async def test_a_stop_waits_for_the_checkpoint_under_way(broker, write, kit, dis
 
 
 async def test_a_stop_waits_for_the_journal_file_being_made(open_broker, kit, disk):
-    """A thread that fills a file with zeros must have ended before anyone else opens the journal."""
+    """A thread that fills a file with zeros must have ended before anyone opens the journal."""
     gate = disk.hold("write", "/journal/")
     broker = await open_broker()
     await kit.until(gate.reached.is_set)

@@ -7,6 +7,9 @@ import pytest
 from strandline.errors import UnknownStreamError
 
 
+pytestmark = pytest.mark.usefixtures("without_spares")
+
+
 @pytest.fixture
 async def cleaned(open_broker, make_stream, answers, kit):
     """A broker whose cleaner is run by hand, and a way to fill a stream of it."""
@@ -107,3 +110,19 @@ async def test_a_stream_deleted_during_a_round_is_left_alone(cleaned, disk, kit,
     gate.released.set()
     await asyncio.gather(cleaning, deleting)
     assert "cleaning b/0" not in caplog.text
+
+
+async def test_retention_does_not_overtake_the_sync(cleaned, disk, kit, answers):
+    """What is not committed does not count: the log start never passes the high watermark."""
+    partition = await cleaned.fill(10, retention_records=2)
+    cleaned._syncer.average_ms = 1e12
+    gate = disk.hold("sync", "/journal/")
+    kit.put(partition, answers, *"abcdef")
+    await kit.until(gate.reached.is_set)
+    assert (partition.high_watermark, partition.log_end_offset) == (10, 16)
+    cleaning = asyncio.create_task(cleaned._cleaner.clean())
+    await asyncio.sleep(0.02)
+    assert partition.log_start_offset <= partition.high_watermark
+    gate.released.set()
+    await cleaning
+    assert (partition.log_start_offset, partition.high_watermark) == (14, 16)

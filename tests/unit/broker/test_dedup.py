@@ -91,9 +91,7 @@ def test_the_first_id_of_a_record_counts(log):
     for size in (1, VECTOR_RECORDS_MIN):
         ids = [("Nats-Msg-Id", b""), ("Nats-Msg-Id", b"a"), ("Nats-Msg-Id", b"b")]
         stamp = Stamp(log.log_end_offset, 0, SECOND)
-        batch = encode_records(
-            [b"v"] * size, ["s"], stamp, headers=[None] * (size - 1) + [ids]
-        )
+        batch = encode_records([b"v"] * size, ["s"], stamp, headers=[None] * (size - 1) + [ids])
         log.append(batch, read_header(batch))
         window = load_window(log, 20_000, SECOND)
         assert known(window, SECOND, b"", b"a", b"b") == [None, log.log_end_offset - 1, None]

@@ -67,6 +67,7 @@ async def test_a_full_disk_for_one_partition_spares_the_others(
     assert answers.acks == {"kept": 0}
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_a_full_disk_for_the_journal_undoes_the_turn(
     broker, partition, answers, disk, kit, settle
 ):
@@ -83,6 +84,7 @@ async def test_a_full_disk_for_the_journal_undoes_the_turn(
     assert kit.values(partition) == [b"b"]
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_a_full_disk_that_cannot_even_undo_reopens(
     broker, partition, answers, disk, kit, settle
 ):
@@ -107,6 +109,7 @@ async def test_a_full_disk_that_cannot_even_undo_reopens(
     assert stored[0] == bytes(60_000)
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_too_many_open_files_costs_the_turn_only(
     broker, partition, answers, disk, kit, settle
 ):
@@ -136,6 +139,7 @@ async def test_too_many_open_files_for_a_segment_costs_its_records_only(
     assert answers.acks == {"b": 0}
 
 
+@pytest.mark.usefixtures("without_spares")
 @pytest.mark.parametrize("where", ["inline", "thread"])
 @pytest.mark.parametrize(("operation", "pattern"), [("write", "/journal/"), ("sync", "/journal/")])
 async def test_a_failed_journal_poisons_and_heals(
@@ -182,6 +186,7 @@ async def test_everything_drained_is_answered_when_a_segment_fails(
     assert kit.values(second)[answers.acks["c"]] == b"c"
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_an_early_ack_is_not_taken_back(broker, partition, answers, disk, kit, settle):
     """A record acked as 'memory' is not rejected as well when the sync then fails."""
     disk.fail("sync", "/journal/", after=1)  # the first makes the file ready
@@ -195,6 +200,7 @@ async def test_an_early_ack_is_not_taken_back(broker, partition, answers, disk, 
     assert kit.values(partition)[0] == b"early"
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_reopening_waits_for_a_sync_that_hangs(broker, partition, answers, disk, kit, settle):
     """A sync still in its thread when something else poisons is waited for, then reopened."""
     kit.put(partition, answers, "a")
@@ -272,8 +278,9 @@ async def test_a_checkpoint_happens_though_no_spare_file_fits(
     assert not answers.errors, "the freed file is used again"
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_unstored_ids_are_forgotten(broker, partition, answers, disk, kit, settle):
-    """A record that was rejected is not remembered: its retry is stored, not called a duplicate."""
+    """A rejected record is not remembered: its retry is stored, not called a duplicate."""
     disk.fill("/journal/")
     kit.put(partition, answers, "first", message_id="m")
     await settle(broker, answers, 1)
@@ -284,6 +291,7 @@ async def test_unstored_ids_are_forgotten(broker, partition, answers, disk, kit,
     assert not answers.duplicates
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_ids_stored_before_poisoning_are_known_after_it(
     broker, partition, answers, disk, kit, settle
 ):
@@ -304,6 +312,7 @@ async def test_ids_stored_before_poisoning_are_known_after_it(
     assert kit.values(partition).count(b"b") + kit.values(partition).count(b"b again") == 1
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_reopening_goes_on_until_the_disk_works(
     broker, partition, answers, disk, kit, settle
 ):
@@ -323,6 +332,7 @@ async def test_reopening_goes_on_until_the_disk_works(
     assert "b" in answers.acks
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_waiting_readers_hear_of_what_reopening_found(
     broker, partition, answers, disk, kit, settle
 ):
@@ -338,6 +348,7 @@ async def test_waiting_readers_hear_of_what_reopening_found(
     assert await asyncio.wait_for(waiting, 2) is True
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_a_broker_stops_while_its_disk_is_broken(
     broker, partition, answers, disk, kit, settle
 ):

@@ -24,7 +24,7 @@ def make_syncer():
 
 async def test_syncs_are_reported_on_the_loop_in_order(make_syncer):
     """Each sync is answered once, on the loop's thread, successes and failures alike."""
-    loop, outcome = asyncio.get_running_loop(), []
+    loop, outcome, all_done = asyncio.get_running_loop(), [], asyncio.Event()
 
     def sync(fd):
         if fd == 2:
@@ -35,12 +35,12 @@ async def test_syncs_are_reported_on_the_loop_in_order(make_syncer):
     def done(error):
         assert asyncio.get_running_loop() is loop
         outcome.append(error.code if error else None)
+        if len(outcome) == 3:
+            all_done.set()
 
     for fd in (1, 2, 3):
         syncer.submit(fd, done)
-    async with asyncio.timeout(5):
-        while len(outcome) < 3:
-            await asyncio.sleep(0.001)
+    await asyncio.wait_for(all_done.wait(), 5)
     assert outcome == [None, "log_poisoned", None]
 
 

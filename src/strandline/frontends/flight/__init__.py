@@ -1,1 +1,1 @@
-"""TODO-docstring."""
+"""The Arrow Flight front end: reads, bulk appends and administration over gRPC."""

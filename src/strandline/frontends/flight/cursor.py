@@ -6,6 +6,8 @@ Rules: runs on the call's own thread and never waits; zero copy for large batche
 Flight, nor other partitions.
 """
 
+from typing import NamedTuple
+
 import pyarrow as pa
 
 from strandline.errors import CorruptBatchError, DataLossError, OffsetOutOfRangeError
@@ -15,6 +17,13 @@ from strandline.record.batch import read_header
 from strandline.record.codec import decode_batches
 from strandline.record.decode import walk
 from strandline.types import Offset
+
+
+class Delivery(NamedTuple):
+    """A record batch for the reader, and its size, which pyarrow takes long to count."""
+
+    batch: pa.RecordBatch
+    size: int
 
 
 class Cursor:
@@ -60,7 +69,7 @@ class Cursor:
             return 0
         return int(self._read(bytes_max).size)
 
-    def read(self) -> list[pa.RecordBatch]:
+    def read(self) -> list[Delivery]:
         """The next records, about ``batch_bytes`` of them, as batches without empty ones.
 
         An empty list means that none of the records passed over was asked for, or that the end is
@@ -78,7 +87,8 @@ class Cursor:
             # Compaction has removed every record from here to the end.
             self.position = max(self.position, end)
             return []
-        before, batches = self.position, []
+        before = self.position
+        batches: list[Delivery] = []
         number = self.partition.name.partition
         for whole in decode_batches(buffer, columns=self._columns, partition=number):
             batch = self._cut(whole, end)
@@ -132,15 +142,16 @@ class Cursor:
             self._may_move = False
         return batch
 
-    def _split(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    def _split(self, batch: pa.RecordBatch) -> list[Delivery]:
         """Only the columns asked for, in pieces of about ``batch_bytes``."""
         if self._has_extra:
             batch = batch.select(self._names)
         size, wanted = batch.nbytes, self._request.batch_bytes
         if size <= 2 * wanted:
-            return [batch]
+            return [Delivery(batch, size)]
         rows = max(1, batch.num_rows * wanted // size)
-        return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+        pieces = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+        return [Delivery(piece, piece.nbytes) for piece in pieces]
 
     def _step_over(self, buffer: pa.Buffer) -> None:
         """Move past batches none of whose records exists any more (compaction removed them)."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.errors import StrandlineError, UnknownStreamError
-from strandline.frontends.flight.cursor import Cursor
+from strandline.frontends.flight.cursor import Cursor, Delivery
 from strandline.frontends.flight.life import POLL_S, Life
 from strandline.frontends.flight.plan import ReadPlan
 from strandline.protocol.status import to_flight
@@ -60,17 +60,17 @@ class ReadSession:
             CorruptBatchError, DataLossError: as ``Cursor.read``.
         """
         with self._life.stream():
-            for whole in self._gathered(self._unlimited()):
-                batch = whole if self._left is None else whole.slice(0, self._left)
-                self._telemetry.count_read(records=batch.num_rows, size_bytes=batch.nbytes)
-                yield batch
+            for batch, size in self._gathered(self._unlimited()):
+                piece = batch if self._left is None else batch.slice(0, self._left)
+                self._telemetry.count_read(records=piece.num_rows, size_bytes=size)
+                yield piece
                 if self._left is None:
                     continue
-                self._left -= batch.num_rows
+                self._left -= piece.num_rows
                 if not self._left:
                     return
 
-    def _unlimited(self) -> Iterator[pa.RecordBatch | None]:
+    def _unlimited(self) -> Iterator[Delivery | None]:
         """Batches as they come; None where there was nothing to deliver for a while."""
         if self._left == 0:
             return
@@ -82,7 +82,7 @@ class ReadSession:
             while not cursor.is_done and self._goes_on(cursor):
                 yield from cursor.read() or (None,)
 
-    def _follow(self) -> Iterator[pa.RecordBatch | None]:
+    def _follow(self) -> Iterator[Delivery | None]:
         """Round and round the partitions; waits when none has anything."""
         going = [cursor for cursor in self._cursors if not cursor.is_done]
         turn = cycle(range(len(going)))
@@ -151,28 +151,27 @@ class ReadSession:
             raise UnknownStreamError(f"stream {cursor.partition.name.stream!r} was deleted")
         return not self._is_cancelled()
 
-    def _gathered(self, batches: Iterator[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
+    def _gathered(self, deliveries: Iterator[Delivery | None]) -> Iterator[Delivery]:
         """Join small neighbours, but hold none back while the reader waits."""
         held: list[pa.RecordBatch] = []
         size, since = 0, 0.0
         enough = self._request.batch_bytes // 4
-        for batch in _error_last(batches):
-            if batch is not None:
-                bytes_more = batch.nbytes
-                if not held and bytes_more >= enough:
-                    yield batch
+        for delivery in _error_last(deliveries):
+            if delivery is not None:
+                if not held and delivery.size >= enough:
+                    yield delivery
                     continue
                 since = since if held else self._life.now_ms()
-                held.append(batch)
-                size += bytes_more
+                held.append(delivery.batch)
+                size += delivery.size
                 is_full = size >= enough or len(held) >= GATHER_BATCHES_MAX
                 if not is_full and self._life.now_ms() - since < GATHER_MS_MAX:
                     continue
             if held:
-                yield join(held)
+                yield Delivery(join(held), size)
                 held, size = [], 0
         if held:
-            yield join(held)
+            yield Delivery(join(held), size)
 
     def stream(self) -> fl.FlightDataStream:
         """The read as Flight sends it; an error in the middle keeps its type."""
@@ -197,10 +196,10 @@ class ReadSession:
         return fl.GeneratorStream(self._plan.schema, parts())
 
 
-def _error_last(batches: Iterator[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch | None]:
-    """The batches; before an error ends them, a None, so that what is held is delivered."""
+def _error_last(deliveries: Iterator[Delivery | None]) -> Iterator[Delivery | None]:
+    """The same; before an error ends them, a None, so that what is held is delivered."""
     try:
-        yield from batches
+        yield from deliveries
     except StrandlineError:
         yield None
         raise

@@ -17,13 +17,26 @@ LOW_WATER: Final = 0.25
 """Of ``limits.pending_bytes``: where reading stops, and where it goes on."""
 
 
+class _NoTransport(asyncio.Transport):
+    """Stands in until the connection is made."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+
+NO_TRANSPORT: Final[asyncio.Transport] = _NoTransport()
+
+
 class Peer(asyncio.Protocol):
     """One end of a connection."""
 
     def __init__(self) -> None:
         self.is_open = False
         self.output: list[bytes] = []
-        self._transport: asyncio.Transport | None = None
+        self._transport = NO_TRANSPORT
         self._held_for: set[str] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -47,7 +60,7 @@ class Peer(asyncio.Protocol):
 
     def hold_reading(self, why: str) -> None:
         """Read no further until released for the same reason."""
-        if not self._held_for and self.is_open and self._transport is not None:
+        if not self._held_for and self._is_alive():
             self._transport.pause_reading()
         self._held_for.add(why)
 
@@ -56,8 +69,12 @@ class Peer(asyncio.Protocol):
         if why not in self._held_for:
             return
         self._held_for.discard(why)
-        if not self._held_for and self.is_open and self._transport is not None:
+        if not self._held_for and self._is_alive():
             self._transport.resume_reading()
+
+    def _is_alive(self) -> bool:
+        """Whether the transport may be asked for something: one that is closing raises."""
+        return self.is_open and not self._transport.is_closing()
 
     def is_held(self, why: str) -> bool:
         """Whether reading stops for this reason."""
@@ -65,7 +82,7 @@ class Peer(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Write at once, ahead of what is queued."""
-        if self.is_open and self._transport is not None:
+        if self.is_open:
             self._transport.write(data)
 
     def flush(self) -> None:
@@ -78,14 +95,12 @@ class Peer(asyncio.Protocol):
         """Write what is queued and close."""
         self.flush()
         self.is_open = False
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def abort(self) -> None:
         """Close at once."""
         self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
 
 class Gate:

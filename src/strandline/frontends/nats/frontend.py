@@ -64,6 +64,7 @@ class NatsFrontEnd:
         intake = Intake(broker.clock, self._routes)
         bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
+        broker.on_stream_created(self.synced)
         try:
             servers = list(config.nats.servers) or [await self._start_child()]
             self._subscriber = Subscriber(broker, intake=intake, gate=gate)

@@ -3,7 +3,7 @@
 The broker's classes satisfy these protocols structurally; unit tests use small fakes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from strandline.broker.responder import Responder
@@ -90,6 +90,10 @@ class BrokerPort(Protocol):
 
     def on_streams_changed(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after streams were created or deleted."""
+        ...
+
+    def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Await ``callback`` before a creation is answered."""
         ...
 
     def on_turn_end(self, callback: Callable[[], None]) -> None:

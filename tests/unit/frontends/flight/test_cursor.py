@@ -18,7 +18,7 @@ def read_all(stream, **request) -> list[int]:
     found = []
     while not cursor.is_done:
         before = cursor.position
-        for batch in cursor.read():
+        for batch, _ in cursor.read():
             found += batch.column("offset").to_pylist()
         assert cursor.position > before, "each step makes progress"
     return found
@@ -44,7 +44,7 @@ def test_columns_come_in_the_order_asked(stream, partition):
     partition.store(b"a", b"b", subjects=["s.x", "s.y"], keys=[b"k", None])
     request = ReadRequest(stream="s", columns=["value", "partition"], subject="s.y")
     plan = plan_read(request, stream)
-    [batch] = Cursor(plan, plan.ranges[0]).read()
+    [(batch, _)] = Cursor(plan, plan.ranges[0]).read()
     assert batch.schema.equals(project(["value", "partition"]))
     assert batch.to_pylist() == [{"value": b"b", "partition": 0}]
 
@@ -55,8 +55,10 @@ def test_large_batches_are_cut_to_the_size_asked(stream, partition):
     plan = plan_read(ReadRequest(stream="s", batch_bytes=BATCH_BYTES_LEAST), stream)
     pieces = Cursor(plan, plan.ranges[0]).read()
     assert len(pieces) > 20
-    assert all(piece.nbytes <= 3 * BATCH_BYTES_LEAST for piece in pieces)
-    assert [o for piece in pieces for o in piece.column("offset").to_pylist()] == list(range(200))
+    assert all(size == piece.nbytes <= 3 * BATCH_BYTES_LEAST for piece, size in pieces)
+    assert [o for piece, _ in pieces for o in piece.column("offset").to_pylist()] == list(
+        range(200)
+    )
 
 
 def test_gaps_of_compaction_are_stepped_over(stream, partition):
@@ -74,7 +76,7 @@ def test_a_damaged_batch_is_reported_and_never_served(stream, partition):
     partition.damaged = {1}
     plan = plan_read(ReadRequest(stream="s"), stream)
     cursor = Cursor(plan, plan.ranges[0])
-    assert [batch.num_rows for batch in cursor.read()] == [2]
+    assert [batch.num_rows for batch, _ in cursor.read()] == [2]
     with pytest.raises(CorruptBatchError) as caught:
         cursor.read()
     assert (caught.value.first_offset, caught.value.next_offset) == (2, 4)
@@ -109,7 +111,7 @@ def test_earliest_moves_with_the_log_start(stream, partition):
     plan = plan_read(ReadRequest(stream="s"), stream)
     cursor = Cursor(plan, plan.ranges[0])
     partition.log_start_offset = 4
-    assert [batch.column("offset")[0].as_py() for batch in cursor.read()] == [4]
+    assert [batch.column("offset")[0].as_py() for batch, _ in cursor.read()] == [4]
 
 
 @given(
@@ -131,5 +133,5 @@ def test_any_range_of_any_log_is_read_exactly(new_partition, counts, data):
     cursor = Cursor(plan, PartitionRange(partition, start, stop, may_move=False))
     found = []
     while not cursor.is_done:
-        found += [o for batch in cursor.read() for o in batch.column("offset").to_pylist()]
+        found += [o for batch, _ in cursor.read() for o in batch.column("offset").to_pylist()]
     assert found == [offset for offset in exist if start <= offset < stop]

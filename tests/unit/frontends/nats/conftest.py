@@ -82,6 +82,9 @@ class FakeBroker:
     def streams(self):
         return list(self._streams.values())
 
+    def on_stream_created(self, callback):
+        pass
+
     def on_streams_changed(self, callback):
         self._stream_callbacks.append(callback)
 

@@ -27,6 +27,9 @@ class FakeTransport:
         assert not self.reading
         self.reading = True
 
+    def is_closing(self):
+        return self.closed
+
     def close(self):
         self.closed = True
 
@@ -93,6 +96,14 @@ def test_a_closed_peer_is_not_touched(peer, transport):
     peer.connection_lost(None)
     peer.hold_reading("overload")
     peer.release_reading("overload")
+    assert transport.reading
+
+
+def test_a_closing_transport_is_not_touched(peer, transport):
+    """A transport that is closing raises when paused, so it is not."""
+    transport.closed = True
+    peer.hold_reading("stopping")
+    peer.release_reading("stopping")
     assert transport.reading
 
 

@@ -1,0 +1,184 @@
+"""The turn: one write and one sync for everything that came meanwhile, and one answer each."""
+
+import asyncio
+
+import pytest
+
+from strandline.config import LimitsConfig
+
+
+pytestmark = pytest.mark.usefixtures("without_spares")
+
+
+def by_thread(broker):
+    """Make the broker believe that the disk is slow, so that it syncs in its thread."""
+    broker._syncer.average_ms = 1e12
+
+
+async def test_one_write_and_one_sync_for_all_partitions(broker, make_stream, answers, disk, kit):
+    """Whatever came in one round of the loop is one journal entry, however many partitions."""
+    streams = [await make_stream(broker, f"s{number}") for number in range(20)]
+    kit.put(streams[0], answers, "first")
+    await answers.wait(1)
+    writes, syncs = disk.count("write", "/journal/"), disk.count("sync", "/journal/")
+    for number, partition in enumerate(streams):
+        kit.put(partition, answers, *(f"{number}-{n}" for n in range(5)))
+    await answers.wait(101)
+    assert disk.count("write", "/journal/") == writes + 1
+    assert disk.count("sync", "/journal/") == syncs + 1
+    assert broker.telemetry.turns == 2
+    assert broker.telemetry.records_appended == 101
+
+
+async def test_nothing_is_answered_before_the_sync(broker, partition, answers, disk, kit):
+    """While the sync runs nobody is acked and readers see nothing; what comes is accepted."""
+    by_thread(broker)
+    gate = disk.hold("sync", "/journal/")
+    gate.released.set()  # making the file syncs too
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    gate.released.clear()
+    kit.put(partition, answers, "b", "c")
+    gate.reached.clear()
+    await kit.until(gate.reached.is_set)
+    kit.put(partition, answers, "d")
+    await asyncio.sleep(0.02)
+    assert answers.order == ["a"]
+    assert (partition.high_watermark, partition.log_end_offset, partition.next_offset) == (1, 3, 4)
+    assert not broker.turn.is_idle
+    gate.released.set()
+    await answers.wait(4)
+    assert answers.order == ["a", "b", "c", "d"]
+    assert broker.telemetry.turns == 3
+
+
+async def test_memory_acks_need_no_sync(broker, make_stream, answers, disk, kit):
+    """A stream with acks 'memory' is answered after the write; readers see its records then."""
+    partition = await make_stream(broker, acks="memory")
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    syncs = disk.count("sync", "/journal/")
+    kit.put(partition, answers, *range(10))
+    await answers.wait(11)
+    assert disk.count("sync", "/journal/") == syncs
+    assert partition.high_watermark == 11
+
+
+async def test_memory_acks_of_one_publish_come_before_the_sync(
+    broker, partition, answers, disk, kit
+):
+    """A publish that asks for less is told sooner; the others wait for the disk."""
+    by_thread(broker)
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    gate = disk.hold("sync", "/journal/")
+    kit.put(partition, answers, "late")
+    kit.put(partition, answers, "early", acks="memory")
+    await answers.wait(2)
+    assert answers.order == ["first", "early"]
+    assert partition.high_watermark == 1, "acked is not committed"
+    gate.released.set()
+    await answers.wait(3)
+    assert broker.telemetry.acks == 3
+
+
+async def test_a_mixed_turn_syncs_for_all(broker, make_stream, answers, disk, kit):
+    """Streams that need the sync get it, whoever shares the turn."""
+    memory, durable = await make_stream(broker, "m", acks="memory"), await make_stream(broker, "d")
+    syncs = disk.count("sync", "/journal/")
+    kit.put(memory, answers, "m")
+    kit.put(durable, answers, "d")
+    await answers.wait(2)
+    assert disk.count("sync", "/journal/") > syncs
+    assert broker._storage.journal.synced_sequence == broker._storage.journal.last_sequence
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [LimitsConfig(turn_bytes=10_000), LimitsConfig(turn_records=10)],
+    ids=["bytes", "records"],
+)
+async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit, limits):
+    """More than a turn may take is left to the next ones, in order, for every partition."""
+    broker = await open_broker(limits=limits)
+    one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
+    for number in range(4):
+        for name, partition in (("one", one), ("two", two)):
+            kit.put(partition, answers, f"{name} {number}", value=bytes(4000))
+            kit.put(partition, answers, *(f"{name} {number}.{n}" for n in range(4)))
+            partition._open = None  # the next record begins another chunk
+    await answers.wait(40)
+    assert broker.telemetry.turns >= 3
+    assert not answers.errors
+    for name in ("one", "two"):
+        told = [token for token in answers.order if token.startswith(name)]
+        assert [answers.acks[token] for token in told] == list(range(20))
+
+
+async def test_front_ends_are_flushed_after_every_turn(broker, partition, answers, kit):
+    """Callbacks run after the responders of a turn, also when it had nothing but a duplicate."""
+    flushed = []
+    broker.on_turn_end(lambda: flushed.append(len(answers.order)))
+    kit.put(partition, answers, "a", message_id="m")
+    await answers.wait(1)
+    await broker.quiesce()
+    assert flushed[-1] == 1
+    kit.put(partition, answers, "again", message_id="m")
+    await kit.until(lambda: flushed[-1] == 2)
+
+
+async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, answers, kit):
+    """A bug in a callback is reported by the loop; appends go on."""
+    failures = []
+    broker._loop.set_exception_handler(lambda _, context: failures.append(context))
+
+    def broken():
+        raise RuntimeError("a bug")
+
+    broker.on_turn_end(broken)
+    for number in range(3):
+        kit.put(partition, answers, number)
+        await answers.wait(number + 1)
+    assert failures
+    assert len(answers.acks) == 3
+    assert broker.admission.refusal is None
+
+
+async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
+    broker, partition, answers, kit
+):
+    """Its turn is answered to the end, one way or the other, and the logs are reopened."""
+    broker._loop.set_exception_handler(lambda *_: None)
+
+    class Broken(kit.Answers):
+        def acked(self, token, partition, offset, *, duplicate):
+            super().acked(token, partition, offset, duplicate=duplicate)
+            raise RuntimeError("a bug")
+
+    broken = Broken()
+    kit.put(partition, answers, "before")
+    kit.put(partition, broken, "broken")
+    kit.put(partition, answers, "after")
+    await answers.wait(2)
+    assert broken.order == ["broken"]
+    assert answers.acks == {"before": 0}
+    assert answers.codes == {"after": "log_poisoned"}
+    await kit.until(lambda: broker.admission.refusal is None)
+    assert kit.values(partition) == [b"before", b"broken", b"after"]
+
+
+async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, disk, kit):
+    """Waiting for the turn under way ends with it, even if the next one follows at once."""
+    await broker.turn.passed()
+    by_thread(broker)
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    gate = disk.hold("sync", "/journal/")
+    kit.put(partition, answers, "b")
+    await kit.until(gate.reached.is_set)
+    passing = asyncio.create_task(broker.turn.passed())
+    kit.put(partition, answers, "c")
+    await asyncio.sleep(0.01)
+    assert not passing.done()
+    gate.released.set()
+    await asyncio.wait_for(passing, 5)

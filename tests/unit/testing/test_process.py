@@ -1,0 +1,37 @@
+"""The broker in a process of its own: killed, restarted on the same ports, and its last words."""
+
+import pytest
+
+import strandline
+from strandline.errors import StrandlineError
+from strandline.testing import ProcessServer
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_survives_its_own_death(tmp_path):
+    """kill -9, restart: same ports, what was acked is there; SIGTERM ends it with 0."""
+    with ProcessServer(tmp_path) as server:
+        ports = {name: port for name, port in server.ready.items() if name.endswith("_port")}
+        assert server.ready["pid"] == server.pid
+        with strandline.connect(server.flight) as client:
+            client.create_stream("s")
+            client.append("s", b"v")
+        server.kill()
+        assert not server.is_running
+        server.restart()
+        assert {name: server.ready[name] for name in ports} == ports
+        with strandline.connect(server.flight) as client:
+            assert client.read("s").read_all()["value"].to_pylist() == [b"v"]
+        assert server.nats_url.startswith("nats://")
+        assert server.ingest_url.startswith("nats://")
+        assert server.http_url.startswith("http://")
+        assert server.stop() == 0
+    assert tmp_path.exists()
+
+
+def test_a_failed_start_says_why(tmp_path):
+    """Its standard error is in the message."""
+    with ProcessServer(tmp_path) as server, pytest.raises(StrandlineError, match="data"):
+        ProcessServer(tmp_path, arguments=("--host", "127.0.0.1")).start()
+    assert not server.is_running
