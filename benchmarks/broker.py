@@ -16,11 +16,11 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.loadgen.build import BUILD_DIR
 from benchmarks.peers.process import (
     LOOPBACK,
     find_program,
     fresh_dir,
-    log_tail,
     server,
     stop,
     wait_for_line,
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 HOW_TO_GET: Final = "`pip install -e '.[server,cli]'` in the root of this repository"
 SERVE: Final = "serve --nats-port 0 --ingest-port 0 --flight-port 0 --http-port 0 --output json"
+BYTECODE: Final = {
+    "PYTHONDONTWRITEBYTECODE": "",
+    "PYTHONPYCACHEPREFIX": str(BUILD_DIR / "pycache"),
+}
+"""An installed program has its bytecode cached; one run from a source tree may not."""
 READY_TIMEOUT_S: Final = 120.0
 READY_POLL_S: Final = 0.002
 CLIENT_TIMEOUT_S: Final = 30.0
@@ -82,9 +87,11 @@ class Broker:
         """The segment files of all partitions, in order."""
         return segments_of(self.data_dir.parent)
 
-    def errors(self) -> str:
-        """The end of what it wrote to standard error."""
-        return log_tail(self.log.with_suffix(".err"))
+    def said(self, word: str) -> str:
+        """The first line of its log with this word, without its time; empty if there is none."""
+        lines = self.log.with_suffix(".err").read_text(errors="replace").splitlines()
+        found = next((line for line in lines if word in line), "")
+        return found.partition(": ")[2]
 
 
 def program() -> str:
@@ -107,7 +114,8 @@ def running(folder: Path, *, prefix: Sequence[str] = ()) -> Iterator[Broker]:
     """A broker on the data in `folder`, new or left by an earlier one; stopped at the end."""
     log, data_dir = folder / "server.log", folder / "data"
     started = time.perf_counter()
-    with server([*prefix, *serve_words(data_dir)], log, cwd=folder) as process:
+    words = [*prefix, *serve_words(data_dir)]
+    with server(words, log, cwd=folder, env=BYTECODE) as process:
         line = wait_for_line(process, log, "{", timeout_s=READY_TIMEOUT_S, poll_s=READY_POLL_S)
         ready_s = time.perf_counter() - started
         yield Broker(process, json.loads(line), data_dir, ready_s, log)

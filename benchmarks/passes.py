@@ -43,6 +43,10 @@ class Samples:
             self.add(case, system, "GiB/s", done.gib_per_s)
         else:
             self.add(case, system, "records/s", done.records_per_s)
+        self.add_cpu(case, system, done)
+
+    def add_cpu(self, case: str, system: str, done: Pass) -> None:
+        """The CPU time of one run."""
         self.cpu.setdefault((case, system), []).append(done.cpu_per_gib)
 
     def figures(self) -> list[Figure]:

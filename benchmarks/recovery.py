@@ -22,6 +22,7 @@ from benchmarks.figures import Figure, Findings
 from benchmarks.fill import Shape, append_many, end_offset
 from benchmarks.loadgen import Load, LoadResult, run_load
 from benchmarks.peers.process import LOOPBACK, fresh_dir
+from benchmarks.report import table
 from benchmarks.sources.source import GIB
 from benchmarks.warmup import touch_memory
 
@@ -56,11 +57,14 @@ class Run:
     stops: list[float] = field(default_factory=list)
     unacked: int = 0
     """Records found that were stored but not yet acked when the broker was killed."""
+    said: list[list[str]] = field(default_factory=list)
+    """What each start said about its recovery."""
 
-    def started(self, case: str, seconds: float) -> None:
+    def started(self, case: str, broker: brokers.Broker) -> None:
         """One start."""
-        self.starts.setdefault(case, []).append(seconds)
-        print(f"  {case:<55} {seconds:6.3f} s", flush=True)
+        self.starts.setdefault(case, []).append(broker)
+        self.said.append([case, f"{broker.ready_s:.2f}", broker.said("recovered")])
+        print(f"  {case:<55} {broker.ready_s:6.3f} s  {broker.said('recovered')}", flush=True)
 
     def check_end(self, end: int) -> None:
         """Fails if an acked record is missing; what was in flight may be there or not."""
@@ -122,11 +126,17 @@ def count_records(broker: brokers.Broker) -> int:
     return expected
 
 
+def warm_up(data_root: Path) -> None:
+    """One start that is not counted: bytecode is written, libraries are cached."""
+    with brokers.fresh(data_root):
+        pass
+
+
 def fill(folder: Path, args: argparse.Namespace, run: Run) -> None:
     """A broker filled and stopped cleanly."""
     shape = Shape(int(args.gib * GIB) // VALUE_BYTES, VALUE_BYTES)
     with brokers.running(folder) as broker, broker.connect() as client:
-        run.started(EMPTY, broker.ready_s)
+        run.started(EMPTY, broker)
         client.create_stream(STREAM, subject=STREAM)
         seconds = append_many(client, STREAM, shape)
         print(f"  filled with {shape.records:,} records in {seconds:.1f} s", flush=True)
@@ -144,18 +154,18 @@ def measure(folder: Path, args: argparse.Namespace, run: Run) -> None:
     fill(folder, args, run)
     for _ in range(args.runs):
         with brokers.running(folder) as broker:
-            run.started(CLEAN, broker.ready_s)
+            run.started(CLEAN, broker)
             run.acked += kill_under_load(broker, args.load_seconds)
         touch_memory(args.warm_mib)
         with brokers.running(folder) as broker:
-            run.started(KILLED, broker.ready_s)
+            run.started(KILLED, broker)
             with broker.connect() as client:
                 run.check_end(end_offset(client, STREAM))
             run.acked += kill_under_load(broker, args.load_seconds)
         cache.evict(every_file(folder))
         touch_memory(args.warm_mib)
         with brokers.running(folder) as broker:
-            run.started(COLD, broker.ready_s)
+            run.started(COLD, broker)
             with broker.connect() as client:
                 run.check_end(end_offset(client, STREAM))
             run.stops.append(broker.stop())
@@ -170,6 +180,7 @@ def main() -> None:
     args = parse_args()
     host = machine.describe(args.data_root, VALUE_BYTES)
     run = Run()
+    warm_up(args.data_root)
     with fresh_dir(args.data_root, "strandline") as folder:
         measure(folder, args, run)
     found = [Figure(case, OURS, "s", values) for case, values in run.starts.items()]
@@ -178,6 +189,7 @@ def main() -> None:
         f"{run.acked:,} records read back at the end, offsets dense from 0; every acked record was "
         f"there after each kill ({run.unacked} more were stored, but their acks not yet sent)."
     )
+    said = table(["start", "ready after s", "log"], run.said)
     medians = {figure.case: figure.median for figure in found}
     aims = [
         Aim(f"{case}, {args.gib:g} GiB", AIM_S, medians[case], "s", at_most=True)
@@ -192,7 +204,7 @@ def main() -> None:
         figures=found,
         aims=aims,
         module="benchmarks.recovery",
-        sections=["## What was there", counted],
+        sections=["## What was there", counted, "## What each start said", said],
     )
     figures.publish(findings, args.results, args.label)
 

@@ -77,16 +77,20 @@ class ValuesOnly:
 
 
 def read_stream(
-    client: Client, *, seconds_max: float, columns: Sequence[str] | None = None
+    client: Client,
+    *,
+    seconds_max: float,
+    columns: Sequence[str] | None = None,
+    start: int = 0,
 ) -> Pass:
-    """One pass over the stream.
+    """One pass over the stream, from an offset on.
 
     The bytes of values are taken from the offsets of each batch's value column: what a program
     that looks at values would have to touch in any case.
     """
     records = value_bytes = 0
     started = time.perf_counter()
-    with client.read(STREAM, columns=columns) as reader:
+    with client.read(STREAM, columns=columns, start=start) as reader:
         for batch in reader:
             records += batch.num_rows
             value_bytes += batch.column("value").nbytes - 4 * (batch.num_rows + 1)

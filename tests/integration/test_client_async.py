@@ -15,7 +15,7 @@ from strandline.errors import DisconnectedError, RecordTooLargeError, UnknownStr
 
 def test_both_clients_have_the_same_names():
     """Whoever knows one knows the other."""
-    hidden = {"open_read"}
+    hidden = {"open_read", "appender"}
 
     def names(cls):
         return {name for name in vars(cls) if not name.startswith("_")} - hidden

@@ -111,6 +111,8 @@ def test_a_paused_broker_is_a_timeout_not_a_hang(process):
             future.result(20)
         with pytest.raises(RequestTimeoutError):
             client.stream_info("s")
+        with pytest.raises(RequestTimeoutError):
+            client.read("s")
     finally:
         process.signal(signal.SIGCONT)
     producer.close()

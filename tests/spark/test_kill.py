@@ -65,4 +65,3 @@ def test_a_driver_killed_at_random_moments_lands_each_record_once(log, landed, t
     assert end["error"] is None
     assert landed(table) == log.records(stream)
     assert killed_after_commits >= ROUNDS // 2
-

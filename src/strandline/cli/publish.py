@@ -49,7 +49,7 @@ def publish(
     ] = None,
     subject: Annotated[
         str | None,
-        typer.Option(help="Subject to store.", show_default="the stream's, if it has no wildcard"),
+        typer.Option(help="Subject to store.", show_default="the stream's, _ for wildcards"),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of the record or records.")] = None,
     header: Annotated[

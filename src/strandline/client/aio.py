@@ -19,6 +19,7 @@ from strandline.client.producer import Headers, Producer
 from strandline.client.reading import BatchStream, Place
 from strandline.client.results import Ack, BatchAck, Record
 from strandline.client.subscription import Subscription
+from strandline.errors import RequestTimeoutError
 from strandline.protocol.admin import ServerInfo, StreamInfo
 
 T = TypeVar("T")
@@ -100,18 +101,24 @@ class AsyncClient:
         message_id: str | None = None,
         timeout_s: float = 35.0,
     ) -> Ack:
-        """Append one record; as ``Client.append``."""
-        return await asyncio.to_thread(
-            self._client.append,
-            stream,
+        """Append one record; as ``Client.append``. Gather many: they share batches."""
+        appender = await asyncio.to_thread(self._client.appender, stream)
+        future = await asyncio.to_thread(
+            appender.append,
             value,
             key=key,
             subject=subject,
             headers=headers,
             partition=partition,
             message_id=message_id,
-            timeout_s=timeout_s,
         )
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"no ack within {timeout_s:g} s; whether it was stored is unknown"
+            ) from error
 
     async def append_batch(
         self, stream: str, data: Any, *, partition: int | None = None, timeout_s: float = 60.0

@@ -202,7 +202,7 @@ class Client:
             RequestTimeoutError: no ack in time; whether the record was stored is unknown.
             StrandlineError: it was not stored.
         """
-        future = self._appender(stream).append(
+        future = self.appender(stream).append(
             value,
             key=key,
             subject=subject,
@@ -232,7 +232,7 @@ class Client:
             RequestTimeoutError: no ack in time; whether the rows were stored is unknown.
             StrandlineError: not all rows were stored; a note says how many were.
         """
-        future = self._appender(stream).append_batch(data, partition=partition)
+        future = self.appender(stream).append_batch(data, partition=partition)
         return _wait(future, timeout_s)
 
     def producer(
@@ -262,6 +262,23 @@ class Client:
             delivery_timeout_s=delivery_timeout_s,
             deduplicate=deduplicate,
         )
+
+    def appender(self, stream: str) -> Producer:
+        """The producer behind ``append``: sends at once, and what comes meanwhile together.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+        """
+        with self._lock:
+            found = self._appenders.get(stream)
+        if found is not None:
+            return found
+        made = self.producer(stream, linger_ms=0)
+        with self._lock:
+            found = self._appenders.setdefault(stream, made)
+        if found is not made:
+            made.close()
+        return found
 
     # Reading
 
@@ -376,19 +393,6 @@ class Client:
     def __repr__(self) -> str:
         """Show where it is connected."""
         return f"Client({self.address!r})"
-
-    def _appender(self, stream: str) -> Producer:
-        """The producer behind ``append``: sends at once, and what comes meanwhile together."""
-        with self._lock:
-            found = self._appenders.get(stream)
-        if found is not None:
-            return found
-        made = self.producer(stream, linger_ms=0)
-        with self._lock:
-            found = self._appenders.setdefault(stream, made)
-        if found is not made:
-            made.close()
-        return found
 
     def _positions(self, stream: str, partition: int | None, start: Place) -> dict[int, int]:
         """Where a subscription begins, resolved once so that a reconnect changes nothing."""

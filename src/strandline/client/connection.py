@@ -6,14 +6,19 @@ message sizes and translates every failure. Safe to use from several threads.
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.errors import DisconnectedError, InvalidRequestError
+from strandline.errors import (
+    DisconnectedError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    StrandlineError,
+)
 from strandline.protocol.put import PutRequest
 from strandline.protocol.status import from_flight
 from strandline.protocol.tickets import ReadRequest, check_request
@@ -28,6 +33,9 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # Notices a machine that vanished. Servers take offence at pings more often than every 300 s.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 ]
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>grpc|grpc\+tcp|grpc\+tls|strandline)://)?"
@@ -105,9 +113,29 @@ class Connection:
             StrandlineError: what the broker answered, or that it did not.
         """
         check_request(request)
+        is_late = threading.Event()
         with self.translated():
             stream = self.flight().do_get(fl.Ticket(encode(request)))
-            stream.schema  # noqa: B018 - waits for the broker's verdict on the ticket
+
+        def give_up() -> None:
+            is_late.set()
+            stream.cancel()
+
+        # A deadline of gRPC's would end the whole read, not only the wait for its beginning.
+        timer = threading.Timer(self._timeout_s, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            with self.translated():
+                stream.schema  # noqa: B018 - waits for the broker's verdict on the ticket
+        except StrandlineError as error:
+            if is_late.is_set():
+                raise RequestTimeoutError(
+                    f"{self.address} did not answer a read within {self._timeout_s:g} s"
+                ) from error
+            raise
+        finally:
+            timer.cancel()
         return stream
 
     def put(
@@ -152,8 +180,3 @@ class Connection:
             yield
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise from_flight(error, address=self.address) from error
-
-    def translating(self, function: Callable[..., T], *args: Any) -> T:
-        """Call ``function`` with Flight's errors translated."""
-        with self.translated():
-            return function(*args)

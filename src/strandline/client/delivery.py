@@ -9,9 +9,11 @@ The put's schema only widens: a batch with a new column ends the put and begins 
 that records keep their order and a value-only producer sends no empty columns.
 """
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -84,6 +86,7 @@ class Delivery:
         )
         self._sender.start()
         threading.Thread(target=self._watch, name="strandline-watchdog", daemon=True).start()
+        _living.add(self)
 
     # Callers
 
@@ -171,10 +174,14 @@ class Delivery:
         try:
             self.flush()
         finally:
-            self._closing.set()
-            with self._changed:
-                self._changed.notify_all()
+            self.end_when_empty()
             self._sender.join(JOIN_TIMEOUT_S)
+
+    def end_when_empty(self) -> None:
+        """Take no more; what was taken is still delivered. Does not wait."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def _wait_for_room(self) -> None:
         """Wait while the buffer is full; the lock is held."""
@@ -232,8 +239,9 @@ class Delivery:
         future.set_exception(error)
 
     def _watch(self) -> None:
-        """Give up what is past its deadline."""
-        while not self._closing.wait(WATCH_INTERVAL_S):
+        """Give up what is past its deadline, as long as there is a sender."""
+        while self._sender.is_alive():
+            self._sender.join(WATCH_INTERVAL_S)
             with self._changed:
                 expired = self._outbox.expire(time.monotonic())
                 self._resolving += bool(expired)
@@ -271,7 +279,7 @@ class Delivery:
         """Do the next thing, or wait for one; False at the end."""
         with self._changed:
             now_s = time.monotonic()
-            self._collect(now_s)
+            self._collect(now_s, everything=self._closing.is_set())
             has_ended = self._stream is not None and self._stream.has_ended
             pauses = self._backoff.wait_s(now_s) > 0
             item = None if has_ended or pauses else self._outbox.send()
@@ -366,3 +374,16 @@ class Delivery:
             lot = self._outbox.answered(sequence)
             self._resolving += 1
         self._give_up([] if lot is None else [(lot, error)])
+
+
+_living: "weakref.WeakSet[Delivery]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the end of the program, deliver what producers nobody closed still hold."""
+    for delivery in list(_living):
+        try:
+            delivery.close()
+        except StrandlineError as error:
+            logger.error("records were not stored: %s", error)  # noqa: TRY400 - no bug of ours

@@ -10,6 +10,7 @@ This module checks and routes what is given; ``delivery`` sends it.
 import itertools
 import secrets
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -94,6 +95,8 @@ class Producer:
         self._delivery = Delivery(
             connection, PutRequest(stream=stream.name, acks=acks), options=options
         )
+        # A producer that is forgotten lets its threads go once they are done.
+        weakref.finalize(self, self._delivery.end_when_empty).atexit = False
 
     def append(
         self,

@@ -45,6 +45,7 @@ class Retry:
         self._timeout_s = timeout_ms / 1000
         self._failing_since: float | None = None
         self._wait_s = _BACKOFF_FIRST_S
+        self._parent = os.getppid()
 
     def succeeded(self) -> None:
         """Something worked: the clock starts anew with the next failure."""
@@ -60,7 +61,10 @@ class Retry:
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        if not error.retriable or now + self._wait_s - self._failing_since > self._timeout_s:
+        is_over = now + self._wait_s - self._failing_since > self._timeout_s
+        # A worker whose Spark was killed must not go on asking for minutes.
+        is_orphan = os.getppid() != self._parent
+        if not error.retriable or is_over or is_orphan:
             raise error
         time.sleep(self._wait_s)
         self._wait_s = min(self._wait_s * 2, _BACKOFF_LARGEST_S)

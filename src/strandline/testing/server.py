@@ -37,7 +37,8 @@ class Server:
     """A broker for tests; a context that gives its ``ServerUrl``.
 
     Args:
-        nats: start a nats-server and the listener for publishers too.
+        nats: start a nats-server and the listener for publishers too; a mapping is the ``nats``
+            section of the configuration.
         data_dir: where to keep data; by default a temporary directory, removed at the end.
         **config: other fields of ``config.BrokerConfig``; sections as mappings.
 
@@ -46,7 +47,11 @@ class Server:
     """
 
     def __init__(
-        self, *, nats: bool = False, data_dir: str | Path | None = None, **config: Any
+        self,
+        *,
+        nats: bool | Mapping[str, Any] = False,
+        data_dir: str | Path | None = None,
+        **config: Any,
     ) -> None:
         self._nats = nats
         self._given_dir = data_dir
@@ -64,14 +69,10 @@ class Server:
         self._made_dir = None if self._given_dir else tempfile.mkdtemp(prefix="strandline-")
         data_dir = Path(self._given_dir or self._made_dir or "")
         values: dict[str, Any] = {"flight_port": 0, "http_port": -1, **self._config}
-        nats = values.get("nats")
-        values["nats"] = {
-            "port": 0,
-            "ingest_port": 0,
-            **(nats if isinstance(nats, Mapping) else {}),
-        }
+        given = self._nats if isinstance(self._nats, Mapping) else {}
+        values["nats"] = {"port": 0, "ingest_port": 0, **given}
         config = decode_config({**values, "data_dir": str(data_dir)}, BrokerConfig)
-        self._runner = _Runner(config, with_nats=self._nats)
+        self._runner = _Runner(config, with_nats=bool(self._nats))
         try:
             app = self._runner.start()
         except BaseException:

@@ -20,7 +20,6 @@ from strandline.errors import (
     UnknownStreamError,
 )
 
-
 pytestmark = pytest.mark.usefixtures("without_spares")
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from strandline.errors import UnknownStreamError
 
-
 pytestmark = pytest.mark.usefixtures("without_spares")
 
 

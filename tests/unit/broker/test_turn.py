@@ -6,7 +6,6 @@ import pytest
 
 from strandline.config import LimitsConfig
 
-
 pytestmark = pytest.mark.usefixtures("without_spares")
 
 

@@ -17,6 +17,7 @@ from strandline.record.subjects import has_wildcard, validate_subject
 
 KNOWN_SUBJECTS_MAX = 100_000
 HEADER_NAME_BYTES_MAX = 1024
+MESSAGE_ID_BYTES_MAX = 1024
 
 
 class BatchChecker:
@@ -55,6 +56,8 @@ class BatchChecker:
         names = batch.schema.names
         if "headers" in names:
             _check_headers(batch.column("headers"))
+        if "message_id" in names:
+            _check_length(batch.column("message_id"), MESSAGE_ID_BYTES_MAX, "message id")
         return self._with_subjects(batch)
 
     def _check_sizes(self, batch: pa.RecordBatch) -> None:
@@ -112,8 +115,13 @@ def _check_headers(headers: pa.Array) -> None:
     names = headers.keys
     if names.null_count:
         raise InvalidRecordError("a header has no name")
-    if len(names) and pc.max(pc.binary_length(names)).as_py() > HEADER_NAME_BYTES_MAX:
-        raise InvalidRecordError(f"a header name is longer than {HEADER_NAME_BYTES_MAX} bytes")
+    _check_length(names, HEADER_NAME_BYTES_MAX, "header name")
+
+
+def _check_length(texts: pa.Array, limit: int, what: str) -> None:
+    """Refuse texts over a limit."""
+    if (pc.max(pc.binary_length(texts)).as_py() or 0) > limit:
+        raise InvalidRecordError(f"a {what} is longer than {limit} bytes")
 
 
 def header_bytes(headers: pa.Array) -> pa.Array:

@@ -50,7 +50,8 @@ class Life:
 
     def notify(self) -> None:
         """A turn has ended: wake who waits for any partition. On the loop."""
-        for waiter in self._waiters:
+        # A copy, because threads come and go meanwhile.
+        for waiter in tuple(self._waiters):
             waiter.set()
 
     def waiter(self) -> "TurnWaiter":

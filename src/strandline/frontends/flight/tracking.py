@@ -108,7 +108,9 @@ def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str)
     nothing = [None] * count
     default = default_subject(stream_subject)
     return [
-        Row(place, value, key, subject or default, _with_id(headers, message_id), message_id)
+        Row(
+            place, value, key, subject or default, _with_id(headers, message_id), message_id or None
+        )
         for place, value, key, subject, headers, message_id in zip(
             range(count) if places is None else places.to_pylist(),
             columns["value"],
@@ -124,6 +126,6 @@ def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str)
 def _with_id(headers: Headers | None, message_id: str | None) -> Headers | None:
     """Headers with the id that deduplication finds again after a restart."""
     kept = [(name, value or b"") for name, value in headers or ()]
-    if message_id is None or any(name == MESSAGE_ID_HEADER for name, _ in kept):
+    if not message_id or any(name == MESSAGE_ID_HEADER for name, _ in kept):
         return kept or None
     return [(MESSAGE_ID_HEADER, message_id.encode()), *kept]

@@ -59,7 +59,7 @@ class HttpFrontEnd:
                 lifespan="off",
                 limit_concurrency=CONNECTIONS_MAX,
                 log_config=None,
-                log_level="warning",
+                log_level="error",
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=GRACE_S,

@@ -22,7 +22,9 @@ def main() -> int:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    # Also where a shell started us in the background, with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     try:
         run_demo(arguments.directory, flights_max=arguments.flights)
     except KeyboardInterrupt:

@@ -1,0 +1,391 @@
+"""A broker's whole life against a model: what was acked is there once, in order, whatever happens.
+
+Hypothesis makes up appends with and without message ids, deletions, truncations, checkpoints, full
+disks, input/output errors, clean stops, kills, and power losses that keep any part of what was not
+synced. After each step every partition is read and compared with what publishers were told.
+"""
+
+import asyncio
+import errno
+import gc
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from strandline.broker import broker as broker_module
+from strandline.broker.broker import Broker
+from strandline.clock import ManualClock
+from strandline.config import BrokerConfig, JournalConfig, StreamConfig
+from strandline.record.codec import decode_batches
+from strandline.storage.faulty_disk import FaultyDisk
+
+WINDOW_MS = 60_000
+CONFIG = JournalConfig(file_bytes=64 << 10)
+STREAMS = {"disk": 2, "memory": 1}
+UNKNOWN = {"log_poisoned"}
+"""Rejections after which a record may be stored all the same; after all others it is not."""
+
+places = st.sampled_from([(name, n) for name, count in STREAMS.items() for n in range(count)])
+publishes = st.fixed_dictionaries(
+    {
+        "place": places,
+        "size": st.sampled_from([0, 0, 0, 100, 5_000, 30_000]),
+        "message_id": st.sampled_from([None, None, "a", "b", "c"]),
+        "acks": st.sampled_from([None, None, "memory"]),
+        "expects": st.sampled_from([None, None, None, "right", "wrong"]),
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def quick_healing(monkeypatch):
+    """A failed broker reopens at once."""
+    monkeypatch.setattr(broker_module, "HEAL_INTERVAL_S", 0.001)
+
+
+class Publish:
+    """One record somebody tried to append, and what became of it."""
+
+    def __init__(self, number, place, message_id):
+        self.value = b"%d:" % number
+        self.place = place
+        self.message_id = message_id
+        self.answer = None
+        self.may_be_stored = True
+        self.is_soft = False
+        """Acked as 'memory': a power loss may take it until it is committed."""
+
+
+class Answers:
+    """The responder; a broker that is gone is not listened to any more."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.is_over = False
+
+    def acked(self, token, partition, offset, *, duplicate):
+        if not self.is_over:
+            assert token.answer is None, "one answer each"
+            token.answer = (offset, duplicate)
+            assert partition == token.place
+            self.machine.note_ack(token, offset, duplicate=duplicate)
+
+    def rejected(self, token, error):
+        if not self.is_over:
+            assert token.answer is None, "one answer each"
+            token.answer = error
+            token.may_be_stored = error.code in UNKNOWN
+
+
+class PartitionModel:
+    """What a partition must hold."""
+
+    def __init__(self):
+        self.stored = {}
+        """Offset → value that was acked or read."""
+        self.soft = set()
+        """Offsets acked as 'memory' and not committed since."""
+        self.start = 0
+        self.tried = {}
+        """Value → publish."""
+        self.times = {}
+        """Offset → when its publish was made."""
+
+    def newest_with(self, message_id):
+        """Offset of the newest record known to have the id."""
+        found = [o for o, v in self.stored.items() if self.tried[v].message_id == message_id]
+        return max(found, default=None)
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    """A broker on a faulty disk; each life has a loop of its own, which dies with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="strandline-"))
+        self.disk = FaultyDisk(self.root / "scratch")
+        self.clock = ManualClock()
+        self.models = {}
+        self.open_publishes = []
+        self.numbers = 0
+        self.broker = None
+        self.start()
+        for name in STREAMS:
+            self.create(name)
+
+    def teardown(self):
+        if self.broker is not None:
+            self.kill()
+        shutil.rmtree(self.root)
+
+    # Lives
+
+    def start(self):
+        self.loop = asyncio.new_event_loop()
+        config = BrokerConfig(data_dir=str(self.root / "data"), journal=CONFIG)
+        self.broker = Broker(config, clock=self.clock, disk=self.disk)
+        self.answers = Answers(self)
+        self.run(self.broker.start())
+        tasks = list(self.broker._tasks)
+        for task in tasks:  # checkpoints are steps of their own
+            task.cancel()
+        self.run(asyncio.wait(tasks))
+
+    def run(self, coroutine):
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
+
+    def end(self):
+        """Leave the broker as kill -9 does."""
+        self.answers.is_over = True
+        self.broker._syncer.close()
+        self.broker._lock.release()
+        for task in self.broker._tasks:
+            task._log_destroy_pending = False
+        self.loop.close()
+        self.broker = None
+        self.open_publishes.clear()
+
+    def partition(self, place):
+        return self.broker.stream(place[0]).partition(place[1])
+
+    def create(self, name):
+        config = StreamConfig(
+            name=name,
+            subject=name,
+            partitions=STREAMS[name],
+            acks=name,
+            segment_bytes=64 << 10,
+            dedup_window_ms=WINDOW_MS,
+        )
+        self.run(self.broker.create_stream(config))
+        for number in range(STREAMS[name]):
+            self.models[name, number] = PartitionModel()
+
+    def settle(self):
+        """Until everything is answered and the broker accepts records."""
+        if self.broker.admission.refusal is not None:
+            self.disk.full = False
+
+        async def wait():
+            while not self.broker.turn.is_idle or self.broker.admission.refusal is not None:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        self.run(wait())
+        assert all(publish.answer is not None for publish in self.open_publishes)
+        self.open_publishes.clear()
+        assert self.broker.admission.pending_bytes == 0
+
+    # What publishers do
+
+    @rule(burst=st.lists(publishes, min_size=1, max_size=8), steps=st.sampled_from([0, 1, 2, None]))
+    def publish(self, burst, steps):
+        """Several appends at once; then everything is answered, or only a little time passes."""
+        for options in burst:
+            self.publish_one(**options)
+        if steps is None:
+            self.settle()
+        for _ in range(steps or 0):
+            self.run(asyncio.sleep(0))
+
+    def publish_one(self, place, size, message_id, *, acks, expects):
+        self.numbers += 1
+        publish = Publish(self.numbers, place, message_id)
+        partition, model = self.partition(place), self.models[place]
+        model.tried[publish.value] = publish
+        publish.at_ms = self.clock.monotonic_ms()
+        publish.is_soft = acks == "memory" or place[0] == "memory"
+        right = partition.next_offset
+        headers = [("Nats-Msg-Id", message_id.encode())] if message_id else None
+        self.open_publishes.append(publish)
+        partition.append(
+            publish.value + bytes(size),
+            subject=place[0],
+            key=b"k" if size else None,
+            headers=headers,
+            responder=self.answers,
+            token=publish,
+            message_id=message_id,
+            expected_last={None: None, "right": right, "wrong": right + 1}[expects],
+            acks=acks,
+        )
+
+    def note_ack(self, publish, offset, *, duplicate):
+        """A publisher was told an offset: that is a promise."""
+        model = self.models[publish.place]
+        if not duplicate:
+            assert model.stored.setdefault(offset, publish.value) == publish.value
+            if publish.is_soft:
+                model.soft.add(offset)
+            return
+        publish.may_be_stored = False
+        first = model.stored.get(offset)
+        if first is not None:
+            assert model.tried[first].message_id == publish.message_id
+            age_ms = publish.at_ms - model.tried[first].at_ms
+            assert age_ms <= WINDOW_MS, "a duplicate of what is still in the window"
+
+    # What operators do
+
+    @precondition(lambda self: self.is_settled)
+    @rule(name=st.sampled_from(list(STREAMS)))
+    def delete_and_create(self, name):
+        """The stream's records are gone for good, and another takes its name."""
+        self.mend()
+        self.run(self.broker.delete_stream(name))
+        self.create(name)
+
+    @precondition(lambda self: self.is_settled)
+    @rule(place=places, share=st.floats(0, 1))
+    def truncate(self, place, share):
+        """Records at the beginning are removed on purpose."""
+        self.mend()
+        offset = int(share * self.partition(place).high_watermark)
+        start = self.run(self.broker.truncate_before(*place, offset))
+        self.models[place].start = max(self.models[place].start, start)
+
+    @rule(milliseconds=st.sampled_from([1, 20_000, 40_000, 60_001]))
+    @precondition(lambda self: self.is_settled)
+    def let_time_pass(self, milliseconds):
+        """Message ids grow old."""
+        self.clock.advance_ms(milliseconds)
+
+    @rule(is_slow=st.booleans())
+    def change_speed(self, is_slow):
+        """A slow disk is synced in the thread."""
+        self.broker._syncer.average_ms = 1e12 if is_slow else 0.0
+
+    @precondition(lambda self: self.is_settled)
+    @rule()
+    def checkpoint(self):
+        """The journal is recycled, if the disk lets it."""
+        schedule = self.broker._checkpoints
+        self.run(schedule._attempt("checkpoint", schedule.checkpoint))
+        self.settle()
+
+    # What the world does
+
+    def mend(self):
+        """Nothing fails any more."""
+        self.disk._failures.clear()
+        self.disk.full = False
+
+    @rule()
+    def fill_disk(self):
+        """Nothing that needs new space succeeds from now on."""
+        self.disk.full = True
+
+    @rule()
+    def free_disk(self):
+        """Space returns."""
+        self.disk.full = False
+
+    @rule(
+        operation=st.sampled_from(["write", "sync", "open"]),
+        after=st.integers(0, 2),
+        code=st.sampled_from([errno.EIO, errno.EMFILE]),
+    )
+    def fail(self, operation, after, code):
+        """A call will fail."""
+        self.disk.fail(operation, after=after, code=code)
+
+    @rule()
+    def stop(self):
+        """A clean stop, and another start."""
+        self.run(self.broker.stop())
+        assert all(publish.answer is not None for publish in self.open_publishes)
+        self.end()
+        self.mend()
+        self.start()
+
+    @rule()
+    def kill_and_start(self):
+        """The process dies; the system keeps what it wrote."""
+        self.kill()
+        self.start()
+
+    def kill(self):
+        self.end()
+        self.mend()
+
+    @rule(seed=st.integers(0, 1 << 32), chance=st.sampled_from([0.0, 0.5, 1.0]))
+    def lose_power(self, seed, chance):
+        """The machine dies; of what was not synced any part survives."""
+        choice = random.Random(seed)
+
+        def keep(write):
+            if choice.random() < chance:
+                return ((0, len(write.data)),)
+            cut = choice.randrange(len(write.data) + 1)
+            return ((0, cut),) if choice.random() < chance else ()
+
+        self.kill()
+        gc.collect()
+        self.disk.crash(keep)
+        self.start()
+        for place, model in self.models.items():
+            self.forget_lost(model, self.partition(place).high_watermark)
+
+    def forget_lost(self, model, end):
+        """What was acked as 'memory' only may be gone, from the end."""
+        for offset in [o for o in model.stored if o >= end]:
+            assert offset in model.soft or model is self.models["memory", 0]
+            model.tried[model.stored.pop(offset)].may_be_stored = False
+
+    # What must hold
+
+    @property
+    def is_settled(self):
+        return not self.open_publishes and self.broker.admission.refusal is None
+
+    @precondition(lambda self: self.is_settled)
+    @invariant()
+    def readers_see_what_publishers_were_told(self):
+        """Dense offsets, every promised record at its place, nothing that was never sent."""
+        for place, model in self.models.items():
+            partition = self.partition(place)
+            end = partition.high_watermark
+            assert end == partition.log_end_offset == partition.next_offset
+            assert partition.log_start_offset == model.start or model.start > end
+            found = dict(self.read(partition))
+            assert list(found) == list(range(partition.log_start_offset, end)), "dense"
+            for offset, value in found.items():
+                assert value in model.tried, "sent by somebody, to this partition"
+                assert model.tried[value].may_be_stored, "not refused for certain"
+                assert model.stored.setdefault(offset, value) == value, "one value per offset"
+            assert all(o in found for o in model.stored if o >= partition.log_start_offset)
+            numbers = [int(value[:-1]) for value in found.values()]
+            assert numbers == sorted(set(numbers)), "in order, each once"
+            model.soft.clear()
+            self.check_ids(found, model)
+
+    def read(self, partition):
+        """Offset and value (without its padding) of all records."""
+        offset, end = partition.log_start_offset, partition.high_watermark
+        while offset < end:
+            buffer = partition.read(offset, 100_000)
+            for batch in decode_batches(buffer, columns=["offset", "value"]):
+                for at, value in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                    if at >= offset:
+                        yield at, value.rstrip(b"\0")
+                        offset = at + 1
+
+    def check_ids(self, found, model):
+        """Two records of one id are further apart than the window."""
+        last = {}
+        for value in found.values():
+            publish = model.tried[value]
+            if publish.message_id is not None:
+                before = last.get(publish.message_id)
+                assert before is None or publish.at_ms - before > WINDOW_MS
+                last[publish.message_id] = publish.at_ms
+
+
+BrokerMachine.TestCase.settings = settings(stateful_step_count=25)
+TestBroker = BrokerMachine.TestCase
