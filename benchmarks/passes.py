@@ -15,7 +15,7 @@ from typing import Final
 from benchmarks.figures import Figure
 from benchmarks.report import table
 from benchmarks.sources.source import Pass, with_cpu
-from benchmarks.warmup import touch_memory
+from benchmarks.warmup import Preparation
 
 CPU_TEXT: Final = (
     "Client and server of a pass run in parallel, each on one core at best: the inverse of the "
@@ -66,10 +66,12 @@ class Samples:
         return table(head, rows)
 
 
-def timed(case: str, label: str, one_pass: Callable[[], Pass], *, pid: int, warm_mib: int) -> Pass:
+def timed(
+    case: str, label: str, one_pass: Callable[[], Pass], *, pid: int, preparation: Preparation
+) -> Pass:
     """One counted pass against the server `pid`, announced."""
     gc.collect()
-    touch_memory(warm_mib)
+    preparation.run()
     done = with_cpu(pid, one_pass)
     rates = f"{done.gib_per_s:6.2f} GiB/s {done.records_per_s:12,.0f} records/s"
     client, server = done.cpu_per_gib

@@ -39,7 +39,7 @@ from benchmarks.sources import (
 )
 from benchmarks.sources.source import GIB, MIB
 from benchmarks.sources.strandline import fill, read_stream
-from benchmarks.warmup import touch_memory
+from benchmarks.warmup import Preparation
 
 WIDE_BYTES: Final = 2048
 SMALL_BYTES: Final = 100
@@ -141,6 +141,7 @@ def open_sources(
 
 def measure(case: str, shape: Shape, args: argparse.Namespace, samples: Samples) -> None:
     """All runs of one case that reads what is cached."""
+    preparation = runner.preparation_of(args)
     with ExitStack() as stack:
         sources = open_sources(stack, case, shape, args, samples)
         total = sources[0].records
@@ -150,30 +151,30 @@ def measure(case: str, shape: Shape, args: argparse.Namespace, samples: Samples)
                 is_ours = source.label in (LABEL, VALUES_ONLY)
                 cut_s = OURS_S_MAX if is_ours else args.peer_seconds
                 one_pass = functools.partial(source.read, cut_s)
-                done = timed(case, source.label, one_pass, pid=source.pid, warm_mib=args.warm_mib)
+                done = timed(case, source.label, one_pass, pid=source.pid, preparation=preparation)
                 if is_ours and done.records != total:
                     raise RuntimeError(f"read {done.records} records of {total}")
                 samples.add_pass(case, source.label, done, by_bytes=case == WIDE)
 
 
-def read_cold(folder: Path, total: int, *, warm_mib: int) -> tuple[float, Pass]:
+def read_cold(folder: Path, total: int, preparation: Preparation) -> tuple[float, Pass]:
     """GiB/s of segment files, read by one consumer of a restarted broker, and the pass itself."""
     with brokers.running(folder) as broker, broker.connect() as client:
         read_stream(client, seconds_max=OURS_S_MAX, start=total - 1)  # sets up the connection
         segments = broker.log_segments()
-        touch_memory(warm_mib)
+        preparation.run(cache.size_bytes(segments) // MIB)  # the page cache will need as much
         cache.evict(segments)
         whole = functools.partial(read_stream, client, seconds_max=OURS_S_MAX)
-        done = timed(COLD, LABEL, whole, pid=broker.pid, warm_mib=0)
+        done = timed(COLD, LABEL, whole, pid=broker.pid, preparation=Preparation())
         if done.records != total:
             raise RuntimeError(f"read {done.records} records of {total}")
         return cache.size_bytes(segments) / GIB / done.seconds, done
 
 
-def cat_cold(folder: Path, *, warm_mib: int) -> float:
+def cat_cold(folder: Path, preparation: Preparation) -> float:
     """GiB/s of the same files, read by `cat`, with no broker that could have them mapped."""
     segments = brokers.segments_of(folder)
-    touch_memory(warm_mib)
+    preparation.run(cache.size_bytes(segments) // MIB)
     cache.evict(segments)
     rate = cache.size_bytes(segments) / GIB / cache.cat_seconds(segments)
     print(f"  {COLD:<28} {CAT:<40} {rate:6.2f} GiB/s", flush=True)
@@ -182,19 +183,19 @@ def cat_cold(folder: Path, *, warm_mib: int) -> float:
 
 def measure_cold(shape: Shape, args: argparse.Namespace, samples: Samples) -> None:
     """Reads with nothing cached; in every other run `cat` goes first."""
-    warm_mib = args.warm_mib + shape.size_bytes // MIB  # the page cache will need as much
+    preparation = runner.preparation_of(args)
     with fresh_dir(args.data_root, "strandline") as folder:
         print(f"{COLD}: filling Strandline with {shape.records:,} records", flush=True)
         with brokers.running(folder) as broker, broker.connect() as client:
             total = fill(broker, client, shape, one_by_one=False)
         for run in range(args.runs):
             if run % 2:
-                samples.add(COLD, CAT, "GiB/s", cat_cold(folder, warm_mib=warm_mib))
-            rate, done = read_cold(folder, total, warm_mib=warm_mib)
+                samples.add(COLD, CAT, "GiB/s", cat_cold(folder, preparation))
+            rate, done = read_cold(folder, total, preparation)
             samples.add(COLD, LABEL, "GiB/s", rate)
             samples.add_cpu(COLD, LABEL, done)
             if not run % 2:
-                samples.add(COLD, CAT, "GiB/s", cat_cold(folder, warm_mib=warm_mib))
+                samples.add(COLD, CAT, "GiB/s", cat_cold(folder, preparation))
 
 
 def aims(found: Sequence[Figure], cases: Sequence[str]) -> list[Aim]:

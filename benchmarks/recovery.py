@@ -24,7 +24,6 @@ from benchmarks.loadgen import Load, LoadResult, run_load
 from benchmarks.peers.process import LOOPBACK, fresh_dir
 from benchmarks.report import table
 from benchmarks.sources.source import GIB
-from benchmarks.warmup import touch_memory
 
 STREAM: Final = "bench"
 OURS: Final = "Strandline"
@@ -62,7 +61,7 @@ class Run:
 
     def started(self, case: str, broker: brokers.Broker) -> None:
         """One start."""
-        self.starts.setdefault(case, []).append(broker)
+        self.starts.setdefault(case, []).append(broker.ready_s)
         self.said.append([case, f"{broker.ready_s:.2f}", broker.said("recovered")])
         print(f"  {case:<55} {broker.ready_s:6.3f} s  {broker.said('recovered')}", flush=True)
 
@@ -151,19 +150,21 @@ def every_file(folder: Path) -> list[Path]:
 
 def measure(folder: Path, args: argparse.Namespace, run: Run) -> None:
     """All kills and starts on one log."""
+    preparation = runner.preparation_of(args)
     fill(folder, args, run)
     for _ in range(args.runs):
+        preparation.run()
         with brokers.running(folder) as broker:
             run.started(CLEAN, broker)
             run.acked += kill_under_load(broker, args.load_seconds)
-        touch_memory(args.warm_mib)
+        preparation.run()
         with brokers.running(folder) as broker:
             run.started(KILLED, broker)
             with broker.connect() as client:
                 run.check_end(end_offset(client, STREAM))
             run.acked += kill_under_load(broker, args.load_seconds)
+        preparation.run()
         cache.evict(every_file(folder))
-        touch_memory(args.warm_mib)
         with brokers.running(folder) as broker:
             run.started(COLD, broker)
             with broker.connect() as client:

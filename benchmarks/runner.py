@@ -25,7 +25,7 @@ from benchmarks.peers.natswire import NatsError
 from benchmarks.peers.process import StartError, UnavailableError, cpu_seconds
 from benchmarks.peers.system import Place, Session, System
 from benchmarks.syncs import SyncCount, count_syncs
-from benchmarks.warmup import touch_memory
+from benchmarks.warmup import Preparation
 
 FAILURES: Final = (
     LoadError,
@@ -39,6 +39,7 @@ FAILURES: Final = (
 RESULTS_DIR: Final = Path(__file__).parent / "results"
 SYNC_LOAD_S: Final = 3.0
 WARM_MIB: Final = 1024
+SETTLE_S: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Bench:
     def run_point(self, system: System, load: Load, x: int, run: int, place: Place) -> Point:
         """One timed run; never raises for what a system does wrong."""
         try:
-            touch_memory(place.warm_mib)
+            place.preparation.run()
             with self.session(system, place) as session:
                 self.versions[system.name] = session.version
                 before = cpu_seconds(session.pid)
@@ -226,11 +227,22 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
         default=WARM_MIB,
         help=f"free memory touched before each measurement ({WARM_MIB}; see warmup.py)",
     )
+    add(
+        "--settle-s",
+        type=float,
+        default=SETTLE_S,
+        help=f"longest wait for an idle machine before each measurement ({SETTLE_S:g})",
+    )
+
+
+def preparation_of(args: argparse.Namespace) -> Preparation:
+    """What the command line asks for before each measurement."""
+    return Preparation(args.warm_mib, args.settle_s)
 
 
 def place_of(args: argparse.Namespace) -> Place:
     """The place that the command line asks for."""
-    place = Place(args.data_root, warm_mib=args.warm_mib)
+    place = Place(args.data_root, preparation=preparation_of(args))
     if not args.pin:
         return place
     return replace(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.loadgen import Load, LoadResult
+from benchmarks.warmup import NO_PREPARATION, Preparation
 
 
 class Ack(enum.StrEnum):
@@ -28,14 +29,11 @@ class Ack(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how to start a system: data root, number of partitions, command prefixes.
-
-    Before a measurement, `warm_mib` of free memory are touched (see `warmup`).
-    """
+    """Where and how to start a system: data root, partitions, command prefixes, preparation."""
 
     data_root: Path
     partitions: int = 1
-    warm_mib: int = 0
+    preparation: Preparation = NO_PREPARATION
     server_prefix: tuple[str, ...] = ()
     client_prefix: tuple[str, ...] = ()
 

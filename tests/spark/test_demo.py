@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 FLIGHTS = 12_000
-MARK = "STRANDLINE_DEMO_TEST"
+MARK = "SPARK_DEMO_TEST"
 
 
 def start(directory):

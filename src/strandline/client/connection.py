@@ -7,6 +7,7 @@ message sizes and translates every failure. Safe to use from several threads.
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,7 +18,6 @@ from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
     RequestTimeoutError,
-    StrandlineError,
 )
 from strandline.protocol.put import PutRequest
 from strandline.protocol.status import from_flight
@@ -113,30 +113,28 @@ class Connection:
             StrandlineError: what the broker answered, or that it did not.
         """
         check_request(request)
-        is_late = threading.Event()
-        with self.translated():
-            stream = self.flight().do_get(fl.Ticket(encode(request)))
+        flight, ticket = self.flight(), fl.Ticket(encode(request))
+        beginning: Future[fl.FlightStreamReader] = Future()
 
-        def give_up() -> None:
-            is_late.set()
-            stream.cancel()
-
-        # A deadline of gRPC's would end the whole read, not only the wait for its beginning.
-        timer = threading.Timer(self._timeout_s, give_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            with self.translated():
+        def begin() -> None:
+            try:
+                stream = flight.do_get(ticket)
                 stream.schema  # noqa: B018 - waits for the broker's verdict on the ticket
-        except StrandlineError as error:
-            if is_late.is_set():
+                beginning.set_result(stream)
+            except Exception as error:  # noqa: BLE001 - raised where the read is waited for
+                beginning.set_exception(error)
+
+        # On a thread: pyarrow waits where neither Ctrl-C nor a deadline reaches, and a deadline of
+        # gRPC's would end the whole read, not only the wait for its beginning.
+        threading.Thread(target=begin, name="strandline-begin", daemon=True).start()
+        with self.translated():
+            try:
+                return beginning.result(self._timeout_s)
+            except TimeoutError as error:
+                beginning.add_done_callback(_cancel)
                 raise RequestTimeoutError(
                     f"{self.address} did not answer a read within {self._timeout_s:g} s"
                 ) from error
-            raise
-        finally:
-            timer.cancel()
-        return stream
 
     def put(
         self, request: PutRequest, schema: pa.Schema
@@ -180,3 +178,9 @@ class Connection:
             yield
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise from_flight(error, address=self.address) from error
+
+
+def _cancel(beginning: "Future[fl.FlightStreamReader]") -> None:
+    """Give up a read that began after nobody waited for it any more."""
+    if beginning.exception() is None:
+        beginning.result().cancel()

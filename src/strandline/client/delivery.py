@@ -9,11 +9,9 @@ The put's schema only widens: a batch with a new column ends the put and begins 
 that records keep their order and a value-only producer sends no empty columns.
 """
 
-import atexit
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -85,8 +83,8 @@ class Delivery:
             target=self._send_all, name="strandline-sender", daemon=True
         )
         self._sender.start()
-        threading.Thread(target=self._watch, name="strandline-watchdog", daemon=True).start()
-        _living.add(self)
+        # Not a daemon: a program does not end before what it appended is delivered or given up.
+        threading.Thread(target=self._watch, name="strandline-watchdog").start()
 
     # Callers
 
@@ -239,14 +237,20 @@ class Delivery:
         future.set_exception(error)
 
     def _watch(self) -> None:
-        """Give up what is past its deadline, as long as there is a sender."""
+        """Give up what is past its deadline; at the end of the program, have the rest sent."""
+        main, is_exit = threading.main_thread(), False
         while self._sender.is_alive():
             self._sender.join(WATCH_INTERVAL_S)
+            if not main.is_alive() and not self._closing.is_set():
+                is_exit = True
+                self.end_when_empty()
             with self._changed:
                 expired = self._outbox.expire(time.monotonic())
                 self._resolving += bool(expired)
             if expired:
                 self._give_up([(lot, self._timeout(was_sent=sent)) for lot, sent in expired])
+        if is_exit and self._failures:
+            logger.error("records were not stored: %s", self._failures[0][1])
 
     def _timeout(self, *, was_sent: bool) -> StrandlineError:
         """The error of a lot past its deadline."""
@@ -374,16 +378,3 @@ class Delivery:
             lot = self._outbox.answered(sequence)
             self._resolving += 1
         self._give_up([] if lot is None else [(lot, error)])
-
-
-_living: "weakref.WeakSet[Delivery]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """At the end of the program, deliver what producers nobody closed still hold."""
-    for delivery in list(_living):
-        try:
-            delivery.close()
-        except StrandlineError as error:
-            logger.error("records were not stored: %s", error)  # noqa: TRY400 - no bug of ours

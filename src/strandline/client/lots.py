@@ -1,5 +1,6 @@
 """Lots of a producer as Arrow batches, and how an ack reaches the futures behind them."""
 
+import concurrent.futures.thread  # noqa: F401 - pyarrow would import it when it is too late: at exit
 from collections.abc import Callable
 from typing import Any
 

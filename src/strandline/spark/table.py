@@ -11,13 +11,16 @@ Must not know Spark: ``table_source`` brings tasks and drivers here.
 import json
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.dataset
 
 from strandline.errors import InvalidRequestError
 from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import Manifest, Proposal, decide, decode_schema, live_files
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class TableSummary:
     """For each partition the offset up to which it is committed, exclusive."""
 
 
-def read_table(path: str) -> pyarrow.dataset.Dataset:
+def read_table(path: str) -> "pyarrow.dataset.Dataset":
     """The committed rows, as of now.
 
     Args:
@@ -41,6 +44,9 @@ def read_table(path: str) -> pyarrow.dataset.Dataset:
         InvalidRequestError: there is no table, or nothing is committed yet.
         DataLossError: a committed file is gone.
     """
+    # Imported here: it brings pandas along, which costs every Spark worker half a second.
+    import pyarrow.dataset
+
     files, manifests = TableFiles(path), _manifests(path)
     return pyarrow.dataset.dataset(
         [str(files.locate(file)) for file in live_files(manifests)],

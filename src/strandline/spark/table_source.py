@@ -1,45 +1,20 @@
 """``format("strandline-table")``: the exactly-once table as a Spark sink and source.
 
-Rules: tasks stage files, the driver commits them in one step, keyed by (transaction id, batch):
-that is the query's id and Spark's batch number unless ``txnId`` says otherwise. ``abort`` removes
-nothing, because Spark also calls it after a commit that succeeded but could not say so; garbage
-goes by age. What may be committed is ``table_log``'s business.
+Rules: light to import, because Spark imports it to look sources up, whichever source a job uses;
+readers and writers are imported when asked for. Must not know files or manifests.
 """
 
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    InputPartition,
-    WriterCommitMessage,
-)
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from strandline.errors import InvalidConfigError, InvalidRequestError
-from strandline.spark.arrow import cast_batch, sized_batches
-from strandline.spark.options import TableOptions, parse_table_options
 from strandline.spark.source import refuse_overwrite
-from strandline.spark.table import commit, committed_files, committed_schema
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_log import DataFile, Proposal, encode_schema
-from strandline.spark.table_stage import stage, tracks_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pyspark.sql import DataFrame, SparkSession
 
-_READ_ROWS = 8192
-_TASK_FILES = 32
+    from strandline.spark.table_io import BatchTableWriter, StreamTableWriter, TableReader
 
 
 class StrandlineTable(DataSource):
@@ -56,157 +31,46 @@ class StrandlineTable(DataSource):
         Raises:
             InvalidRequestError: there is no table, or nothing is committed yet.
         """
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from strandline.spark.options import parse_table_options
+        from strandline.spark.table import committed_schema
+
         return from_arrow_schema(committed_schema(parse_table_options(self.options).path))
 
     def reader(self, schema: StructType) -> "TableReader":
         """A batch read of what is committed."""
+        from strandline.spark.options import parse_table_options
+        from strandline.spark.table_io import TableReader
+
         return TableReader(parse_table_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchTableWriter":  # noqa: FBT001 -- Spark's signature
         """A batch write, committed as batch 0 of ``txnId``, or of a transaction of its own."""
+        from strandline.spark.options import parse_table_options
+        from strandline.spark.table_io import BatchTableWriter
+
         refuse_overwrite(overwrite=overwrite)
         return BatchTableWriter(parse_table_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamTableWriter":  # noqa: N802, FBT001 -- Spark's signature
         """A streaming write, committed micro-batch by micro-batch."""
+        from strandline.spark.options import parse_table_options
+        from strandline.spark.table_io import StreamTableWriter
+
         refuse_overwrite(overwrite=overwrite)
         return StreamTableWriter(parse_table_options(self.options), schema)
 
 
-@dataclass
-class Staged(WriterCommitMessage):
-    """What a task wrote, on its way to the driver."""
-
-    txn_id: str
-    batch: int
-    file: DataFile | None
-
-
-class _Stager:
-    """What both writers do: stage in tasks, commit on the driver."""
-
-    def __init__(self, options: TableOptions, schema: StructType) -> None:
-        self.options = options
-        self.schema = table_schema(schema)
-
-    def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
-        files = TableFiles(self.options.path)
-        files.create()
-        context = TaskContext.get()
-        where = f"{context.partitionId()}-{context.attemptNumber()}" if context else "0-0"
-        file = stage(
-            files,
-            batches,
-            schema=self.schema,
-            prefix=f"{txn_id[:8]}-{batch}-{where}",
-            compression=self.options.compression,
-        )
-        return Staged(txn_id, batch, file)
-
-    def commit(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
-        staged = [message for message in messages if isinstance(message, Staged)]
-        wrote = [message for message in staged if message.file is not None]
-        if not wrote:
-            return
-        proposal = Proposal(
-            txn_id=wrote[0].txn_id,
-            batch=wrote[0].batch,
-            files=[message.file for message in wrote if message.file is not None],
-            arrow_schema=encode_schema(self.schema),
-            tracks_offsets=tracks_offsets(self.schema),
-            dense=self.options.dense_offsets,
-        )
-        files = TableFiles(self.options.path)
-        commit(files, proposal, garbage_age_ms=self.options.garbage_age_ms)
-
-
-class StreamTableWriter(DataSourceStreamArrowWriter):
-    """Commits each micro-batch once."""
-
-    def __init__(self, options: TableOptions, schema: StructType) -> None:
-        self.stager = _Stager(options, schema)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of a task."""
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context else None
-        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
-        if query is None or batch is None:
-            raise InvalidRequestError("a streaming write runs only inside a streaming query")
-        txn_id = self.stager.options.txn_id or query
-        return self.stager.stage(iterator, txn_id=txn_id, batch=int(batch))
-
-    def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803 -- Spark's name
-        """Commit the batch, or acknowledge that it is committed."""
-        assert all(m.batch == batchId for m in messages if isinstance(m, Staged)), batchId
-        self.stager.commit(messages)
-
-    def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803 -- Spark's name
-        """Leave everything: the batch may be committed although Spark believes it failed."""
-
-
-class BatchTableWriter(DataSourceArrowWriter):
-    """Commits a batch job once."""
-
-    def __init__(self, options: TableOptions, schema: StructType) -> None:
-        self.stager = _Stager(options, schema)
-        # Made on the driver and pickled to every task, so that all name one transaction.
-        self.txn_id = options.txn_id or f"job-{uuid.uuid4().hex}"
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of a task."""
-        return self.stager.stage(iterator, txn_id=self.txn_id, batch=0)
-
-    def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
-        """Commit the job, or acknowledge that it is committed."""
-        self.stager.commit(messages)
-
-    def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
-        """Leave everything: the job may be committed although Spark believes it failed."""
-
-
-class TableReader(DataSourceReader):
-    """Reads the files that are committed when the DataFrame is first used."""
-
-    def __init__(self, options: TableOptions, schema: StructType) -> None:
-        self.path = options.path
-        self.target = to_arrow_schema(schema, timezone="UTC")
-        unknown = set(schema.fieldNames()) - set(committed_schema(options.path).names)
-        if unknown:
-            raise InvalidConfigError(f"the table has no column '{min(unknown)}'")
-
-    def partitions(self) -> list[InputPartition]:
-        """A few files to a task."""
-        paths = committed_files(self.path)
-        return [
-            InputPartition(paths[i : i + _TASK_FILES]) for i in range(0, len(paths), _TASK_FILES)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task's files."""
-        for batch in sized_batches(self._batches(partition.value or [])):
-            yield cast_batch(batch, self.target)
-
-    def _batches(self, paths: list[str]) -> Iterator[pa.RecordBatch]:
-        for path in paths:
-            with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(batch_size=_READ_ROWS, columns=self.target.names)
-
-
-def table_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema under which rows of a Spark schema are stored.
-
-    Every column may be null, so that two queries that differ in that alone can share a table.
-    """
-    arrow = to_arrow_schema(schema, timezone="UTC")
-    return pa.schema([field.with_nullable(True).remove_metadata() for field in arrow])
-
-
-def load_table(spark: SparkSession, path: str) -> DataFrame:
+def load_table(spark: "SparkSession", path: str) -> "DataFrame":
     """The committed rows through Spark's own Parquet reader, several times faster than the format.
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
     """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from strandline.spark.table import committed_files, committed_schema
+
     schema = from_arrow_schema(committed_schema(path))
     return spark.read.schema(schema).parquet(*committed_files(path))

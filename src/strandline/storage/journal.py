@@ -301,6 +301,8 @@ class Journal:
     def _allocate(self, length: int) -> _File:
         """A new file of zeros, its name durable; no trace of it if that fails."""
         path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
+        while self.disk.exists(path):  # made by the journal that this one takes over from
+            path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
         try:
             file = OpenFile(path, disk=self.disk, write=True, create=True)
             self.disk.fill_with_zeros(file.fd, length)

@@ -1,12 +1,14 @@
 """Where each leader epoch of a partition began, so that replicas can find where they agree.
 
-A small text file per partition, one ``epoch start-offset`` per line, both ascending. Rules: epoch
-0 begins at offset 0 even if no file says so; the file is replaced atomically before a change
-counts; entries follow the log when it is truncated at either end.
+A small text file per partition: a line ``epoch start-offset`` each, both ascending, and a last line
+``crc32c`` with the checksum of the lines before. Rules: epoch 0 begins at offset 0 even if no file
+says so; the file is replaced atomically before a change counts; entries follow the log when it is truncated at either end.
 """
 
 from bisect import bisect_right
 from pathlib import Path
+
+from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
@@ -88,19 +90,27 @@ class LeaderEpochs:
     def _save(self, entries: tuple[Entry, ...]) -> None:
         if entries == self.entries:
             return
-        text = "".join(f"{epoch} {offset}\n" for epoch, offset in entries)
-        self._disk.write_atomically(self._path, text.encode())
+        text = "".join(f"{epoch} {offset}\n" for epoch, offset in entries).encode()
+        self._disk.write_atomically(self._path, text + _checksum(text))
         self.entries = entries
+
+
+def _checksum(text: bytes) -> bytes:
+    """The last line of a file."""
+    return b"crc32c %08x\n" % crc32c(text)
 
 
 def _parse(data: bytes, path: Path) -> tuple[Entry, ...]:
     """The entries of a file, checked.
 
     Raises:
-        CorruptBatchError: not lines of two ascending numbers.
+        CorruptBatchError: not lines of two ascending numbers, or a wrong checksum.
     """
     entries: list[Entry] = []
-    for number, line in enumerate(data.splitlines()):
+    text = data[: data.rstrip(b"\n").rfind(b"\n") + 1]
+    if not text or data != text + _checksum(text):
+        raise CorruptBatchError("checksum mismatch", file=str(path))
+    for number, line in enumerate(text.splitlines()):
         words = line.split()
         if len(words) != 2 or not all(word.isdigit() for word in words):
             raise CorruptBatchError(f"line {number + 1} is not 'epoch offset'", file=str(path))

@@ -278,6 +278,7 @@ class Log:
             # What goes may be just the space that is missing. Recovery finds by itself that files
             # before the checkpoint are gone; the others must wait until the start is durable.
             self._drop_below(min(offset, self._stable_base))
+            self._disk.sync_directory(self.directory)
             self._disk.write_atomically(path, text)
         self.log_start_offset = Offset(offset)
         self._drop_below(offset)
@@ -358,6 +359,7 @@ class Log:
                     unnamed.append(segment)
                 segment.sync()
                 segment.write_indexes()
+                segment.release()
             if unnamed:
                 self._disk.sync_directory(self.directory)
             for segment in unnamed:
@@ -501,9 +503,14 @@ def delete_log_directory(directory: Path, *, disk: Disk) -> None:
         LogPoisonedError: a file could not be removed.
     """
     doomed = directory.with_name(directory.name + DELETED_SUFFIX)
+    _remove_directory(doomed, disk=disk)
     if disk.exists(directory):
         disk.rename(directory, doomed)
         disk.sync_directory(directory.parent)
-    for name in disk.listing(doomed):
-        disk.unlink(doomed / name)
-    disk.remove_directory(doomed)
+    _remove_directory(doomed, disk=disk)
+
+
+def _remove_directory(directory: Path, *, disk: Disk) -> None:
+    for name in disk.listing(directory):
+        disk.unlink(directory / name)
+    disk.remove_directory(directory)

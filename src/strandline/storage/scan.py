@@ -49,7 +49,7 @@ def scan(view: memoryview, position: int, limit: int, *, below: int, verify: boo
     while position <= stop:
         magic, crc, length, next_base, _, next_delta = unpack(view, position)
         end = position + length
-        if magic != MAGIC or end > limit or next_base >= below or not length:
+        if magic != MAGIC or end > limit or next_base >= below or length < HEADER_BYTES:
             break
         if verify and crc32c(view[position + CRC_FROM : end]) != crc:
             break

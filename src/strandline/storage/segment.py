@@ -229,7 +229,7 @@ class Segment:
     def write_indexes(self) -> None:
         """Write the index files if they are behind; not synced; may run on any thread."""
         index, times, size = self.index, self.times, self.written_bytes
-        if index is None or times is None or self.indexed_bytes == size:
+        if index is None or times is None or self.indexed_bytes == size or not size:
             return
         next_offset = self.next_offset if size == self.size else -1
         for kind, suffix, entries in (
@@ -297,10 +297,12 @@ class Segment:
             self._file = self.file
 
     def release(self) -> None:
-        """Let go of the map and, of a sealed segment, the descriptor; both come back on demand."""
+        """Let go of map, descriptor and indexes if it is sealed; all come back on demand."""
         if self.sealed and self.is_synced:
             self._map = None
             self._file = None
+            if self.indexed_bytes == self.size:
+                self.index = self.times = None
 
     def read_ahead(self, position: int, end: int) -> bool:
         """Ask for what a sequential reader wants next and forget what it has passed; if sealed.
@@ -417,21 +419,15 @@ class Segment:
 
     def _offsets(self) -> SparseIndex:
         index = self.index
-        if index is None:
-            self.load_indexes()
-            index = self.index
-            assert index is not None, "loading an index gives one"
-        return index
+        return self.load_indexes()[0] if index is None else index
 
     def timestamps(self) -> SparseIndex:
         """The time index: before each position, no timestamp is larger than the key."""
-        if self.times is None:
-            self.load_indexes()
-        assert self.times is not None, "loading an index gives one"
-        return self.times
+        times = self.times
+        return self.load_indexes()[1] if times is None else times
 
-    def load_indexes(self) -> None:
-        """Get the indexes from their files, and from the log where those do not reach.
+    def load_indexes(self) -> tuple[SparseIndex, SparseIndex]:
+        """Get both indexes from their files, and from the log where those do not reach.
 
         Two threads may do it at once; both find the same.
         """
@@ -447,8 +443,8 @@ class Segment:
         rebuilt.index, rebuilt.times = index, times
         self._index_rest(rebuilt, position)
         self.max_timestamp = max(self.max_timestamp, rebuilt.max_timestamp)
-        self.times = rebuilt.times
-        self.index = rebuilt.index
+        self.index, self.times = index, times
+        return index, times
 
     def _read_index(self, suffix: str, kind: int) -> tuple[IndexFile, SparseIndex] | None:
         data = self._disk.read_bytes(self.path.with_suffix(suffix))

@@ -1,6 +1,7 @@
 """Leader epochs: where each began, where a follower must cut, and the file that keeps them."""
 
 import pytest
+from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError, DiskFullError
 from strandline.storage.leader_epochs import LeaderEpochs
@@ -84,12 +85,23 @@ def test_full_disk_changes_nothing(tmp_path, disk, epochs):
     assert LeaderEpochs.open(tmp_path, disk=disk).current == 7
 
 
+def test_every_flip_is_noticed(tmp_path, disk, epochs):
+    """A flipped bit anywhere in the file is damage."""
+    path = tmp_path / "leader-epochs"
+    good = path.read_bytes()
+    for byte in range(len(good)):
+        path.write_bytes(good[:byte] + bytes([good[byte] ^ 1]) + good[byte + 1 :])
+        with pytest.raises(CorruptBatchError):
+            LeaderEpochs.open(tmp_path, disk=disk)
+
+
 @pytest.mark.parametrize(
     "text", [b"0", b"0 x\n", b"1 2 3\n", b"5 0\n4 10\n", b"1 5\n2 5\n", b"\xff"]
 )
 def test_damaged_file_is_named(tmp_path, disk, text):
     """Anything but two ascending numbers a line is damage, with the file's name."""
-    (tmp_path / "leader-epochs").write_bytes(text)
+    sealed = text + b"crc32c %08x\n" % crc32c(text)
+    (tmp_path / "leader-epochs").write_bytes(sealed)
     with pytest.raises(CorruptBatchError) as caught:
         LeaderEpochs.open(tmp_path, disk=disk)
     assert caught.value.file.endswith("leader-epochs")

@@ -1,0 +1,230 @@
+"""What tests with real processes share: publishers that remember every ack, and a judge of logs.
+
+A publisher's outcome is three-valued: acked, refused, or unknown (no answer); what is unknown may
+or may not be stored. The judge knows nothing of how the log came about.
+"""
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import nats
+import nats.errors
+import pytest
+from nats.js.errors import APIError
+
+import strandline
+from strandline.errors import StrandlineError
+
+
+class Publisher:
+    """Publishes numbered records over stock nats-py, ``window`` at a time, each until it is acked.
+
+    Args:
+        url: of a nats-server, or of the broker's own listener.
+        name: part of every record and message id.
+        subject: where to publish.
+        window: how many are under way; with 1, the order of the log is the order of numbers.
+        padding: records get 0 to 6 times so many bytes.
+    """
+
+    def __init__(self, url, name, subject, *, window=1, padding=100):
+        self.url = url
+        self.name = name
+        self.subject = subject
+        self.window = window
+        self.padding = padding
+        self.acked = {}
+        """Number → offset."""
+        self.open = []
+        """Numbers sent and not acked yet."""
+        self.sent = 0
+        self.refusals = defaultdict(int)
+        """Error description → how often."""
+        self.is_stopping = False
+
+    async def run(self):
+        """Publish until told to stop, over one connection after the other."""
+        while not self.is_stopping:
+            try:
+                client = await nats.connect(
+                    self.url, allow_reconnect=False, connect_timeout=1, error_cb=_ignore
+                )
+            except (nats.errors.Error, OSError, TimeoutError):
+                await asyncio.sleep(0.02)
+                continue
+            try:
+                await self._publish(client)
+            finally:
+                with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+                    await asyncio.wait_for(client.close(), 5)
+
+    async def _publish(self, client):
+        """Publish until the connection is lost; what was not acked comes first, in its order."""
+        stream = client.jetstream()
+        while not client.is_closed and not (self.is_stopping and not self.open):
+            while len(self.open) < self.window and not self.is_stopping:
+                self.open.append(self.sent)
+                self.sent += 1
+            acked = await asyncio.gather(*(self._publish_one(stream, n) for n in self.open))
+            self.open = [n for n, done in zip(self.open, acked, strict=True) if not done]
+            if self.open:
+                await asyncio.sleep(0.02)
+
+    async def _publish_one(self, stream, number):
+        """Publish once; whether it was acked."""
+        headers = {"Nats-Msg-Id": f"{self.name}-{number}"}
+        payload = f"{self.name} {number} ".encode() + bytes(number % 7 * self.padding)
+        try:
+            ack = await stream.publish(self.subject, payload, timeout=0.5, headers=headers)
+        except APIError as error:
+            self.refusals[error.description] += 1
+            return False
+        except (nats.errors.Error, OSError):
+            self.refusals["no answer"] += 1
+            return False
+        self.acked[number] = ack.seq - 1
+        return True
+
+
+@pytest.fixture
+def forgiving():
+    """Forgive nats-py the sockets it leaves open when a reconnect fails half-way.
+
+    For tests marked with ``filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")``.
+    """
+    yield
+    gc.collect()
+
+
+async def _ignore(_):
+    """Lost connections are what these tests are about."""
+
+
+def read_log(address, stream):
+    """Every record: partition → list of (offset, subject, value)."""
+    found = defaultdict(list)
+    with strandline.connect(address) as client:
+        for partition in client.stream_info(stream).partitions:
+            number = partition.partition
+            rows = client.read(stream, partition=number, columns=["offset", "subject", "value"])
+            for batch in rows:
+                found[number] += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    return dict(found)
+
+
+def judge(log, publishers):
+    """Every acked record at its place and once, nothing that was never sent, dense, in order."""
+    known = {each.name: each for each in publishers}
+    numbers = defaultdict(list)
+    places = {}
+    for partition, records in log.items():
+        assert [offset for offset, _, _ in records] == list(range(len(records))), "dense offsets"
+        for offset, subject, value in records:
+            name, number, padding = value.split(b" ", 2)
+            name, number = name.decode(), int(number)
+            assert name in known, "sent by one of ours"
+            assert 0 <= number < known[name].sent, "sent at all"
+            assert padding == bytes(number % 7 * known[name].padding), "unaltered"
+            assert subject == known[name].subject
+            numbers[name].append(number)
+            places[name, number] = offset
+    for each in publishers:
+        stored = numbers[each.name]
+        assert len(stored) == len(set(stored)), f"{each.name}: each once"
+        assert set(each.acked) <= set(stored), f"{each.name}: all that was acked"
+        if each.window == 1:
+            assert stored == sorted(stored), f"{each.name}: in order"
+        for number, offset in each.acked.items():
+            assert places[each.name, number] == offset, "where the ack said"
+
+
+class Reader:
+    """Follows a stream through kills and remembers what was at each offset when it was seen."""
+
+    def __init__(self, address, stream):
+        self.address = address
+        self.stream = stream
+        self.seen = {}
+        self.next = defaultdict(int)
+        self.is_stopping = False
+
+    def run(self):
+        """Read until told to stop; to be run in a thread."""
+        while not self.is_stopping:
+            try:
+                with strandline.connect(self.address, timeout_s=1.0) as client:
+                    self._follow(client)
+            except StrandlineError:
+                time.sleep(0.02)
+
+    def _follow(self, client):
+        while not self.is_stopping:
+            for partition, end in client.offsets(self.stream, at="latest").items():
+                assert end >= self.next[partition], "the high watermark never goes back"
+                self._take(client, partition)
+            client.wait_for(self.stream, beyond=dict(self.next), timeout_s=0.5)
+
+    def _take(self, client, partition):
+        columns, start = ["offset", "value"], self.next[partition]
+        for batch in client.read(self.stream, partition=partition, start=start, columns=columns):
+            for offset, value in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                assert offset == self.next[partition], "dense"
+                self.seen[partition, offset] = value
+                self.next[partition] = offset + 1
+
+    def judge(self, log):
+        """What was ever served is still there, unchanged."""
+        final = {(p, offset): value for p, records in log.items() for offset, _, value in records}
+        for place, value in self.seen.items():
+            assert final[place] == value, "one value per offset, for ever"
+
+
+def child_of(pid):
+    """Process id of a broker's nats-server, or None."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                if b"nats-server" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+    return None
+
+
+def is_running(pid):
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition, *, seconds=30):
+    """Wait for something to become true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - conditions of all kinds
+            await asyncio.sleep(0.01)
+
+
+async def progress(publishers):
+    """Wait until each of them has had an ack for something new."""
+    before = [len(each.acked) for each in publishers]
+    await until(lambda: all(len(p.acked) > b for p, b in zip(publishers, before, strict=True)))
+
+
+@pytest.fixture
+def kit():
+    """Helpers, since tests are no package."""
+    return SimpleNamespace(
+        Publisher=Publisher,
+        Reader=Reader,
+        child_of=child_of,
+        is_running=is_running,
+        judge=judge,
+        progress=progress,
+        read_log=read_log,
+        until=until,
+    )

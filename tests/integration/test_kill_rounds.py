@@ -1,0 +1,65 @@
+"""Kill -9 of the broker, its nats-server or both, at random moments under load, many times.
+
+``KILL_ROUNDS`` sets how often (50 by default), ``KILL_SEED`` at which moments.
+"""
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+
+import strandline
+from strandline.testing import ProcessServer
+
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "50"))
+SEED = int(os.environ.get("KILL_SEED", "1"))
+VICTIMS = ("broker", "broker", "nats", "nats", "both")
+
+
+async def kill(server, victim, kit):
+    """Kill, and start what does not come back by itself."""
+    if victim in ("nats", "both"):
+        await kit.until(lambda: kit.child_of(server.pid))  # it may be coming back itself
+        os.kill(kit.child_of(server.pid), signal.SIGKILL)
+    if victim in ("broker", "both"):
+        await asyncio.to_thread(server.restart)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + ROUNDS * 10)
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_acked_records_survive_every_kill(kit):
+    """Each acked record is there once, where its ack said, in order; readers saw nothing else."""
+    choice = random.Random(SEED)
+    with ProcessServer() as server:
+        with strandline.connect(server.flight) as admin:
+            admin.create_stream("disk", subject="disk.*", partitions=3)
+            admin.create_stream("memory", subject="memory.*", acks="memory")
+        publishers = [
+            kit.Publisher(server.nats_url, "one-by-nats", "disk.a"),
+            kit.Publisher(server.nats_url, "many-by-nats", "disk.b", window=32),
+            kit.Publisher(server.ingest_url, "one-by-ingest", "disk.c"),
+            kit.Publisher(server.ingest_url, "many-by-ingest", "disk.d", window=32),
+            kit.Publisher(server.ingest_url, "unsynced", "memory.a", window=8),
+        ]
+        readers = [kit.Reader(server.flight, name) for name in ("disk", "memory")]
+        tasks = [asyncio.create_task(each.run()) for each in publishers]
+        tasks += [asyncio.create_task(asyncio.to_thread(each.run)) for each in readers]
+        for number in range(ROUNDS):
+            if number % 5:  # one in five kills comes before anybody is back
+                await kit.progress(publishers)
+            await asyncio.sleep(choice.uniform(0.0, 0.1))
+            await kill(server, choice.choice(VICTIMS), kit)
+        await kit.progress(publishers)
+        for each in (*publishers, *readers):
+            each.is_stopping = True
+        await asyncio.gather(*tasks)
+        for reader, group in zip(readers, (publishers[:4], publishers[4:]), strict=True):
+            log = await asyncio.to_thread(kit.read_log, server.flight, reader.stream)
+            kit.judge(log, group)
+            reader.judge(log)
+            assert reader.seen
+        print({p.name: (len(p.acked), p.sent) for p in publishers}, {p.name: dict(p.refusals) for p in publishers})
