@@ -15,7 +15,7 @@ from typing import Final
 from benchmarks.figures import Figure
 from benchmarks.report import table
 from benchmarks.sources.source import Pass, with_cpu
-from benchmarks.warmup import Preparation
+from benchmarks.warmup import NO_PREPARATION, Preparation
 
 CPU_TEXT: Final = (
     "Client and server of a pass run in parallel, each on one core at best: the inverse of the "
@@ -67,7 +67,12 @@ class Samples:
 
 
 def timed(
-    case: str, label: str, one_pass: Callable[[], Pass], *, pid: int, preparation: Preparation
+    case: str,
+    label: str,
+    one_pass: Callable[[], Pass],
+    *,
+    pid: int,
+    preparation: Preparation = NO_PREPARATION,
 ) -> Pass:
     """One counted pass against the server `pid`, announced."""
     gc.collect()

@@ -165,7 +165,7 @@ def read_cold(folder: Path, total: int, preparation: Preparation) -> tuple[float
         preparation.run(cache.size_bytes(segments) // MIB)  # the page cache will need as much
         cache.evict(segments)
         whole = functools.partial(read_stream, client, seconds_max=OURS_S_MAX)
-        done = timed(COLD, LABEL, whole, pid=broker.pid, preparation=Preparation())
+        done = timed(COLD, LABEL, whole, pid=broker.pid)
         if done.records != total:
             raise RuntimeError(f"read {done.records} records of {total}")
         return cache.size_bytes(segments) / GIB / done.seconds, done

@@ -30,14 +30,16 @@ class Publisher:
         subject: where to publish.
         window: how many are under way; with 1, the order of the log is the order of numbers.
         padding: records get 0 to 6 times so many bytes.
+        timeout_s: how long to wait for an ack.
     """
 
-    def __init__(self, url, name, subject, *, window=1, padding=100):
+    def __init__(self, url, name, subject, *, window=1, padding=100, timeout_s=0.3):
         self.url = url
         self.name = name
         self.subject = subject
         self.window = window
         self.padding = padding
+        self.timeout_s = timeout_s
         self.acked = {}
         """Number → offset."""
         self.open = []
@@ -80,7 +82,9 @@ class Publisher:
         headers = {"Nats-Msg-Id": f"{self.name}-{number}"}
         payload = f"{self.name} {number} ".encode() + bytes(number % 7 * self.padding)
         try:
-            ack = await stream.publish(self.subject, payload, timeout=0.5, headers=headers)
+            ack = await stream.publish(
+                self.subject, payload, timeout=self.timeout_s, headers=headers
+            )
         except APIError as error:
             self.refusals[error.description] += 1
             return False
@@ -122,7 +126,7 @@ def judge(log, publishers):
     known = {each.name: each for each in publishers}
     numbers = defaultdict(list)
     places = {}
-    for partition, records in log.items():
+    for records in log.values():
         assert [offset for offset, _, _ in records] == list(range(len(records))), "dense offsets"
         for offset, subject, value in records:
             name, number, padding = value.split(b" ", 2)

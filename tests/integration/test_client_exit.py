@@ -1,14 +1,18 @@
 """How programs that use the client end: Ctrl-C while waiting, and a producer nobody closed."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import strandline
+from strandline.testing import ProcessServer
 
 SOURCE = str(Path(strandline.__file__).parents[1])
 
@@ -17,6 +21,7 @@ def run(code: str, *arguments: str) -> "subprocess.Popen[str]":
     """A Python program of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -69,12 +74,32 @@ def test_a_producer_nobody_closed_is_flushed_at_exit(strandline_url):
         assert client.read("s").read_all().num_rows == 1000
 
 
+def test_a_program_ends_even_when_the_broker_does_not_answer():
+    """What cannot be delivered is given up after its timeout, and said so."""
+    code = (
+        "import sys, strandline\n"
+        "client = strandline.connect(sys.argv[1])\n"
+        "client.create_stream('s')\n"
+        "producer = client.producer('s', delivery_timeout_s=2)\n"
+        "producer.append(b'v').result()\n"
+        "print('paused', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "for _ in range(50): producer.append(b'x' * 500_000)\n"
+    )
+    with ProcessServer() as server:
+        with run(code, server.flight) as program:
+            assert program.stdout.readline() == "paused\n"
+            server.signal(signal.SIGSTOP)
+            try:
+                _, errors = program.communicate("\n", timeout=30)
+            finally:
+                server.signal(signal.SIGCONT)
+        assert program.returncode == 0
+        assert "not stored" in errors
+
+
 def test_a_forgotten_producer_lets_its_threads_go(strandline_url):
     """What it holds is delivered first."""
-    import gc
-    import threading
-    import time
-
     with strandline.connect(strandline_url) as client:
         client.create_stream("s")
         client.producer("s", linger_ms=60_000).append(b"v")

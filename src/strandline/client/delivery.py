@@ -245,10 +245,15 @@ class Delivery:
                 is_exit = True
                 self.end_when_empty()
             with self._changed:
-                expired = self._outbox.expire(time.monotonic())
+                now_s = time.monotonic()
+                self._collect(now_s, everything=self._closing.is_set())
+                expired = self._outbox.expire(now_s)
                 self._resolving += bool(expired)
+                is_over = self._closing.is_set() and not self._outbox
             if expired:
                 self._give_up([(lot, self._timeout(was_sent=sent)) for lot, sent in expired])
+            if is_over:
+                break
         if is_exit and self._failures:
             logger.error("records were not stored: %s", self._failures[0][1])
 

@@ -1,7 +1,7 @@
 """A broker as a process: event loop, signals, exit code.
 
-SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0; a second one is
-not waited for.
+SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0; a second one ends
+the process at once, which loses nothing that was acked.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from strandline.server.wiring import BrokerApp, run_until
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
 so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0003)."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], None]) -> int:
@@ -42,8 +43,15 @@ def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], 
     async def main() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+
+        def request_stop() -> None:
+            stop.set()
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, request_stop)
         app = BrokerApp(config)
         await app.start()
         on_ready({**app.ready_line(), "pid": os.getpid()})

@@ -2,7 +2,8 @@
 
 A small text file per partition: a line ``epoch start-offset`` each, both ascending, and a last line
 ``crc32c`` with the checksum of the lines before. Rules: epoch 0 begins at offset 0 even if no file
-says so; the file is replaced atomically before a change counts; entries follow the log when it is truncated at either end.
+says so; the file is replaced atomically before a change counts; entries follow the log when it is
+truncated at either end.
 """
 
 from bisect import bisect_right

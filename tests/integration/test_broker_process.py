@@ -1,0 +1,152 @@
+"""The broker as a process: signals, its nats-server, its lock, its exit codes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import strandline
+from strandline.errors import StrandlineError
+from strandline.testing import ProcessServer
+
+pytestmark = pytest.mark.slow
+SERVE = (sys.executable, "-m", "strandline.cli", "serve", "--output", "json")
+FREE_PORTS = [f"--{name}-port=0" for name in ("nats", "ingest", "flight", "http")]
+
+
+def ended(pid, kit, *, seconds=5.0):
+    """Whether a process is gone within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while kit.is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not kit.is_running(pid)
+
+
+@pytest.fixture
+def loaded(kit):
+    """Publishers of both kinds on a server's stream ``s``, and the tasks they run in."""
+
+    def start(server):
+        with strandline.connect(server.flight) as admin:
+            admin.create_stream("s", subject="s.*")
+        publishers = [
+            kit.Publisher(server.nats_url, "nats", "s.a", window=16),
+            kit.Publisher(server.ingest_url, "ingest", "s.b", window=16),
+            kit.Publisher(server.ingest_url, "one", "s.c", timeout_s=5.0),
+        ]
+        return publishers, [asyncio.create_task(each.run()) for each in publishers]
+
+    return start
+
+
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_sigterm_under_load_loses_nothing_and_leaves_nothing(loaded, kit):
+    """Exit code 0, nats-server gone, every ack true; the next start has nothing to repair."""
+    with ProcessServer() as server:
+        publishers, tasks = loaded(server)
+        await kit.progress(publishers)
+        child = kit.child_of(server.pid)
+        assert await asyncio.to_thread(server.stop) == 0
+        assert not kit.is_running(child)
+        await asyncio.to_thread(server.start)
+        assert "recovered 0 records" in "".join(server.errors)
+        assert "cut 0 torn bytes" in "".join(server.errors)
+        await kit.progress(publishers)
+        for each in publishers:
+            each.is_stopping = True
+        await asyncio.gather(*tasks)
+        kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
+
+
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_killed_nats_server_is_replaced_on_its_port(loaded, kit):
+    """Publishers reconnect to the same address and go on; the ingest port's notice nothing."""
+    with ProcessServer() as server:
+        publishers, tasks = loaded(server)
+        await kit.progress(publishers)
+        child = kit.child_of(server.pid)
+        os.kill(child, signal.SIGKILL)
+        await kit.progress(publishers)
+        assert kit.child_of(server.pid) not in (None, child)
+        assert not publishers[2].refusals
+        for each in publishers:
+            each.is_stopping = True
+        await asyncio.gather(*tasks)
+        kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
+
+
+def test_the_nats_server_dies_with_the_broker(kit):
+    """After kill -9 of the broker its child is gone within seconds."""
+    with ProcessServer() as server:
+        child = kit.child_of(server.pid)
+        assert kit.is_running(child)
+        server.kill()
+        assert ended(child, kit)
+
+
+def test_a_second_broker_on_the_directory_is_refused(tmp_path):
+    """Exit code 1 and one line that names the directory, the first one's pid and the way out."""
+    with ProcessServer(tmp_path / "data") as server:
+        second = subprocess.run(
+            [*SERVE, "--data-dir", str(server.data_dir), *FREE_PORTS],
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=30,
+        )
+        assert second.returncode == 1
+        assert "data_dir_locked" in second.stdout + second.stderr
+        assert f"pid {server.pid}" in second.stdout + second.stderr
+        assert "Traceback" not in second.stderr
+        with strandline.connect(server.flight) as client:
+            assert client.list_streams() == []
+
+
+def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path, kit):
+    """The error names the port; no nats-server stays, and the directory is free again."""
+    with ProcessServer(tmp_path / "one") as server:
+        taken = server.ready["http_port"]
+        with pytest.raises(StrandlineError, match=str(taken)):
+            ProcessServer(tmp_path / "two", arguments=("--http-port", str(taken))).start()
+        with ProcessServer(tmp_path / "two"):
+            pass
+
+
+@pytest.mark.parametrize("delay_s", [0.1, 0.7, 1.0])
+def test_sigterm_while_starting_leaves_nothing_behind(tmp_path, kit, delay_s):
+    """Whenever the signal comes, the process ends soon and so does its nats-server."""
+    process = subprocess.Popen(
+        [*SERVE, "--data-dir", str(tmp_path / "data"), *FREE_PORTS],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(delay_s)
+    child = kit.child_of(process.pid)
+    process.terminate()
+    assert process.wait(20) in (0, -signal.SIGTERM)
+    assert child is None or ended(child, kit)
+    with ProcessServer(tmp_path / "data"):
+        pass
+
+
+def test_an_impatient_second_signal_ends_it_at_once(tmp_path, kit):
+    """Whoever does not want to wait for the clean stop sends another; nothing acked is lost."""
+    with ProcessServer(tmp_path / "data") as server:
+        with strandline.connect(server.flight) as client:
+            client.create_stream("s")
+            assert client.append("s", b"a") == 0
+        child = kit.child_of(server.pid)
+        os.kill(child, signal.SIGSTOP)  # a child that does not end holds up the stop
+        server.signal(signal.SIGTERM)
+        time.sleep(0.3)
+        server.signal(signal.SIGTERM)
+        assert ended(server.pid, kit)
+        assert ended(child, kit)
+        server.start()
+        assert kit.read_log(server.flight, "s")[0] == [(0, "s", b"a")]
