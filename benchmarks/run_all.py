@@ -11,7 +11,9 @@ Uses the standard library only, so that it also runs as a script.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+STOP_TIMEOUT_S: Final = 60.0
 RESULTS: Final = ROOT / "benchmarks" / "results"
 
 
@@ -40,35 +43,36 @@ class Job:
         return words if args.full else [*words, "--label", "brief"]
 
 
-FEW: Final = "--runs 1 --seconds 2 --warm-mib 256"
+SHORT: Final = "--warm-mib 256 --settle-s 1"
+FEW: Final = f"--runs 1 --seconds 2 {SHORT}"
 JOBS: Final = (
     Job(
         "curve",
         "curve",
-        "--systems strandline,strandline-nats,strandline-memory,strandline-nats-memory,"
-        f"jetstream,redis --connections 1,16,128 {FEW} --no-syncs --no-plot",
+        "--systems strandline,strandline-nats,strandline-memory,jetstream,redis "
+        f"--connections 1,16,128 {FEW} --no-syncs --no-plot",
     ),
     Job(
         "partitions",
         "partitions",
-        f"--systems strandline,jetstream --partitions 1,1000 {FEW} --no-syncs",
+        f"--systems strandline --partitions 1,1000 {FEW} --no-syncs",
     ),
-    Job("lone", "lone", f"--systems strandline,strandline-nats,jetstream,redis {FEW}"),
+    Job("lone", "lone", f"--systems strandline,strandline-nats,jetstream {FEW}"),
     Job(
         "read",
         "read",
         "--mib 256 --small 2000000 --ones 10000 --runs 3 --peers jetstream --peer-seconds 2 "
-        "--peer-records 50000 --warm-mib 256",
+        f"--peer-records 50000 {SHORT}",
     ),
     Job(
         "spark_read",
         "spark-read",
-        "--mib 128 --small 1000000 --runs 1 --warm-mib 256",
+        f"--mib 128 --small 1000000 --runs 1 {SHORT}",
     ),
     Job("memory", "memory", "--records 1000000"),
     Job("memory", "memory-ingest", "--records 200000 --via ingest", "--via ingest"),
     Job("overhead", "overhead", "--ones 3000 --full 200000"),
-    Job("recovery", "recovery", "--gib 0.5 --runs 1 --load-seconds 1 --warm-mib 256"),
+    Job("recovery", "recovery", f"--gib 0.5 --runs 1 --load-seconds 1 {SHORT}"),
 )
 
 
@@ -112,11 +116,24 @@ def newest_result(folder: Path, name: str, since: float) -> dict[str, Any] | Non
     return None
 
 
+def call(words: list[str]) -> int:
+    """Runs a command to its end; if we are interrupted, so is it, and we wait until it is gone."""
+    process = subprocess.Popen(words, cwd=ROOT)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.wait(STOP_TIMEOUT_S)
+            process.kill()
+
+
 def run(job: Job, args: argparse.Namespace) -> Outcome:
     """Runs one benchmark; its output goes where ours goes."""
     print(f"\n=== {job.name} ===", flush=True)
     began, started = time.time() - 1, time.perf_counter()
-    code = subprocess.run(job.words(args), cwd=ROOT, check=False).returncode
+    code = call(job.words(args))
     seconds = time.perf_counter() - started
     result = newest_result(args.results, job.name, began) if code == 0 else None
     if code == 0 and result is None:
@@ -168,6 +185,7 @@ def summarize(outcomes: list[Outcome], *, full: bool) -> None:
 def main() -> int:
     """Runs the benchmarks; the exit code."""
     args = parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     args.results = args.results.resolve()
     chosen = [job for job in JOBS if not args.only or job.name in args.only]
     outcomes = [run(job, args) for job in chosen]

@@ -1,13 +1,15 @@
 """Starts and stops server processes for the benchmarks, and says how much CPU they used.
 
 Rules: every server listens on free loopback ports and writes into a fresh directory that is
-removed afterwards; every process runs in a session of its own and is ended by its own id; a peer
-that cannot be had raises `UnavailableError`, whose text says how to get it.
+removed afterwards; every process runs in a session of its own, is ended by its own id, and by the
+kernel if the benchmark itself is killed; a peer that cannot be had raises `UnavailableError`, whose
+text says how to get it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -21,6 +23,7 @@ from pathlib import Path
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 LOOPBACK = "127.0.0.1"
+PR_SET_PDEATHSIG = 1
 
 
 class UnavailableError(RuntimeError):
@@ -69,6 +72,11 @@ def log_tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
+def end_with_parent() -> None:
+    """In a child, before it becomes its program: asks for SIGTERM when its parent dies (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def server(
     words: Sequence[str],
@@ -87,6 +95,7 @@ def server(
             env=None if env is None else {**os.environ, **env},
             cwd=cwd,
             start_new_session=True,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - one system call; nothing there can block
         )
     try:
         yield process

@@ -213,6 +213,27 @@ async def until(condition, *, seconds=30):
             await asyncio.sleep(0.01)
 
 
+@contextlib.asynccontextmanager
+async def running(*workers):
+    """Publishers and readers at work; they have finished when the block ends."""
+    tasks = [
+        asyncio.create_task(
+            each.run() if asyncio.iscoroutinefunction(each.run) else asyncio.to_thread(each.run)
+        )
+        for each in workers
+    ]
+    try:
+        yield
+        for each in workers:
+            each.is_stopping = True
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+    finally:
+        for each, task in zip(workers, tasks, strict=True):
+            each.is_stopping = True
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def progress(publishers):
     """Wait until each of them has had an ack for something new."""
     before = [len(each.acked) for each in publishers]
@@ -230,5 +251,6 @@ def kit():
         judge=judge,
         progress=progress,
         read_log=read_log,
+        running=running,
         until=until,
     )

@@ -28,19 +28,18 @@ def ended(pid, kit, *, seconds=5.0):
 
 @pytest.fixture
 def loaded(kit):
-    """Publishers of both kinds on a server's stream ``s``, and the tasks they run in."""
+    """Publishers of both kinds for the stream ``s`` of a server."""
 
-    def start(server):
+    def make(server):
         with strandline.connect(server.flight) as admin:
             admin.create_stream("s", subject="s.*")
-        publishers = [
+        return [
             kit.Publisher(server.nats_url, "nats", "s.a", window=16),
             kit.Publisher(server.ingest_url, "ingest", "s.b", window=16),
             kit.Publisher(server.ingest_url, "one", "s.c", timeout_s=5.0),
         ]
-        return publishers, [asyncio.create_task(each.run()) for each in publishers]
 
-    return start
+    return make
 
 
 @pytest.mark.usefixtures("forgiving")
@@ -48,18 +47,16 @@ def loaded(kit):
 async def test_sigterm_under_load_loses_nothing_and_leaves_nothing(loaded, kit):
     """Exit code 0, nats-server gone, every ack true; the next start has nothing to repair."""
     with ProcessServer() as server:
-        publishers, tasks = loaded(server)
-        await kit.progress(publishers)
-        child = kit.child_of(server.pid)
-        assert await asyncio.to_thread(server.stop) == 0
-        assert not kit.is_running(child)
-        await asyncio.to_thread(server.start)
+        publishers = loaded(server)
+        async with kit.running(*publishers):
+            await kit.progress(publishers)
+            child = kit.child_of(server.pid)
+            assert await asyncio.to_thread(server.stop) == 0
+            assert not kit.is_running(child)
+            await asyncio.to_thread(server.start)
+            await kit.progress(publishers)
         assert "recovered 0 records" in "".join(server.errors)
         assert "cut 0 torn bytes" in "".join(server.errors)
-        await kit.progress(publishers)
-        for each in publishers:
-            each.is_stopping = True
-        await asyncio.gather(*tasks)
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
 
 
@@ -68,16 +65,14 @@ async def test_sigterm_under_load_loses_nothing_and_leaves_nothing(loaded, kit):
 async def test_a_killed_nats_server_is_replaced_on_its_port(loaded, kit):
     """Publishers reconnect to the same address and go on; the ingest port's notice nothing."""
     with ProcessServer() as server:
-        publishers, tasks = loaded(server)
-        await kit.progress(publishers)
-        child = kit.child_of(server.pid)
-        os.kill(child, signal.SIGKILL)
-        await kit.progress(publishers)
-        assert kit.child_of(server.pid) not in (None, child)
+        publishers = loaded(server)
+        async with kit.running(*publishers):
+            await kit.progress(publishers)
+            child = kit.child_of(server.pid)
+            os.kill(child, signal.SIGKILL)
+            await kit.progress(publishers)
+            assert kit.child_of(server.pid) not in (None, child)
         assert not publishers[2].refusals
-        for each in publishers:
-            each.is_stopping = True
-        await asyncio.gather(*tasks)
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
 
 

@@ -46,17 +46,13 @@ async def test_acked_records_survive_every_kill(kit):
             kit.Publisher(server.ingest_url, "unsynced", "memory.a", window=8),
         ]
         readers = [kit.Reader(server.flight, name) for name in ("disk", "memory")]
-        tasks = [asyncio.create_task(each.run()) for each in publishers]
-        tasks += [asyncio.create_task(asyncio.to_thread(each.run)) for each in readers]
-        for number in range(ROUNDS):
-            if number % 5:  # one in five kills comes before anybody is back
-                await kit.progress(publishers)
-            await asyncio.sleep(choice.uniform(0.0, 0.1))
-            await kill(server, choice.choice(VICTIMS), kit)
-        await kit.progress(publishers)
-        for each in (*publishers, *readers):
-            each.is_stopping = True
-        await asyncio.gather(*tasks)
+        async with kit.running(*publishers, *readers):
+            for number in range(ROUNDS):
+                if number % 5:  # one in five kills comes before anybody is back
+                    await kit.progress(publishers)
+                await asyncio.sleep(choice.uniform(0.0, 0.1))
+                await kill(server, choice.choice(VICTIMS), kit)
+            await kit.progress(publishers)
         for reader, group in zip(readers, (publishers[:4], publishers[4:]), strict=True):
             log = await asyncio.to_thread(kit.read_log, server.flight, reader.stream)
             kit.judge(log, group)

@@ -250,6 +250,7 @@ class Log:
 
     def _unsealed(self, segment: Segment, position: int, next_offset: int) -> Segment:
         """A copy of the beginning of a sealed segment under its name: readers map the old file."""
+        segment.pin()
         content = segment.view(0, position)
         self._disk.write_atomically(segment.path, content)
         fresh = Segment(self.directory, segment.base_offset, disk=self._disk)

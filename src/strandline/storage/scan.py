@@ -86,7 +86,7 @@ def find_intact(view: memoryview, position: int, *, after: int, below: int) -> i
         below: and lower than this one, lest the contents of a record pose as a batch.
     """
     damaged = header_at(view, position)
-    if damaged is not None and _fits(view, position + damaged.length, after, below):
+    if damaged is not None and _fits(view, position + damaged.length, after=after, below=below):
         return position + damaged.length
     window = 1 << 20
     for start in range(position + 8, len(view), window):
@@ -94,13 +94,13 @@ def find_intact(view: memoryview, position: int, *, after: int, below: int) -> i
         found = chunk.find(MAGIC_BYTES)
         while found >= 0:
             candidate = start + found
-            if candidate % 8 == position % 8 and _fits(view, candidate, after, below):
+            if candidate % 8 == position % 8 and _fits(view, candidate, after=after, below=below):
                 return candidate
             found = chunk.find(MAGIC_BYTES, found + 1)
     return -1
 
 
-def _fits(view: memoryview, position: int, after: int, below: int) -> bool:
+def _fits(view: memoryview, position: int, *, after: int, below: int) -> bool:
     """Whether an intact batch in the right range of offsets is at ``position``."""
     header = header_at(view, position)
     if header is None or header.length > LENGTH_MAX or not after < header.base_offset < below:

@@ -6,6 +6,7 @@ on the same directory and ports.
 
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -113,16 +114,15 @@ class ProcessServer:
 
     def _wait_until_ready(self, process: "subprocess.Popen[str]", timeout_s: float) -> None:
         """Read its output until the ready line."""
-        is_ready = threading.Event()
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         def read_output() -> None:
             assert process.stdout is not None, "piped"
             with process.stdout as output:
                 for line in output:
                     if _is_ready_line(line):
-                        self.ready = json.loads(line)
-                        is_ready.set()
-            is_ready.set()
+                        lines.put(line)
+            lines.put(None)
 
         def read_errors() -> None:
             assert process.stderr is not None, "piped"
@@ -135,14 +135,17 @@ class ProcessServer:
         ]
         for reader in self._readers:
             reader.start()
-        arrived = is_ready.wait(timeout_s)
-        if process.poll() is not None:
-            self._wait()
-            words = "".join(self.errors).strip()
-            raise StrandlineError(f"strandline serve ended with {process.returncode}: {words}")
-        if not arrived:
+        try:
+            line = lines.get(timeout=timeout_s)
+        except queue.Empty:
             self.kill()
-            raise RequestTimeoutError(f"no ready line from strandline serve within {timeout_s:g} s")
+            raise RequestTimeoutError(
+                f"no ready line from strandline serve within {timeout_s:g} s"
+            ) from None
+        if line is None:
+            code, words = self._wait(), "".join(self.errors).strip()
+            raise StrandlineError(f"strandline serve ended with {code}: {words}")
+        self.ready = json.loads(line)
 
     def kill(self) -> None:
         """``kill -9``, as a power cut would; waits until it is gone."""

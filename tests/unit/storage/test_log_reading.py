@@ -135,15 +135,21 @@ def test_holes_anywhere(open_log, fill, sealed, where):
     assert all(first <= offset < following for first, offset, following in holes)
 
 
-def test_record_that_holds_a_batch_is_not_served_as_one(open_log, make_batch):
+@pytest.mark.parametrize("damaged_length", [False, True])
+def test_record_that_holds_a_batch_is_not_served_as_one(open_log, make_batch, damaged_length):
     """A batch stored inside a record does not show up when the record around it is damaged."""
     log = open_log(segment_bytes=1 << 20)
     outer = make_batch(1, size=400)
     at = (outer.index(b"1:") + 7) & ~7
-    inner = make_batch(0, 1)
+    inner = make_batch(9, 1)
     outer = outer[:at] + inner + outer[at + len(inner) :]
     for batch in (make_batch(0), outer, make_batch(2)):
         log.append(batch, read_header(batch))
+    if damaged_length:
+        log.checkpoint()
+        contents = bytearray(log.segments[0].path.read_bytes())
+        contents[len(make_batch(0)) + 8] ^= 0x18
+        log.segments[0].path.write_bytes(contents)
     with pytest.raises(CorruptBatchError) as caught:
         log.read(1, 1000)
     assert caught.value.next_offset == 2
@@ -161,6 +167,20 @@ def test_damage_behind_a_remembered_place(open_log, fill):
     with pytest.raises(CorruptBatchError):
         log.read(2, 10_000)
     assert log.read(2, 10_000, verify=False).base_offset == 2
+
+
+def test_notes_about_places_do_not_outlive_a_cut(open_log, make_batch):
+    """A remembered place means nothing once other batches may lie there."""
+    log = open_log(segment_bytes=1 << 20)
+    pair = make_batch(2, 2, size=40)
+    three = next(b for size in range(40) if len(b := make_batch(2, 3, size=size)) == len(pair))
+    for batch in (make_batch(0, 2, size=40), pair):
+        log.append(batch, read_header(batch))
+    assert log.read(2, 1000).next_offset == 4
+    log.truncate_to(2)
+    for batch in (three, make_batch(5)):
+        log.append(batch, read_header(batch))
+    assert log.read(4, 1000).base_offset == 2
 
 
 def test_readers_on_many_threads(tmp_path, make_batch):

@@ -1,0 +1,186 @@
+"""A file system that is really full: publishers hear of it, nothing acked is lost, it heals.
+
+Needs the right to mount; skipped where there is none.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+
+import pytest
+
+import strandline
+from strandline.errors import DiskFullError, StrandlineError
+from strandline.testing import ProcessServer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("forgiving"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SETTINGS = {
+    "STRANDLINE_JOURNAL__FILE_BYTES": str(1 << 20),
+    "STRANDLINE_JOURNAL__CHECKPOINT_BYTES": str(2 << 20),
+    "STRANDLINE_JOURNAL__CHECKPOINT_INTERVAL_MS": "500",
+}
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, check=False, text=True)
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(request, tmp_path):
+    """A file system of 24 MiB, mounted."""
+    if os.geteuid():
+        pytest.skip("mounting needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    if request.param == "tmpfs":
+        mounted = run("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place))
+    else:
+        image = tmp_path / "image"
+        with image.open("wb") as file:
+            file.truncate(24 << 20)
+        made = run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-m", "0", str(image))
+        if made.returncode:
+            pytest.skip(f"mkfs.ext4: {made.stderr.strip()}")
+        mounted = run("mount", "-o", "loop", str(image), str(place))
+    if mounted.returncode:
+        pytest.skip(f"mount {request.param}: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        gone = run("umount", str(place))
+        assert gone.returncode == 0, gone.stderr
+
+
+def fill(place, *, leave=0):
+    """Take the free space of a file system, but for a little; returns the file that does."""
+    ballast = place / "ballast"
+    state = os.statvfs(place)
+    with ballast.open("wb") as file:
+        missing = state.f_bavail * state.f_frsize - leave
+        try:
+            while missing > 0:
+                missing -= file.write(bytes(min(missing, 1 << 16)))
+                file.flush()
+        except OSError:
+            assert not leave, "only the last bytes fail"
+    return ballast
+
+
+def refused(publisher):
+    """How often it was told that the disk is full."""
+    return sum(count for why, count in publisher.refusals.items() if "no space left" in why)
+
+
+async def test_a_full_disk_refuses_and_heals(small_disk, kit):
+    """Errors say disk_full, acked records stay, and service returns when there is space again."""
+    with ProcessServer(small_disk / "data", environment=SETTINGS) as server:
+        with strandline.connect(server.flight) as admin:
+            admin.create_stream("s", subject="s.*", partitions=2, segment_bytes=1 << 20)
+        publishers = [
+            kit.Publisher(server.nats_url, "nats", "s.a", window=8, padding=2000, timeout_s=2.0),
+            kit.Publisher(server.ingest_url, "one", "s.b", padding=2000, timeout_s=2.0),
+        ]
+        reader = kit.Reader(server.flight, "s")
+        async with kit.running(*publishers, reader):
+            await kit.progress(publishers)
+            ballast = fill(small_disk, leave=1 << 20)
+            await kit.until(lambda: all(refused(each) > 3 for each in publishers), seconds=60)
+            with strandline.connect(server.flight) as client:
+                append_until_full(client, "s")
+                assert len(list(client.read("s", records_max=1))) == 1, "reading goes on"
+            ballast.unlink()
+            await kit.progress(publishers)
+        log = await asyncio.to_thread(kit.read_log, server.flight, "s")
+        ours = {p: [r for r in rows if not r[2].startswith(b"\0")] for p, rows in log.items()}
+        check(kit, log, ours, publishers)
+        reader.judge(log)
+        assert await asyncio.to_thread(server.stop) == 0
+        await asyncio.to_thread(server.start)
+        assert await asyncio.to_thread(kit.read_log, server.flight, "s") == log
+
+
+def check(kit, log, ours, publishers):
+    """Judge the publishers' records among others."""
+    for records in log.values():
+        assert [offset for offset, _, _ in records] == list(range(len(records)))
+    places = {}
+    for records in ours.values():
+        for offset, _, value in records:
+            name, number, _ = value.split(b" ", 2)
+            assert (name.decode(), int(number)) not in places, "each once"
+            places[name.decode(), int(number)] = offset
+    for each in publishers:
+        assert all(places[each.name, n] == offset for n, offset in each.acked.items())
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+async def test_what_was_acked_survives_an_end_on_a_full_disk(small_disk, kit, end):
+    """Killed or stopped while full, and started with space again: every ack was true."""
+    with ProcessServer(small_disk / "data", environment=SETTINGS) as server:
+        with strandline.connect(server.flight) as admin:
+            admin.create_stream("s", subject="s.*", segment_bytes=1 << 20)
+        publishers = [
+            kit.Publisher(server.ingest_url, name, f"s.{name}", window=8, padding=500)
+            for name in ("a", "b")
+        ]
+        async with kit.running(*publishers):
+            await kit.progress(publishers)
+            ballast = fill(small_disk, leave=200_000)
+            await kit.until(lambda: all(refused(each) > 3 for each in publishers), seconds=60)
+            await asyncio.to_thread(getattr(server, end))
+            with contextlib.suppress(StrandlineError):  # what only the journal has needs space
+                await asyncio.to_thread(server.start)
+            ballast.unlink()
+            if not server.is_running:
+                assert "no space left" in "".join(server.errors)
+                await asyncio.to_thread(server.start)
+            await kit.progress(publishers)
+        kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
+
+
+async def test_deleting_records_frees_the_disk(small_disk, kit):
+    """The way out needs no space itself: shorten or delete a stream, and service returns."""
+    with (
+        ProcessServer(small_disk / "data", environment=SETTINGS) as server,
+        strandline.connect(server.flight) as client,
+    ):
+        for name in ("old", "new"):
+            client.create_stream(name, segment_bytes=1 << 20)
+        for _ in range(50):
+            client.append("old", bytes(100_000))
+        fill(small_disk)
+        append_until_full(client, "new")
+        client.truncate_before("old", 40)
+        await until_appended(client, "new")
+        fill(small_disk)
+        append_until_full(client, "new")
+        client.delete_stream("old")
+        await until_appended(client, "new")
+
+
+def append_until_full(client, stream):
+    """Append until there is no space; the error says what to do."""
+
+    def append():
+        for _ in range(300):
+            client.append(stream, bytes(100_000))
+
+    with pytest.raises(DiskFullError, match="free some"):
+        append()
+
+
+async def until_appended(client, stream):
+    """Append until it works."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                client.append(stream, b"small")
+            except DiskFullError:
+                await asyncio.sleep(0.1)
+            else:
+                return
