@@ -228,6 +228,7 @@ class Broker:
             await self.turn.passed()
             async with self._checkpoints.lock:
                 self._remove_logs(stream.partitions)
+            self._store.renew_reserve()
             logger.info("deleted stream %s", name)
 
     def _remove_logs(self, partitions: Iterable[Partition | PartitionImage]) -> None:

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from strandline.broker.metadata_store import FILE_NAME, MetadataStore
+from strandline.broker.metadata_store import FILE_NAME, RESERVE_NAME, MetadataStore
 from strandline.config import StreamConfig
 from strandline.errors import (
     CorruptBatchError,
@@ -66,6 +66,29 @@ def test_a_failed_write_leaves_the_old_image(store, tmp_path, disk, operation, c
     disk.mend()
     found = MetadataStore(tmp_path, disk).image
     assert found in (image, store.preview(create("b")))
+
+
+def test_a_deletion_needs_no_space(store, tmp_path, disk, monkeypatch):
+    """On a full disk the reserve is given up for it; a creation is refused."""
+    store.apply(create("a"))
+    reserve = tmp_path / RESERVE_NAME
+    plain = disk.pwrite
+
+    def pwrite(fd, data, position):
+        if reserve.exists():
+            raise DiskFullError("full")
+        plain(fd, data, position)
+
+    monkeypatch.setattr(disk, "pwrite", pwrite)
+    with pytest.raises(DiskFullError):
+        store.apply(create("b"))
+    assert reserve.exists()
+    store.apply(DeleteStream(name="a"))
+    assert not MetadataStore(tmp_path, disk).image.streams
+    assert not reserve.exists(), "there is no space for it yet"
+    monkeypatch.undo()
+    store.renew_reserve()
+    assert reserve.stat().st_size >= 2 * (tmp_path / FILE_NAME).stat().st_size
 
 
 def test_every_flipped_bit_is_found(store, tmp_path, disk):

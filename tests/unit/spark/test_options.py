@@ -1,9 +1,15 @@
 """Options of the Spark formats: decoding, checks and messages."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.options import (
+    READ_OPTIONS,
+    TABLE_OPTIONS,
+    WRITE_OPTIONS,
     parse_read_options,
     parse_table_options,
     parse_timestamp,
@@ -137,3 +143,10 @@ def test_write_and_table_options():
     assert (table.path, table.dense_offsets, table.txn_id) == ("/t", False, "x")
     with pytest.raises(InvalidConfigError, match="'path'"):
         parse_table_options({})
+
+
+def test_every_option_is_documented():
+    """docs/spark.md has each option in a table or in the list of the sink."""
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text("utf-8")
+    documented = set(re.findall(r"`(\w+)`", page)) | {"path"}
+    assert set(READ_OPTIONS) | set(WRITE_OPTIONS) | set(TABLE_OPTIONS) <= documented

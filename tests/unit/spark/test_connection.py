@@ -1,0 +1,211 @@
+"""Fetching ranges: retries, cut reads, lost records. The client is a fake with a script."""
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from strandline.errors import (
+    CorruptBatchError,
+    DataLossError,
+    DisconnectedError,
+    OffsetOutOfRangeError,
+    UnknownStreamError,
+)
+from strandline.spark import connection
+from strandline.spark.options import ReadOptions
+from strandline.spark.planning import OffsetRange
+
+WANTED = OffsetRange(0, 10, 20)
+
+
+class FakeClient:
+    """A partition 0 with records up to 100, whose calls fail as the script says."""
+
+    def __init__(self, *, log_start=0, compact=False, failures=()):
+        self.log_start = log_start
+        self.compact = compact
+        self.failures = list(failures)
+        self.starts = []
+        self.closed = 0
+
+    def stream_info(self, name):
+        partition = SimpleNamespace(
+            partition=0, log_start_offset=self.log_start, high_watermark=100, size_bytes=1000
+        )
+        config = SimpleNamespace(compact=self.compact)
+        return SimpleNamespace(name=name, created_ns=7, partitions=(partition,), config=config)
+
+    def read(self, stream, *, partition, start, stop, columns, subject, keys):
+        """Batches of three records; a failure is (after how many batches, the error)."""
+        self.starts.append(start)
+        after, error = self.failures.pop(0) if self.failures else (None, None)
+        assert "offset" in columns
+        for number, first in enumerate(range(start, stop, 3)):
+            if number == after:
+                raise error
+            offsets = list(range(first, min(first + 3, stop)))
+            yield pa.RecordBatch.from_pydict({"offset": pa.array(offsets, pa.int64())})
+        if after is not None and error is None:
+            return
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Puts a fake client in the place of this process's, and lets no time pass."""
+
+    def put(client):
+        monkeypatch.setattr(connection, "client_of", lambda server: client)
+        monkeypatch.setattr(connection, "forget_client", lambda server: client.close())
+        monkeypatch.setattr(connection.time, "sleep", lambda seconds: None)
+        return client
+
+    return put
+
+
+def options(**changes):
+    return ReadOptions(server="s", stream="x", **{"retry_timeout_ms": 1000, **changes})
+
+
+def offsets(wanted=WANTED, **changes):
+    batches = connection.read_range(options(**changes), wanted, ["value"])
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+def test_a_range_is_read_once(use):
+    """Without trouble one call reads everything."""
+    client = use(FakeClient())
+    assert offsets() == list(range(10, 20))
+    assert client.starts == [10]
+
+
+def test_a_cut_read_goes_on_where_it_was_cut(use):
+    """A connection lost in the middle loses and repeats no record."""
+    lost = DisconnectedError("gone")
+    client = use(FakeClient(failures=[(2, lost), (0, lost), (1, lost)]))
+    assert offsets() == list(range(10, 20))
+    assert client.starts == [10, 16, 16, 19]
+    assert client.closed == 3
+
+
+def test_retries_end(use, monkeypatch):
+    """A broker that stays away is an error once the time is over."""
+    now = iter(range(100))
+    monkeypatch.setattr(connection.time, "monotonic", lambda: next(now))
+    client = use(FakeClient(failures=[(0, DisconnectedError("gone"))] * 50))
+    with pytest.raises(DisconnectedError):
+        offsets(retry_timeout_ms=5000)
+    assert 2 <= len(client.starts) <= 6
+
+
+def test_an_orphan_does_not_go_on_asking(use, monkeypatch):
+    """A worker whose Spark is gone gives up at once."""
+    parents = iter([100, 1])
+    monkeypatch.setattr(connection.os, "getppid", lambda: next(parents))
+    client = use(FakeClient(failures=[(0, DisconnectedError("gone"))] * 5))
+    with pytest.raises(DisconnectedError):
+        offsets()
+    assert len(client.starts) == 1
+
+
+def test_errors_that_stay_are_not_retried(use):
+    """A stream that does not exist will not exist in a second either."""
+    client = use(FakeClient(failures=[(0, UnknownStreamError("no x"))]))
+    with pytest.raises(UnknownStreamError):
+        offsets()
+    assert client.starts == [10]
+
+
+@pytest.mark.parametrize("error", [OffsetOutOfRangeError("below"), DataLossError("deleted")])
+def test_lost_records_fail_the_read(use, error):
+    """Records deleted before they were read are an error that says what to set."""
+    use(FakeClient(log_start=15, failures=[(0, error)]))
+    with pytest.raises(DataLossError, match="failOnDataLoss=false"):
+        offsets()
+
+
+@pytest.mark.parametrize("error", [OffsetOutOfRangeError("below"), DataLossError("deleted")])
+def test_lost_records_are_skipped_when_allowed(use, error):
+    """With failOnDataLoss off reading goes on at the log start, or ends if all is gone."""
+    use(FakeClient(log_start=15, failures=[(0, error)]))
+    assert offsets(fail_on_data_loss=False) == list(range(15, 20))
+    use(FakeClient(log_start=50, failures=[(0, error)]))
+    assert offsets(fail_on_data_loss=False) == []
+
+
+def test_an_offset_that_never_was_is_not_skipped(use):
+    """Out of range for another reason than the log start is an error in any case."""
+    use(FakeClient(log_start=0, failures=[(0, OffsetOutOfRangeError("beyond"))]))
+    with pytest.raises(DataLossError, match="beyond"):
+        offsets(fail_on_data_loss=False)
+
+
+def test_damage_is_not_hidden(use):
+    """A damaged batch fails the read with its own error."""
+    use(FakeClient(failures=[(1, CorruptBatchError("bits", file="f", position=3))]))
+    with pytest.raises(CorruptBatchError, match="f at byte 3"):
+        offsets()
+
+
+def test_a_short_answer_is_data_loss(use):
+    """Fewer records than offsets need a reason: a filter, compaction, or allowed loss."""
+
+    class Short(FakeClient):
+        def read(self, *args, **kwargs):
+            yield from list(super().read(*args, **kwargs))[:-1]
+
+    use(Short())
+    with pytest.raises(DataLossError, match="gave 9 records of the 10"):
+        offsets()
+    assert len(offsets(subject="a.*")) == 9
+    assert len(offsets(keys=(b"k",))) == 9
+    use(Short(compact=True))
+    assert len(offsets()) == 9
+
+
+def test_an_empty_range_asks_nothing(use):
+    """A range without offsets is not a read."""
+    client = use(FakeClient())
+    assert offsets(OffsetRange(0, 5, 5)) == []
+    assert client.starts == []
+
+
+def test_the_state_names_the_stream_that_it_is_of(use):
+    """Two streams of one name differ by their time of creation."""
+    use(FakeClient())
+    state = connection.stream_state(options())
+    assert state.identity == "x@7"
+    assert state.partitions[0].high_watermark == 100
+
+
+def test_calls_are_retried_too(use):
+    """A call on the driver outlives a broker that restarts."""
+    use(FakeClient())
+    answers = iter([DisconnectedError("gone"), DisconnectedError("gone"), "there"])
+
+    def action(_):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert connection.with_retries("s", action, timeout_ms=1000) == "there"
+
+
+def test_clients_are_kept_for_each_process(monkeypatch):
+    """A second use gets the same client, a forked child one of its own."""
+    made = []
+    monkeypatch.setattr(
+        connection.strandline.client, "connect", lambda server: made.append(server) or FakeClient()
+    )
+    monkeypatch.setattr(connection, "_clients", {})
+    first = connection.client_of("a")
+    assert connection.client_of("a") is first
+    monkeypatch.setattr(connection.os, "getpid", lambda: -1)
+    assert connection.client_of("a") is not first
+    connection.forget_client("a")
+    connection.forget_client("a")
+    assert made == ["a", "a"]

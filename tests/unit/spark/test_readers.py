@@ -1,0 +1,198 @@
+"""Spark's readers and writers called directly, without a JVM; the broker is a few numbers."""
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StructField, StructType
+
+from pyspark_strandline import DefaultSource as StreamFormat
+from pyspark_strandline_table import DefaultSource as TableFormat
+from strandline.errors import DataLossError, InvalidConfigError
+from strandline.spark import batch_reader, stream_reader
+from strandline.spark.batch_reader import RangePartition
+from strandline.spark.planning import OffsetRange, PartitionState, StreamState
+from strandline.spark.source import COLUMNS
+from strandline.spark.table import read_table
+from strandline.spark.table_io import Staged
+from strandline.spark.writer import check_columns
+
+
+class Broker:
+    """What the readers learn from a broker; tests change it as they go."""
+
+    def __init__(self, monkeypatch):
+        self.extents = {0: (0, 100), 1: (0, 50)}
+        self.identity = "x@1"
+        self.waits = []
+        for module in (batch_reader, stream_reader):
+            monkeypatch.setattr(module, "stream_state", lambda options: self.state())
+        monkeypatch.setattr(
+            stream_reader, "wait_for_records", lambda options, beyond: self.waits.append(beyond)
+        )
+
+    def state(self):
+        partitions = tuple(
+            PartitionState(p, start, end, 10 * (end - start))
+            for p, (start, end) in self.extents.items()
+        )
+        return StreamState(self.identity, partitions)
+
+
+@pytest.fixture
+def broker(monkeypatch):
+    """Two partitions with 100 and 50 records of 10 bytes."""
+    return Broker(monkeypatch)
+
+
+def source(**options):
+    return StreamFormat(CaseInsensitiveDict({"server": "s", "stream": "x", **options}))
+
+
+def reader(**options):
+    made = source(**options)
+    return made.streamReader(schema=made.schema())
+
+
+def encoded(first, second, identity="x@1"):
+    return {"0": first, "1": second, "stream": identity}
+
+
+def test_what_spark_pickles_survives(broker):
+    """Sources, readers, partitions and messages travel between Spark's processes."""
+    made = source()
+    for thing in (made, made.reader(schema=made.schema()), reader(), Staged("q", 3, None)):
+        assert type(pickle.loads(pickle.dumps(thing))) is type(thing)
+    partition = RangePartition(OffsetRange(1, 2, 3))
+    assert pickle.loads(pickle.dumps(partition)).range == OffsetRange(1, 2, 3)
+
+
+def test_the_formats_have_their_names():
+    """Spark finds both by these names."""
+    assert (StreamFormat.name(), TableFormat.name()) == ("strandline", "strandline-table")
+
+
+def test_a_query_starts_where_it_is_told(broker):
+    """The first offsets name every partition and the stream."""
+    assert reader().initialOffset() == encoded(0, 0)
+    assert reader(startingOffsets="latest").initialOffset() == encoded(100, 50)
+
+
+def test_a_batch_is_limited_by_records_and_bytes(broker):
+    """The limit of the engine and the byte option both hold; take-all ignores the options."""
+    limited = reader(maxRecordsPerTrigger="30", maxBytesPerTrigger="150")
+    assert limited.getDefaultReadLimit() == ReadMaxRows(30)
+    assert limited.latestOffset(encoded(0, 0), ReadMaxRows(30)) == encoded(10, 5)
+    assert limited.latestOffset(encoded(0, 0), ReadAllAvailable()) == encoded(100, 50)
+    by_bytes = reader(maxBytesPerTrigger="300")
+    assert by_bytes.getDefaultReadLimit() == ReadMaxBytes(300)
+    assert by_bytes.latestOffset(encoded(0, 0), ReadMaxBytes(300)) == encoded(20, 10)
+    assert reader().getDefaultReadLimit() == ReadAllAvailable()
+
+
+def test_available_now_stops_at_what_was_there(broker):
+    """Records that come after the start of the run are left to the next one, and nothing waits."""
+    run = reader()
+    run.prepareForTriggerAvailableNow()
+    broker.extents = {0: (0, 500), 1: (0, 500)}
+    assert run.latestOffset(encoded(0, 0), ReadAllAvailable()) == encoded(100, 50)
+    assert run.latestOffset(encoded(100, 50), ReadAllAvailable()) == encoded(100, 50)
+    # A replayed batch may have been planned beyond this run's target: never back.
+    assert run.latestOffset(encoded(200, 60), ReadAllAvailable()) == encoded(200, 60)
+    assert broker.waits == []
+
+
+def test_a_running_query_waits_for_records(broker):
+    """Each question for the end waits on the broker first, unless longPollMs is 0."""
+    reader().latestOffset(encoded(100, 50), ReadAllAvailable())
+    assert broker.waits == [{0: 100, 1: 50}]
+    reader(longPollMs="0").latestOffset(encoded(100, 50), ReadAllAvailable())
+    assert len(broker.waits) == 1
+
+
+def test_lost_records_and_other_streams_are_refused(broker):
+    """Truncation, a shorter log and another stream of the name end the query."""
+    broker.extents[0] = (20, 100)
+    with pytest.raises(DataLossError, match="deleted before they were read"):
+        reader().latestOffset(encoded(10, 0), ReadAllAvailable())
+    assert reader(failOnDataLoss="false").latestOffset(
+        encoded(10, 0), ReadAllAvailable()
+    ) == encoded(100, 50)
+    broker.identity = "x@2"
+    with pytest.raises(DataLossError, match="x@2"):
+        reader(failOnDataLoss="false").latestOffset(encoded(50, 0), ReadAllAvailable())
+
+
+def test_tasks_follow_from_offsets_alone(broker):
+    """The same start and end give the same tasks, whatever the broker has become."""
+    first = reader(maxRecordsPerPartition="40").partitions(encoded(0, 0), encoded(100, 50))
+    broker.extents = {}
+    again = reader(maxRecordsPerPartition="40").partitions(encoded(0, 0), encoded(100, 50))
+    assert [p.range for p in first] == [p.range for p in again]
+    assert len(first) == 5
+    assert reader().partitions(encoded(5, 5), encoded(5, 5)) == []
+
+
+def test_lag_is_reported(broker):
+    """The latest offsets are the high watermarks."""
+    assert reader().reportLatestOffset() == encoded(100, 50)
+
+
+def test_a_batch_read_is_planned_from_its_options(broker):
+    """Starts, ends and splits; nothing to read is an empty list, and Spark's stand-in is read."""
+    made = source(startingOffsets='{"0": 90}', endingOffsets='{"1": 0}', minPartitions="2")
+    planned = made.reader(schema=made.schema())
+    assert [p.range for p in planned.partitions()] == [
+        OffsetRange(0, 90, 95),
+        OffsetRange(0, 95, 100),
+    ]
+    empty = source(startingOffsets="latest")
+    nothing = empty.reader(schema=empty.schema())
+    assert nothing.partitions() == []
+    from pyspark.sql.datasource import InputPartition
+
+    assert list(nothing.read(InputPartition(None))) == []
+
+
+def schema_of(*fields):
+    return StructType([StructField(name, COLUMNS[kind]) for name, kind in fields])
+
+
+def test_only_rows_that_are_records_can_be_appended():
+    """A value is needed; types and names are checked before anything runs."""
+    check_columns(schema_of(("value", "value"), ("key", "subject"), ("offset", "offset")))
+    for fields, message in (
+        ([("key", "key")], "need a column 'value'"),
+        ([("value", "offset")], "is bigint"),
+        ([("value", "value"), ("colour", "key")], "unknown column 'colour'"),
+    ):
+        with pytest.raises(InvalidConfigError, match=message):
+            check_columns(schema_of(*fields))
+
+
+def test_replacing_is_refused():
+    """Neither format overwrites."""
+    schema = schema_of(("value", "value"))
+    for made in (source(), TableFormat(CaseInsensitiveDict({"path": "t"}))):
+        for method in (made.writer, made.streamWriter):
+            with pytest.raises(InvalidConfigError, match="only appending"):
+                method(schema, True)
+
+
+def test_a_batch_job_commits_once(tmp_path):
+    """Write, commit and a repeated commit, as Spark's processes call them."""
+    table = TableFormat(CaseInsensitiveDict({"path": str(tmp_path), "txnId": "day"}))
+    schema = schema_of(("partition", "partition"), ("offset", "offset"))
+    rows = pa.record_batch(
+        {"partition": pa.array([0, 0], pa.int32()), "offset": pa.array([0, 1], pa.int64())}
+    )
+    for _ in range(2):
+        writer = table.writer(schema, False)
+        messages = [writer.write(iter([rows])), writer.write(iter([]))]
+        committer = pickle.loads(pickle.dumps(writer))
+        committer.commit(pickle.loads(pickle.dumps(messages)))
+        committer.abort(messages)
+    assert read_table(str(tmp_path)).count_rows() == 2
+    assert table.schema().simpleString() == "struct<partition:int,offset:bigint>"
