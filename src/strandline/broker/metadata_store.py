@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError, DiskFullError, UnavailableError
 from strandline.metadata.apply import apply
-from strandline.metadata.commands import Command, DeleteStream
+from strandline.metadata.commands import Command, CreateStream, DeleteStream
 from strandline.metadata.image import MetadataImage
 from strandline.storage.disk import Disk
 
@@ -66,6 +66,8 @@ class MetadataStore:
             self._disk.unlink(self._reserve)
             self._disk.write_atomically(self._path, data)
         self.image = image
+        if isinstance(command, CreateStream):
+            self.renew_reserve()  # what there is to delete has grown
         return image
 
     def renew_reserve(self) -> None:
