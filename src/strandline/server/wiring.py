@@ -91,9 +91,11 @@ class BrokerApp:
 
     async def stop(self) -> None:
         """Stop listening, finish the turn, flush and let go of the data directory."""
-        while self._started:
-            await self._started.pop().stop()
-        await self.broker.stop()
+        try:
+            while self._started:
+                await self._started.pop().stop()
+        finally:
+            await self.broker.stop()
 
     def ready_line(self) -> dict[str, object]:
         """What ``strandline serve --output json`` prints when it is ready."""

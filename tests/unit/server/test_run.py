@@ -1,0 +1,84 @@
+"""A broker as this very process: signals end it cleanly."""
+
+import logging
+import os
+import resource
+import signal
+import sys
+
+import pytest
+
+from strandline.config import BrokerConfig, NatsConfig
+from strandline.errors import UnavailableError
+from strandline.server.run import configure_logging, raise_open_files_limit, run_broker
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """What running a broker changes in a process is changed back."""
+    root, interval = logging.getLogger(), sys.getswitchinterval()
+    handlers, level = root.handlers.copy(), root.level
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    sys.setswitchinterval(interval)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def config(tmp_path):
+    return BrokerConfig(
+        data_dir=str(tmp_path / "data"),
+        flight_port=0,
+        http_port=-1,
+        nats=NatsConfig(port=0, ingest_port=-1),
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_code_0(config, number):
+    """The ready line comes first; after the end the signal has its usual meaning again."""
+    lines = []
+
+    def ready(line):
+        lines.append(line)
+        os.kill(os.getpid(), number)
+
+    assert run_broker(config, on_ready=ready) == 0
+    [line] = lines
+    assert line["pid"] == os.getpid()
+    assert line["nats_port"]
+    assert signal.getsignal(number) == signal.SIG_DFL, "a second one would end it at once"
+
+
+def test_a_broker_that_cannot_start_raises(config, tmp_path):
+    """The error is typed; nothing was announced."""
+    (tmp_path / "data").write_text("a file")
+    lines = []
+    with pytest.raises(UnavailableError, match="cannot use data directory"):
+        run_broker(config, on_ready=lines.append)
+    assert not lines
+
+
+def test_logs_go_to_standard_error(capsys):
+    """A line per event, with its level."""
+    logging.getLogger().handlers.clear()
+    configure_logging("warning")
+    logging.getLogger("strandline").info("not this")
+    logging.getLogger("strandline").warning("but this")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "WARNING strandline: but this" in output.err
+    assert "not this" not in output.err
+
+
+def test_as_many_files_may_be_open_as_the_system_allows():
+    """Every connection and every segment takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    raise_open_files_limit()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
