@@ -143,5 +143,5 @@ def test_an_impatient_second_signal_ends_it_at_once(tmp_path, kit):
         server.signal(signal.SIGTERM)
         assert ended(server.pid, kit)
         assert ended(child, kit)
-        server.start()
+        server.restart()
         assert kit.read_log(server.flight, "s")[0] == [(0, "s", b"a")]

@@ -49,7 +49,7 @@ def test_a_driver_killed_at_random_moments_lands_each_record_once(log, landed, t
                 time.sleep(moments.uniform(0, 6))
             else:
                 job.wait_for("batch", timeout_s=100)
-                time.sleep(moments.uniform(0, 2.5))
+                time.sleep(moments.uniform(0, 1.5))
         finally:
             job.kill()
         appended += 1500

@@ -192,16 +192,22 @@ def task_workers():
 
 def test_task_workers_killed_at_random_change_nothing(stream_reader, log, landed, tmp_path):
     """kill -9 of Python workers in the middle of batches: Spark repeats tasks, rows stay single."""
-    stream = log.new_stream(6000, size=200)
+    stream = log.new_stream(4000, size=200)
     random.seed(7)
     stop = threading.Event()
     killed = []
 
     def kill_some():
-        while not stop.wait(random.uniform(0.5, 1.2)):
-            for pid in random.sample(workers := task_workers(), min(1, len(workers))):
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+        """One worker in each batch at most, at a random moment, however slow the machine is."""
+        seen = None
+        while not stop.wait(0.02):
+            progress = query.lastProgress
+            if progress is not None and progress["batchId"] != seen:
+                seen = progress["batchId"]
+                stop.wait(random.uniform(0, 0.4))
+                for pid in random.sample(workers := task_workers(), min(1, len(workers))):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
 
     killer = threading.Thread(target=kill_some)
     query = (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 import pyarrow as pa
 
 from strandline.broker.dedup import DedupWindow, load_window
-from strandline.broker.pending import ArrowChunk, Chunk, RecordChunk, Waiting
+from strandline.broker.pending import ArrowChunk, Chunk, RecordChunk, Waiting, reject_waiting
 from strandline.broker.responder import Responder
 from strandline.clock import Clock
 from strandline.config import Acks, LimitsConfig, StreamConfig
@@ -211,7 +211,10 @@ class Partition:
         if self._closed_by is not None:
             return self._closed_by
         if admission.pending_bytes > admission.limits.pending_bytes:
-            return UnavailableError("the broker has more to store than it may hold; retry later")
+            limit = admission.limits.pending_bytes
+            return UnavailableError(
+                f"more than limits.pending_bytes, {limit}, waits to be stored; retry later"
+            )
         if size > admission.limits.record_bytes + RECORD_OVERHEAD_BYTES:
             limit = admission.limits.record_bytes
             return RecordTooLargeError(
@@ -316,17 +319,15 @@ class Partition:
 
     def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
         """Give up chunks that were taken but not stored, and everything accepted after them."""
-        waiting = [each for chunk in (*chunks, *self._chunks) for each in chunk.early]
-        waiting += [each for chunk in (*chunks, *self._chunks) for each in chunk.waiting]
-        waiting += self._late
-        self._late = []
-        self._admission.pending_bytes -= sum(chunk.size for chunk in self._chunks)
-        self._chunks = []
+        late, self._late = self._late, []
+        pending, self._chunks = self._chunks, []
+        self._admission.pending_bytes -= sum(chunk.size for chunk in pending)
         self._open = None
         self.next_offset = self.log_end_offset
         if self.dedup is not None:
             self.dedup.forget_from(self.next_offset)
-        for each in waiting:
+        reject_waiting((*chunks, *pending), error)
+        for each in late:
             each.responder.rejected(each.token, error)
 
     def rebind(self, log: Log) -> None:

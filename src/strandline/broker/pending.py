@@ -4,11 +4,13 @@ A chunk is either records that came one by one or an Arrow batch that came whole
 order in which the partition accepted them.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from strandline.broker.responder import Responder
+from strandline.errors import StrandlineError
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp, encode_arrow, encode_records
 from strandline.types import Offset
 
@@ -106,3 +108,13 @@ class ArrowChunk:
 
 
 Chunk = RecordChunk | ArrowChunk
+
+
+def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
+    """Tell everyone who waits for the chunks, and forget them: nobody is told twice."""
+    for chunk in chunks:
+        waiting = [*chunk.early, *chunk.waiting]
+        chunk.early.clear()
+        chunk.waiting.clear()
+        for each in waiting:
+            each.responder.rejected(each.token, error)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from strandline.broker.partition import Admission, Partition
-from strandline.broker.pending import Chunk, Waiting
+from strandline.broker.pending import Chunk, Waiting, reject_waiting
 from strandline.broker.syncer import Syncer
 from strandline.clock import Clock
 from strandline.errors import (
@@ -184,8 +184,7 @@ class Turn:
         lost = chunks[index:]
         del chunks[index:]
         if isinstance(error, InvalidRequestError):  # nobody else's fault
-            self._reject(partition, lost[:1], error)
-            lost = lost[1:]
+            reject_waiting(lost[:1], error)
             error = UnavailableError("a record before this one could not be stored; retry")
         self._reject(partition, lost, error)
 

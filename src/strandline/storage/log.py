@@ -25,7 +25,7 @@ from strandline.record.batch import HEADER_BYTES, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.log_redo import START_NAME, LogRedo, format_start
-from strandline.storage.scan import OFFSET_MAX, header_at, scan
+from strandline.storage.scan import OFFSET_MAX, header_at, intact_at, scan
 from strandline.storage.segment import Segment
 from strandline.storage.time_index import first_record_at
 from strandline.types import Offset, Position, TimestampNs
@@ -478,6 +478,9 @@ def _collect(
     if header is None:
         return None
     if header.base_offset >= below:
+        whole = segment.view(position, min(header.length, rest))
+        if verify and intact_at(whole, 0) is None:
+            return None  # a damaged offset must not pass for one that is not committed yet
         following = Offset(below)
         return LogSlice(memoryview(b""), following, following, segment.path, Position(position))
     if len(view) < header.length <= rest:

@@ -9,6 +9,7 @@ import errno
 import pyarrow as pa
 import pytest
 
+from strandline.config import LimitsConfig
 from strandline.errors import LogPoisonedError
 
 
@@ -382,14 +383,19 @@ async def test_a_record_that_cannot_be_encoded_harms_no_other(
     broker, make_stream, answers, kit, settle
 ):
     """What slips through the checks and cannot become a batch is refused; the rest may retry."""
+    broker.admission.limits = LimitsConfig(turn_records=5)
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     bad = pa.record_batch({"value": pa.array([1, 2])})
+    kit.put(one, answers, "before")
     one.append_arrow(bad, responder=answers, token="bad")
     kit.put(one, answers, "behind")
+    one._open = None
+    kit.put(one, answers, *range(5))  # these are left to the next turn
     kit.put(two, answers, "beside")
-    await settle(broker, answers, 3)
-    assert answers.codes == {"bad": "invalid_record", "behind": "unavailable"}
-    assert answers.acks == {"beside": 0}
+    await settle(broker, answers, 9)
+    assert answers.errors.pop("bad").code == "invalid_record"
+    assert answers.codes == dict.fromkeys(("behind", *range(5)), "unavailable")
+    assert answers.acks == {"before": 0, "beside": 0}
     kit.put(one, answers, "again")
-    await settle(broker, answers, 4)
-    assert answers.acks["again"] == 0
+    await settle(broker, answers, 10)
+    assert answers.acks["again"] == 1

@@ -105,6 +105,17 @@ async def test_pending_bytes_are_given_back(partition, admission, answers, kit):
     assert answers.codes == dict.fromkeys("cde", "disk_full")
 
 
+async def test_no_more_is_pending_than_the_limit_allows(partition, admission, answers, kit):
+    """Beyond it everything is refused, with the limit's name, until a turn has made room."""
+    admission.limits = LimitsConfig(pending_bytes=100)
+    kit.put(partition, answers, *range(5), value=bytes(10))
+    assert answers.codes == {3: "unavailable", 4: "unavailable"}
+    assert "limits.pending_bytes, 100" in str(answers.errors[4])
+    turn(partition)
+    kit.put(partition, answers, "later")
+    assert "later" not in answers.errors
+
+
 async def test_the_turn_is_asked_for_once(partition, admission, answers, kit):
     """A partition is in the inbox once, however much it accepts, and again after its turn."""
     kit.put(partition, answers, *range(5))
