@@ -10,7 +10,7 @@ import pytest
 import strandline
 from strandline.testing import ProcessServer
 
-SOURCE = os.environ.get("SNAP") or str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(__file__).parents[2] / "src")
 _numbers = itertools.count()
 
 
