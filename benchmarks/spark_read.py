@@ -46,6 +46,7 @@ EVERYTHING: Final = (
     "partition INT, offset BIGINT, timestamp TIMESTAMP, subject STRING, key BINARY, value BINARY, "
     "headers MAP<STRING, BINARY>"
 )
+RATE, CPU = "records/s", "µs of CPU per record"
 OURS, CEILING, PARQUET = "Strandline", "ceiling (batches in memory)", "Parquet"
 AIM: Final = 0.8
 INTRO = (
@@ -53,7 +54,8 @@ INTRO = (
     "after one that is not counted, systems taking turns. The broker shares the cores with Spark, "
     "while the ceiling and Parquet have them for themselves. `noop` takes every column and row; "
     "`count` groups by partition, for which Parquet need not even read the values (Spark cannot "
-    "prune columns of a Python source by itself). Values are random bytes."
+    "prune columns of a Python source by itself). CPU is Spark's and the broker's together, less "
+    "disturbed by other load on the machine than rates are. Values are random bytes."
 )
 
 
@@ -174,6 +176,26 @@ def write_parquet(folder: Path, records: int, value_bytes: int) -> Path:
     return directory
 
 
+def cpu_seconds() -> float:
+    """CPU time that this process and its descendants (Spark's and the broker) have used so far."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, float] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        pid = int(stat.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        used[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    total, waiting = 0.0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        total += used.get(pid, 0.0)
+        waiting += children.get(pid, [])
+    return total
+
+
 def read_noop(frame: DataFrame) -> None:
     """Every row and column, into nothing."""
     frame.write.format("noop").mode("overwrite").save()
@@ -213,18 +235,17 @@ class Bench:
 
     def run(self, case: str, system: str, frame: DataFrame, query: str, *, counts: bool) -> None:
         """One timed pass."""
-        started = time.perf_counter()
+        started, cpu_before = time.perf_counter(), cpu_seconds()
         QUERIES[query](frame)
-        seconds = time.perf_counter() - started
+        seconds, cpu_s = time.perf_counter() - started, cpu_seconds() - cpu_before
         total = self.records * PARTITIONS
         if not counts:
             return
-        self.values.setdefault((case, system, "records/s"), []).append(total / seconds)
+        self.values.setdefault((case, system, RATE), []).append(total / seconds)
+        self.values.setdefault((case, system, CPU), []).append(cpu_s * 1e6 / total)
         mib_per_s = total * self.value_bytes / MIB / seconds
-        print(
-            f"  {case:<34} {system:<30} {total / seconds:12,.0f} records/s {mib_per_s:8,.0f} MiB/s",
-            flush=True,
-        )
+        rates = f"{total / seconds:12,.0f} records/s {mib_per_s:8,.0f} MiB/s {cpu_s:6.2f} s of CPU"
+        print(f"  {case:<34} {system:<30} {rates}", flush=True)
 
     def measure(self, server: str, stream: str, parquet: Path, args: argparse.Namespace) -> None:
         """All cases, all runs."""
@@ -246,9 +267,10 @@ class Bench:
 def aims(found: Sequence[Figure]) -> list[Aim]:
     """What is promised: ours over the ceiling."""
     listed = []
-    for figure in found:
+    rates = [figure for figure in found if figure.unit == RATE]
+    for figure in rates:
         if figure.system == OURS:
-            ceiling = find(found, figure.case, CEILING)
+            ceiling = find(rates, figure.case, CEILING)
             measured = figure.median / ceiling.median if ceiling else None
             listed.append(Aim(f"{figure.case} ÷ ceiling", AIM, measured, "x"))
     return listed

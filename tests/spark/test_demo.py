@@ -39,6 +39,15 @@ def running(directory):
     return found
 
 
+def kill_job(directory):
+    """Kill the Spark job's process, which the demo did not ask for."""
+    for pid in running(directory):
+        if b"strandline.spark.demo.job" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+            return
+    raise AssertionError("no Spark job runs")
+
+
 def wait_until_gone(directory, timeout_s=60):
     """Wait until nothing runs any more."""
     deadline = time.monotonic() + timeout_s
@@ -48,8 +57,8 @@ def wait_until_gone(directory, timeout_s=60):
 
 
 def test_the_demo_ends_clean_and_the_next_run_passes(importable_by_workers, tmp_path):
-    """Ctrl-C in the middle leaves nothing running; a second run kills the job and the broker, and
-    finds table, log and source equal.
+    """Ctrl-C in the middle leaves nothing running; a second run outlives a job that dies by itself,
+    kills the job and the broker, and finds table, log and source equal.
     """
     directory = tmp_path / "demo"
     with start(directory) as first:
@@ -62,10 +71,16 @@ def test_the_demo_ends_clean_and_the_next_run_passes(importable_by_workers, tmp_
         assert first.wait(30) == 130
     wait_until_gone(directory)
     with start(directory) as second:
+        for line in second.stdout:
+            if "published 7,200" in line:
+                break
+        kill_job(directory)
         output, _ = second.communicate(timeout=300)
     assert second.returncode == 0, output
     assert f"{FLIGHTS:,} flights, {FLIGHTS * 20:,} values: table = source" in output
     assert output.count("kill -9") == 2
+    assert "spark ended early" in output
+    assert "2 kills, 0 other" not in output
     assert (directory / "delays.png").stat().st_size > 10_000
     wait_until_gone(directory)
 

@@ -114,8 +114,9 @@ def main() -> None:
     queries = [land_records(flights, directory), count_delays(flights, directory)]
     while not _input_ended(wait_s=1.0):
         for query in queries:
-            if query.exception() is not None:
-                raise SystemExit(f"query {query.name} failed: {query.exception()}")
+            if (failure := query.exception()) is not None:
+                reason = str(failure).partition("=== Streaming Query ===")[0].rstrip()  # no plan
+                raise SystemExit(f"query {query.name} failed: {reason}")
         _say({"event": "progress"} | {query.name: _records_read(query) for query in queries})
     for query in queries:
         query.stop()

@@ -17,7 +17,7 @@ from typing import TextIO
 import pyarrow as pa
 
 import strandline.client
-from strandline.errors import InvalidRequestError, RequestTimeoutError
+from strandline.errors import InvalidRequestError, RequestTimeoutError, UnavailableError
 from strandline.spark.demo.chart import draw_chart, mean_delays, text_chart
 from strandline.spark.demo.check import Checked, check_everything, expected_delays
 from strandline.spark.demo.flights import SUBJECTS, clock_message, load_flights, messages
@@ -33,6 +33,9 @@ _BATCHES = 15
 """About how many micro-batches the job takes, so that a kill finds it in the middle."""
 _PATIENCE_S = 180.0
 _READY_S = 60.0
+_RESTARTS_MAX = 3
+"""How often the job is started again when it ends by itself, as a supervisor would: Spark retries
+nothing on its driver, and gives a Python worker ten seconds to start: too few on a busy machine."""
 
 
 def run_demo(
@@ -106,6 +109,7 @@ class Story:
         self._broker: Child | None = None
         self._job: Child | None = None
         self._counted = 0
+        self._restarts = 0
         self._publisher = Publisher(("127.0.0.1", self._nats_port), messages(flights))
 
     @property
@@ -176,7 +180,8 @@ class Story:
             f"  {checked.log_records:,} records (flights and one clock message): table = log, "
             "each once\n"
             f"  {checked.hours:,} sums per carrier and hour: table = source\n"
-            f"  {checked.commits} commits, 2 kills\n\n{text_chart(delays)}\n\n"
+            f"  {checked.commits} commits, 2 kills, {self._restarts} other restarts of the job\n\n"
+            f"{text_chart(delays)}\n\n"
             f"table  {self._directory / 'records'}\ndelays {self._directory / 'delays'}\n"
             f"chart  {chart}"
         )
@@ -215,21 +220,38 @@ class Story:
         ]
         self._job = Child(command, log=self._directory / "logs" / "spark.log")
 
+    def _look_after_job(self) -> None:
+        """Take in what the job reports; start it again if it ended by itself.
+
+        Raises:
+            UnavailableError: it did so too often.
+        """
+        assert self._job is not None
+        try:
+            report = self._job.latest("progress")
+        except UnavailableError as error:
+            self._restarts += 1
+            if self._restarts > _RESTARTS_MAX:
+                raise
+            self._job.kill()
+            self._progress.say(str(error))
+            self._start_job("starting it again, from its checkpoint")
+            return
+        if report is not None:
+            self._counted = max(self._counted, report["delays"])
+
     def _wait(self, reached: Callable[[], bool], what: str) -> None:
         """Show progress until ``reached``.
 
         Raises:
             RequestTimeoutError: nothing moved for minutes.
-            UnavailableError: the job ended.
+            UnavailableError: the job ended again and again.
         """
         seen, since_s = (0, 0, 0), time.monotonic()
         while not reached():
             if self._publisher.failure is not None:
                 raise self._publisher.failure
-            assert self._job is not None
-            report = self._job.latest("progress")
-            if report is not None:
-                self._counted = max(self._counted, report["delays"])
+            self._look_after_job()
             now = (self._publisher.acked, self._landed, self._counted)
             self._progress.show(published=now[0], landed=now[1], counted=now[2], total=self._total)
             if now != seen:
