@@ -18,6 +18,9 @@ LeaderEpoch = NewType("LeaderEpoch", int)
 LogId = NewType("LogId", int)
 """The number by which the journal knows a partition's log; never reused within a data directory."""
 
+BrokerId = NewType("BrokerId", int)
+"""Number of a broker, unique in its cluster."""
+
 TimestampNs = NewType("TimestampNs", int)
 """Unix time in nanoseconds."""
 
