@@ -33,7 +33,7 @@ from benchmarks.peers.process import (
 )
 from benchmarks.peers.system import Ack, Place, Session, System
 
-VERSION: Final = os.environ.get("STRANDLINE_BENCH_KAFKA_VERSION", "4.3.0")
+VERSION: Final = os.environ.get("BENCH_KAFKA_VERSION", "4.3.0")
 WARMUP_S: Final = float(os.environ.get("BENCH_KAFKA_WARMUP_S", "30"))
 QUIET: Final = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 HEAP: Final = "-Xmx1g"

@@ -137,6 +137,12 @@ class DisconnectedError(UnavailableError):
     code = "disconnected"
 
 
+class NotLeaderError(UnavailableError):
+    """Another broker leads now, or none; the message says which, if it is known."""
+
+    code = "not_leader"
+
+
 class CorruptBatchError(StrandlineError):
     """Damaged bytes in a file of the log.
 

@@ -1,0 +1,160 @@
+"""What the log holds, and what members of the group say to each other.
+
+Values only. Indexes count entries from 1, 0 means "before the first"; terms count elections from 1.
+Every message carries the sender's term, by which the receiver tells old from new.
+"""
+
+from enum import IntEnum
+from typing import NewType
+
+import msgspec
+
+from strandline.types import BrokerId
+
+Term = NewType("Term", int)
+"""Number of an election; at most one leader in each."""
+
+Index = NewType("Index", int)
+"""Place of an entry in the log, from 1."""
+
+
+class Kind(IntEnum):
+    """What an entry is for."""
+
+    NOTHING = 0
+    """The first entry of each leader: once it is committed, so is everything before it."""
+    COMMAND = 1
+    MEMBERS = 2
+
+
+class Members(msgspec.Struct, frozen=True, array_like=True):
+    """Who belongs to the group.
+
+    Attributes:
+        voters: elect and commit, by majority.
+        learners: receive the log, and count for nothing.
+    """
+
+    voters: tuple[BrokerId, ...] = ()
+    learners: tuple[BrokerId, ...] = ()
+
+    @property
+    def everybody(self) -> tuple[BrokerId, ...]:
+        """Voters, then learners."""
+        return (*self.voters, *self.learners)
+
+    @property
+    def quorum(self) -> int:
+        """How many voters decide."""
+        return len(self.voters) // 2 + 1
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the log."""
+
+    index: Index
+    term: Term
+    kind: Kind
+    data: bytes = b""
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The state machine after entry ``index``, instead of the entries up to it."""
+
+    index: Index = Index(0)
+    term: Term = Term(0)
+    members: Members = Members()
+    data: bytes = b""
+
+
+class HardState(msgspec.Struct, frozen=True, array_like=True):
+    """What a member must remember of elections before it answers anybody."""
+
+    term: Term = Term(0)
+    vote: BrokerId | None = None
+
+
+class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Vote for me in ``term``. A pre-vote asks whether you would, and binds nobody.
+
+    Attributes:
+        last_index: of the candidate's log.
+        last_term: of the candidate's log.
+        pre: whether it is a pre-vote; its term is the one to come.
+        forced: the leader itself asked for this election, so its being alive is no objection.
+    """
+
+    term: Term
+    last_index: Index
+    last_term: Term
+    pre: bool = False
+    forced: bool = False
+
+
+class VoteReply(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The answer; a refusal carries the refuser's own term."""
+
+    term: Term
+    granted: bool
+    pre: bool = False
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Entries after ``prev_index``, or none: then it is a heartbeat.
+
+    Attributes:
+        prev_index: the entry before the first; the follower must have it with ``prev_term``.
+        prev_term: of that entry.
+        commit: how far the follower may take the log as committed.
+        entries: in order.
+        round: number of the newest read that waits; echoed, it confirms the leader for that read.
+    """
+
+    term: Term
+    prev_index: Index
+    prev_term: Term
+    commit: Index
+    entries: tuple[Entry, ...] = ()
+    round: int = 0
+
+
+class AppendReply(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Whether the entries are in the follower's log, on disk.
+
+    Attributes:
+        accepted: whether they fit.
+        index: accepted: everything up to here equals the leader's log. Refused: the ``prev_index``.
+        hint: refused: the last index that may be equal.
+        round: as in the request.
+    """
+
+    term: Term
+    accepted: bool
+    index: Index
+    hint: Index = Index(0)
+    round: int = 0
+
+
+class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """For a follower whose next entries the leader has dropped."""
+
+    term: Term
+    snapshot: Snapshot
+    round: int = 0
+
+
+class Campaign(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The leader hands over: start an election at once."""
+
+    term: Term
+
+
+Message = VoteRequest | VoteReply | Append | AppendReply | InstallSnapshot | Campaign
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A message with its sender and receiver."""
+
+    sender: BrokerId
+    receiver: BrokerId
+    message: Message

@@ -1,0 +1,431 @@
+"""Histories of the consensus group: real ``Raft`` cores on simulated disks, clocks and network.
+
+Faults: messages lost, repeated, late and out of order; links cut one way or both; crashes during a
+write, of one member or all, which lose or keep any part of what was not synced; slow syncs; clocks
+that run at different speeds; snapshots; hand-overs; membership changes, many of them right after
+elections. Judged: see ``ConsensusChecker``. After some time everything heals, and then the group
+has to agree again soon.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from strandline.consensus.leader import Leader
+from strandline.consensus.messages import (
+    Entry,
+    Envelope,
+    HardState,
+    Index,
+    Members,
+    Snapshot,
+    Term,
+)
+from strandline.consensus.raft import Raft
+from strandline.consensus.ready import Ready
+from strandline.consensus.state import RaftSettings
+from strandline.errors import InvalidRequestError, UnavailableError
+from strandline.testing.sim.consensus_checker import ConsensusChecker
+from strandline.testing.sim.world import NetworkFaults, ViolationError, World
+from strandline.types import BrokerId
+
+TICK_MS = 10.0
+FAULTY_MS = 6_000.0
+HEALED_MS = 5_000.0
+
+
+@dataclass(slots=True)
+class Disk:
+    """What a member has on disk, and what it has written but not synced.
+
+    ``pending`` holds hard states and entries in the order they were written.
+    """
+
+    hard: HardState
+    snapshot: Snapshot
+    base: tuple[Index, Term]
+    entries: list[Entry] = field(default_factory=list)
+    pending: list[HardState | Entry] = field(default_factory=list)
+
+    def write(self, ready: Ready) -> None:
+        """Write, unsynced; a snapshot is synced and renamed at once, as files are."""
+        if ready.snapshot is not None:
+            self.install(ready.snapshot)
+        if ready.hard_state is not None:
+            self.pending.append(ready.hard_state)
+        self.pending.extend(ready.entries)
+
+    def sync(self, count: int | None = None) -> None:
+        """Make what was written durable: all of it, or the first ``count`` pieces."""
+        done, self.pending = self.pending[:count], []
+        for piece in done:
+            if isinstance(piece, HardState):
+                self.hard = piece
+            else:
+                del self.entries[piece.index - self.base[0] - 1 :]
+                self.entries.append(piece)
+                assert piece.index == self.base[0] + len(self.entries), "no gap on disk"
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Take a leader's snapshot; entries that do not go on from it are dropped."""
+        self.sync()
+        position = snapshot.index - self.base[0]
+        kept = self.entries[position - 1 : position]
+        goes_on = bool(kept) and kept[0].term == snapshot.term
+        self.entries = self.entries[position:] if goes_on else []
+        self.snapshot, self.base = snapshot, (snapshot.index, snapshot.term)
+
+    def compact(self, snapshot: Snapshot, base: tuple[Index, Term]) -> None:
+        """Drop entries that a snapshot of our own covers."""
+        del self.entries[: base[0] - self.base[0]]
+        self.snapshot, self.base = snapshot, base
+
+
+class Member:
+    """A process of the group, and its disk, which outlives it."""
+
+    def __init__(self, group: "Group", me: BrokerId, members: Members) -> None:
+        self.group, self.me = group, me
+        snapshot = Snapshot(members=members)
+        self.disk = Disk(HardState(), snapshot, (Index(0), Term(0)))
+        self.lives = 0
+        self.is_up = False
+        self.start()
+
+    def start(self) -> None:
+        """Begin a life with what is on disk."""
+        world, disk = self.group.world, self.disk
+        self.is_up, self.is_syncing = True, False
+        self.lives += 1
+        self.inbox: deque[Envelope | None] = deque()
+        self.proposed: dict[tuple[Index, Term], bytes] = {}
+        self.asked: dict[int, Index] = {}
+        self.allowed: list[tuple[int, Index]] = []
+        self.tick_ms = TICK_MS * world.rng.uniform(0.7, 1.4)
+        self.raft = Raft(
+            self.me,
+            world.rng.randrange,
+            snapshot=disk.snapshot,
+            hard=disk.hard,
+            base=disk.base,
+            entries=disk.entries,
+            settings=self.group.settings,
+        )
+        self.restore(disk.snapshot)
+        world.after(world.rng.uniform(0, TICK_MS), self.tick, self.lives)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot: its data is the checksum of all commands before it."""
+        self.applied = snapshot.index
+        self.chain = int(snapshot.data or b"0")
+        self.group.checker.restored(self.applied, self.chain)
+
+    def crash(self) -> None:
+        """Die; of what was not synced any first part may be on disk."""
+        if self.is_up:
+            self.is_up = False
+            self.group.world.counts["crashes"] += 1
+            self.disk.sync(self.group.world.rng.randrange(len(self.disk.pending) + 1))
+
+    # Events
+
+    def tick(self, life: int) -> None:
+        """Time passes, at this member's own speed."""
+        if self.is_up and life == self.lives:
+            self.group.world.after(self.tick_ms, self.tick, life)
+            self.receive(None)
+
+    def receive(self, envelope: Envelope | None) -> None:
+        """A message has come, or a tick."""
+        if self.is_up:
+            self.inbox.append(envelope)
+            self.work()
+
+    def work(self) -> None:
+        """Take in what waits, then do what the core wants; while a sync runs, nothing."""
+        if self.is_syncing or not self.is_up:
+            return
+        while self.inbox:
+            envelope = self.inbox.popleft()
+            was_leader = isinstance(self.raft.role, Leader)
+            if envelope is None:
+                self.raft.tick()
+            else:
+                self.raft.step(envelope)
+            if isinstance(self.raft.role, Leader) and not was_leader:
+                self.group.elected(self)
+        self.group.checker.observe(self.me, self.raft)
+        ready = self.raft.ready()
+        if not ready:
+            return
+        self.group.send(ready.early)
+        if not ready.must_persist:
+            self.finish(ready)
+            return
+        self.disk.write(ready)
+        if ready.snapshot is not None:
+            self.disk.sync()
+            self.finish(ready)
+        else:
+            self.is_syncing = True
+            delay_ms = self.group.world.rng.choice(self.group.sync_ms)
+            self.group.world.after(delay_ms, self.synced, ready, self.lives)
+
+    def synced(self, ready: Ready, life: int) -> None:
+        """The sync is done, unless it died with the process."""
+        if self.is_up and life == self.lives:
+            self.disk.sync()
+            self.is_syncing = False
+            self.finish(ready)
+            self.work()
+
+    def finish(self, ready: Ready) -> None:
+        """What may only happen once the ``Ready`` is on disk."""
+        self.raft.persisted(ready)
+        self.group.send(ready.late)
+        if ready.snapshot is not None:
+            self.restore(ready.snapshot)
+        for entry in ready.committed:
+            self.apply(entry)
+        self.allowed += [(int(str(read.context)), read.index) for read in ready.reads]
+        for context in ready.lost_reads:
+            self.asked.pop(int(str(context)), None)
+        self.answer_reads()
+        self.compact_maybe()
+        if self.inbox or self.raft.state.log.last_index > self.raft.state.log.stable_index:
+            self.group.world.after(0, self.work)
+
+    def apply(self, entry: Entry) -> None:
+        """Apply a committed entry; tell its client."""
+        checker = self.group.checker
+        if entry.index != self.applied + 1:
+            raise ViolationError(f"entry {entry.index} applied after {self.applied}")
+        self.applied = entry.index
+        self.chain = crc32(entry.data, self.chain)
+        checker.applied(entry, self.chain)
+        command = self.proposed.pop((entry.index, entry.term), None)
+        if command is not None:
+            if command != entry.data:
+                raise ViolationError(f"the client of {command!r} would be told of {entry.data!r}")
+            checker.acked(command, entry.index)
+            self.group.world.counts["acked"] += 1
+
+    def answer_reads(self) -> None:
+        """Answer the reads whose entry is applied."""
+        waiting = self.allowed
+        self.allowed = [read for read in waiting if read[1] > self.applied]
+        for number, index in waiting:
+            if index <= self.applied and number in self.asked:
+                self.group.world.counts["reads"] += 1
+                self.group.checker.read(self.applied, must_see=self.asked.pop(number))
+
+    def compact_maybe(self) -> None:
+        """Take a snapshot now and then, keeping a few entries for those behind, or none."""
+        log = self.raft.state.log
+        if self.applied - log.snapshot.index > self.group.snapshot_every:
+            keep = self.group.world.rng.choice((0, 5))
+            if self.applied == log.applied_index:
+                snapshot = self.raft.compact(self.applied, b"%d" % self.chain, keep=keep)
+                self.disk.compact(snapshot, (log.base_index, log.base_term))
+
+    # Clients
+
+    def propose(self, command: bytes) -> None:
+        """A client's command; told when it is applied."""
+        try:
+            self.proposed[self.raft.propose(command)] = command
+        except UnavailableError:
+            self.group.world.counts["refused"] += 1
+        self.work()
+
+    def read(self, number: int, must_see: Index) -> None:
+        """A client's read, which must see what was acked before."""
+        try:
+            self.raft.read(number)
+            self.asked[number] = must_see
+        except UnavailableError:
+            self.group.world.counts["refused"] += 1
+        self.work()
+
+    def change_members(self, members: Members) -> None:
+        """An operator's change."""
+        try:
+            self.raft.change_members(members)
+            self.group.world.counts["membership changes"] += 1
+        except (UnavailableError, InvalidRequestError):
+            self.group.world.counts["refused changes"] += 1
+        self.work()
+
+    def hand_over(self, heir: BrokerId) -> None:
+        """An operator's wish."""
+        try:
+            self.raft.hand_over(heir)
+            self.group.world.counts["hand-overs"] += 1
+        except (UnavailableError, InvalidRequestError):
+            self.group.world.counts["refused changes"] += 1
+        self.work()
+
+
+class Group:
+    """One history.
+
+    Args:
+        seed: decides everything.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        rng = self.world.rng
+        self.checker = ConsensusChecker(self.world)
+        voters = rng.choice((1, 2, 3, 3, 4, 5))
+        self.changes_members = rng.random() < 0.5
+        spares = 2 if self.changes_members else 0
+        self.ids = tuple(BrokerId(number) for number in range(1, voters + spares + 1))
+        self.sync_ms: Sequence[float] = rng.choice(((0.1,), (0.1, 1, 5, 30), (5, 80, 150)))
+        self.snapshot_every = rng.choice((8, 30, 10**9))
+        self.pace_ms = rng.choice((1_500, 500, 150))
+        self.settings = RaftSettings(batch_bytes_max=rng.choice((30, 100, 256 << 10)))
+        self.world.faults = NetworkFaults(
+            loss=rng.choice((0, 0.02, 0.15)),
+            repeat=rng.choice((0, 0.02, 0.1)),
+            delay_ms_max=rng.choice((2, 10, 60)),
+            straggler=0.03,
+        )
+        members = Members(voters=self.ids[:voters])
+        self.members = {me: Member(self, me, members) for me in self.ids}
+        self.commands = 0
+
+    def run(self) -> World:
+        """Faults, then healing, then judgement.
+
+        Raises:
+            ViolationError: a promise was broken.
+            AssertionError: an invariant of the core was.
+        """
+        world = self.world
+        for _ in range(3):
+            world.after(200, self.client)
+        world.after(300, self.chaos)
+        world.run_until(FAULTY_MS)
+        world.calm()
+        self.sync_ms = (0.1, 1)
+        for member in self.members.values():
+            self.restart(member)
+        world.run_until(FAULTY_MS + HEALED_MS)
+        self.checker.judge_end([m.raft for m in self.members.values()])
+        return world
+
+    def send(self, envelopes: Sequence[Envelope]) -> None:
+        """Hand messages to the network."""
+        for envelope in envelopes:
+            link = (envelope.sender, envelope.receiver)
+            self.world.send(link, self.members[envelope.receiver].receive, envelope)
+
+    def restart(self, member: Member) -> None:
+        """Start a member that is down."""
+        if not member.is_up:
+            member.start()
+
+    # What happens
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more harm is done."""
+        return self.world.now_ms >= FAULTY_MS
+
+    def leading(self) -> list[Member]:
+        """Members that believe they lead."""
+        members = self.members.values()
+        return [m for m in members if m.is_up and isinstance(m.raft.role, Leader)]
+
+    def client(self) -> None:
+        """A command or a read now, and again soon."""
+        world, rng = self.world, self.world.rng
+        if self.is_over:
+            return
+        world.after(rng.uniform(2, 40), self.client)
+        up = self.leading() or [m for m in self.members.values() if m.is_up]
+        if not up:
+            return
+        self.commands += 1
+        member = rng.choice(up)
+        if rng.random() < 0.25:
+            member.read(self.commands, self.checker.acked_index)
+        else:
+            member.propose(b"c%d" % self.commands)
+
+    def elected(self, member: Member) -> None:
+        """Where membership bugs live: a change at once, then alone with a few, or dead."""
+        rng = self.world.rng
+        self.world.note(f"{member.me} leads {member.raft.state.term}")
+        if self.is_over:
+            return
+        if self.changes_members and rng.random() < 0.6:
+            for _ in range(rng.choice((1, 1, 2))):
+                self.world.after(0, self.change_members, member)
+            if rng.random() < 0.6:
+                self.world.after(rng.uniform(0, 15), self.isolate, member)
+
+    def isolate(self, member: Member) -> None:
+        """Cut a member off, with at most half of the others."""
+        if self.is_over:
+            return
+        others = [each for each in self.ids if each != member.me]
+        few = self.world.rng.randrange(0, max(1, len(others) // 2 + 1))
+        side = [member.me, *self.world.rng.sample(others, few)]
+        self.world.partition(side, self.ids, one_way=0)
+
+    def change_members(self, member: Member) -> None:
+        """Add a learner, make one a voter, or remove somebody."""
+        rng = self.world.rng
+        old = member.raft.state.members
+        voters, learners = set(old.voters), set(old.learners)
+        for someone in rng.sample(self.ids, rng.choice((1, 1, 1, 2))):  # two are to be refused
+            if someone in voters and len(voters) > 1:
+                voters.remove(someone)
+            elif someone in learners:
+                learners.remove(someone)
+                voters.add(someone)
+            elif someone not in voters:
+                learners.add(someone)
+        member.change_members(Members(tuple(sorted(voters)), tuple(sorted(learners))))
+
+    def chaos(self) -> None:
+        """Something bad, and more of it later."""
+        world, rng = self.world, self.world.rng
+        if self.is_over:
+            return
+        world.after(rng.uniform(5, self.pace_ms), self.chaos)
+        up, leading = [m for m in self.members.values() if m.is_up], self.leading()
+        dice = rng.random()
+        if leading and dice < 0.25:
+            self.strike(rng.choice(leading))
+        elif up and dice < 0.35:
+            self.kill(rng.choice(up))
+        elif dice < 0.37:
+            for member in up:
+                self.kill(member)
+        elif dice < 0.5:
+            side = rng.sample(self.ids, rng.randrange(len(self.ids)))
+            world.partition(side, self.ids, one_way=rng.choice((0, 0.3)))
+        elif dice < 0.7:
+            world.heal()
+        elif leading:
+            member = rng.choice(leading)
+            if self.changes_members and rng.random() < 0.7:
+                self.change_members(member)
+            else:
+                member.hand_over(rng.choice(self.ids))
+
+    def strike(self, leader: Member) -> None:
+        """Kill a leader or cut it off."""
+        if self.world.rng.random() < 0.5:
+            self.kill(leader)
+        else:
+            self.isolate(leader)
+
+    def kill(self, member: Member) -> None:
+        """Crash a member, to be started again."""
+        member.crash()
+        self.world.after(self.world.rng.uniform(5, 800), self.restart, member)

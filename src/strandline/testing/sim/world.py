@@ -1,0 +1,133 @@
+"""Virtual time and a faulty network: what every simulated cluster stands on.
+
+Rules: everything that happens is an event in one queue, ordered by time and then by when it was
+asked for; all randomness comes from one generator seeded once. Nothing here reads a clock, iterates
+a set or hashes a string, so a seed replays exactly under any hash seed. Must not know what the
+messages mean.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from zlib import crc32
+
+
+class ViolationError(Exception):
+    """A promise was broken: what a checker raises, with what it saw."""
+
+
+@dataclass(slots=True)
+class NetworkFaults:
+    """How bad the network is; shares are of 1, times in milliseconds."""
+
+    loss: float = 0.0
+    repeat: float = 0.0
+    delay_ms_max: float = 5.0
+    straggler: float = 0.0
+    """Share of messages that take up to 60 times as long, and so overtake each other."""
+
+
+class World:
+    """The queue of events, the clock it drives and the network between numbered processes.
+
+    Args:
+        seed: decides everything random.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_ms = 0.0
+        self.events = 0
+        self.counts: Counter[str] = Counter()
+        self.faults = NetworkFaults()
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._asked = 0
+        self._cut: set[tuple[int, int]] = set()
+        self._fingerprint = 0
+
+    # Time
+
+    def after(self, delay_ms: float, action: Callable[..., None], *args: object) -> None:
+        """Call ``action(*args)`` in so many virtual milliseconds."""
+        self._asked += 1
+        heapq.heappush(self._queue, (self.now_ms + delay_ms, self._asked, action, args))
+
+    def run_until(self, end_ms: float) -> None:
+        """Let everything happen that is due before ``end_ms``."""
+        queue = self._queue
+        while queue and queue[0][0] < end_ms:
+            self.now_ms, _, action, args = heapq.heappop(queue)
+            self.events += 1
+            action(*args)
+        self.now_ms = end_ms
+
+    def note(self, what: str) -> None:
+        """Add to the history's fingerprint; equal histories have equal fingerprints."""
+        self._fingerprint = crc32(f"{self.now_ms:.6f} {what}".encode(), self._fingerprint)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything noted and how many events there were."""
+        return f"{self._fingerprint:08x}-{self.events}"
+
+    # The network
+
+    def send(self, link: tuple[int, int], deliver: Callable[..., None], *args: object) -> None:
+        """Call ``deliver(*args)`` later, once, twice or never, as the network pleases.
+
+        Args:
+            link: (sender, receiver).
+            deliver: takes the message in at the receiver.
+            args: its arguments.
+        """
+        faults, rng = self.faults, self.rng
+        copies = 2 if faults.repeat and rng.random() < faults.repeat else 1
+        for _ in range(copies):
+            if faults.loss and rng.random() < faults.loss:
+                self.counts["lost"] += 1
+                continue
+            delay_ms = rng.uniform(0.1, faults.delay_ms_max)
+            if faults.straggler and rng.random() < faults.straggler:
+                delay_ms *= rng.choice((5, 20, 60))
+            self.after(delay_ms, self._arrive, link, deliver, args)
+
+    def _arrive(
+        self, link: tuple[int, int], deliver: Callable[..., None], args: tuple[object, ...]
+    ) -> None:
+        if link in self._cut:
+            self.counts["cut"] += 1
+        else:
+            self.counts["delivered"] += 1
+            deliver(*args)
+
+    def is_cut(self, link: tuple[int, int]) -> bool:
+        """Whether messages from the first to the second are lost now."""
+        return link in self._cut
+
+    def partition(self, side: Iterable[int], everybody: Iterable[int], *, one_way: float) -> None:
+        """Cut the links between ``side`` and the others, instead of what was cut before.
+
+        Args:
+            side: processes on one side.
+            everybody: all processes.
+            one_way: share of links that stay open in their direction.
+        """
+        inside, all_of_them = frozenset(side), sorted(everybody)
+        self.counts["partitions"] += 1
+        self._cut = {
+            (a, b)
+            for a in all_of_them
+            for b in all_of_them
+            if (a in inside) != (b in inside) and self.rng.random() >= one_way
+        }
+
+    def heal(self) -> None:
+        """Open every link."""
+        self._cut = set()
+
+    def calm(self) -> None:
+        """Heal, and lose, repeat and delay nothing any more."""
+        self.heal()
+        self.faults = NetworkFaults()
