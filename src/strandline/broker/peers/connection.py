@@ -1,0 +1,354 @@
+"""One TCP connection between two brokers: sockets to frames and back.
+
+Rules: a connection carries frames one way, from the broker that made it; the other way there is the
+answer to the handshake and nothing after it. Writing never waits: frames queue up to a limit, and
+who exceeds it is cut off. What the end of a connection means is for ``session`` to say; every end,
+ours too, is told once, from the loop and never from inside a call of ours.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from strandline.broker.peers.errors import FrameError, HandshakeError
+from strandline.broker.peers.frame import Data, Frame, FrameDecoder
+from strandline.broker.peers.handshake import (
+    Hello,
+    Identity,
+    accept_answer,
+    encode_hello,
+    encode_refusal,
+)
+from strandline.broker.peers.limits import LinkLimits
+from strandline.broker.peers.tls import certified_brokers
+from strandline.types import BrokerId
+
+SLICE_BYTES: Final = 1 << 20
+"""Queued bytes handed to the transport at a time, unless one buffer is larger."""
+JOIN_BYTES: Final = 64 << 10
+JOIN_MEAN_BYTES: Final = 4096
+"""Fewer bytes, or smaller buffers on average, are joined: a copy of these costs less than their
+place in a list of buffers for the kernel."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """What both ends share.
+
+    Args:
+        limits: caps and times.
+        on_begin: told at the beginning, which with TLS is after its own handshake.
+        on_end: told once, after the end.
+    """
+
+    def __init__(
+        self,
+        limits: LinkLimits,
+        *,
+        on_begin: "Callable[[Connection], None]",
+        on_end: "Callable[[Connection], None]",
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._on_begin = on_begin
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._decoder = FrameDecoder(
+            frame_bytes_max=limits.handshake_bytes_max,
+            attachments_max=0,
+            receive_bytes=limits.handshake_bytes_max,
+        )
+        self.is_open = False
+        self.peer: BrokerId | None = None
+        """The other end: whom we called, or who it said it is."""
+        self.incarnation = ""
+        """Of the peer; set by the handshake."""
+        self.failure = ""
+        """Why we ended it, if we did."""
+        self.closed: asyncio.Future[str] = self._loop.create_future()
+        """Why it ended."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; who does not say who it is in time is cut off."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_high_bytes)
+        tune(self._transport.get_extra_info("socket"), self._limits)
+        self.is_open = True
+        timeout_s = self._limits.handshake_timeout_s
+        self._timer = self._loop.call_later(
+            timeout_s, self.abort, f"no handshake within {timeout_s:g} s"
+        )
+        self._on_begin(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits."""
+        self.is_open = False
+        self.handshake_done()
+        reason = self.failure or (str(exc) if exc else "closed by the other end")
+        if not self.closed.done():
+            self.closed.set_result(reason)
+        self._on_end(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+        """Where the socket reads into."""
+        return self._decoder.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take the frames that are complete."""
+        if not self.is_open:
+            return
+        try:
+            frames = self._decoder.received(nbytes)
+        except FrameError as error:
+            self.abort(f"the other end sent {error}")
+            return
+        for frame in frames:
+            if not self.is_open:
+                return
+            self.take(frame)
+
+    def take(self, frame: Frame) -> None:
+        """A frame came."""
+        raise NotImplementedError
+
+    def handshake_done(self) -> None:
+        """Its time limit counts no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def certified(self) -> frozenset[BrokerId] | None:
+        """Whom the other end's certificate names; None without TLS."""
+        return certified_brokers(self._live().get_extra_info("ssl_object"))
+
+    def close(self, reason: str) -> None:
+        """Close after what was written went out."""
+        if self.is_open:
+            self.is_open = False
+            self.failure = self.failure or reason
+            self._live().close()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what was written may be lost. Also ends a close that takes too long."""
+        self.is_open = False
+        self.failure = self.failure or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _live(self) -> asyncio.Transport:
+        assert self._transport is not None, "used before it was made"
+        return self._transport
+
+
+class Incoming(Connection):
+    """A connection that a peer made: frames come in.
+
+    Args:
+        limits: caps and times.
+        on_frame: takes frames once the peer is up.
+        on_hello: takes the first frame.
+        on_begin: told at the beginning.
+        on_end: told once, after the end.
+    """
+
+    def __init__(
+        self,
+        limits: LinkLimits,
+        *,
+        on_frame: Callable[[BrokerId, Frame], None],
+        on_hello: "Callable[[Incoming, Frame], None]",
+        on_begin: Callable[[Connection], None],
+        on_end: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(limits, on_begin=on_begin, on_end=on_end)
+        self._on_frame = on_frame
+        self._on_hello = on_hello
+        self._held: list[Frame] = []
+        self._is_held = True
+
+    def take(self, frame: Frame) -> None:
+        """Hand a frame up, or keep it until the peer is up."""
+        if self.peer is None:
+            self._on_hello(self, frame)
+        elif self._is_held:
+            # The peer believes itself up already: its answer to us is under way. Reading went on
+            # so far, because who does not read does not notice the end of a connection either.
+            self._held.append(frame)
+            self._live().pause_reading()
+        else:
+            self._on_frame(self.peer, frame)
+
+    def accept(self, hello: Hello, me: Identity) -> None:
+        """Answer; frames are held until the peer is up."""
+        if not self._decoder.is_between_frames:
+            self.abort("the other end did not wait for the answer to its hello")
+            return
+        self.handshake_done()
+        self.peer = BrokerId(hello.broker_id)
+        self.incarnation = hello.incarnation
+        self._decoder = FrameDecoder(
+            frame_bytes_max=self._limits.frame_bytes_max,
+            attachments_max=self._limits.attachments_max,
+        )
+        self._live().writelines(encode_hello(me, self.peer))
+
+    def refuse(self, error: HandshakeError) -> None:
+        """Say why not, and close."""
+        self._live().writelines(encode_refusal(error))
+        self.close(f"refused: {error}")
+
+    def release(self) -> None:
+        """The peer is up: hand up what was held, and read on."""
+        assert self.peer is not None, "released before its handshake"
+        self._is_held = False
+        held, self._held = self._held, []
+        for frame in held:
+            if self.is_open:
+                self._on_frame(self.peer, frame)
+        if held and self.is_open:
+            self._live().resume_reading()
+
+
+class Outgoing(Connection):
+    """A connection that we made: frames go out.
+
+    Args:
+        limits: caps and times.
+        me: who we are.
+        to: whom we call.
+        on_answer: told after the handshake.
+        on_begin: told at the beginning.
+        on_end: told once, after the end.
+    """
+
+    def __init__(
+        self,
+        limits: LinkLimits,
+        *,
+        me: Identity,
+        to: BrokerId,
+        on_answer: "Callable[[Outgoing], None]",
+        on_begin: Callable[[Connection], None],
+        on_end: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(limits, on_begin=on_begin, on_end=on_end)
+        self._me = me
+        self._to = to
+        self.peer = to
+        self._on_answer = on_answer
+        self._queue: deque[Data] = deque()
+        self._is_paused = False
+        self._is_flush_due = False
+        self.queued_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say who we are."""
+        super().connection_made(transport)
+        self._live().writelines(encode_hello(self._me, self._to))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Drop what is queued: it has nowhere to go."""
+        self._drop_queue()
+        super().connection_lost(exc)
+
+    def take(self, frame: Frame) -> None:
+        """The answer; there is no second frame."""
+        if self.incarnation or not self._decoder.is_between_frames:
+            self.abort("the other end sent more than an answer")
+            return
+        try:
+            hello = accept_answer(frame, self._me, self._to, certified=self.certified())
+        except HandshakeError as error:
+            self.abort(str(error))
+            return
+        self.handshake_done()
+        self.incarnation = hello.incarnation
+        self._on_answer(self)
+
+    # Sending
+
+    def send(self, buffers: list[Data]) -> bool:
+        """Queue a frame; those of one loop iteration go out together. False if it is cut off."""
+        if not self.is_open:
+            return False
+        size = sum(map(len, buffers))
+        assert size <= self._limits.frame_bytes_max, "the caller keeps frames below the limit"
+        if self.queued_bytes and self.queued_bytes + size > self._limits.queue_bytes_max:
+            waiting = self.queued_bytes
+            self._drop_queue()
+            self.abort(f"it does not take what it is sent: {waiting} bytes wait")
+            return False
+        self._queue.extend(buffers)
+        self.queued_bytes += size
+        if not self._is_flush_due and not self._is_paused:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+        return True
+
+    def finish(self, reason: str) -> None:
+        """Write everything, then close."""
+        if self.is_open:
+            rest = list(self._queue)
+            self._drop_queue()
+            self._write(rest)
+            self.close(reason)
+
+    def pause_writing(self) -> None:
+        """The transport holds enough: frames wait in our queue, which is counted."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """The transport has room."""
+        self._is_paused = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Hand the queue to the transport until that has enough."""
+        self._is_flush_due = False
+        while self._queue and self.is_open and not self._is_paused:
+            self._write(self._take_slice())
+
+    def _take_slice(self) -> list[Data]:
+        if self.queued_bytes <= SLICE_BYTES:
+            buffers = list(self._queue)
+            self._drop_queue()
+            return buffers
+        buffers = []
+        size = 0
+        while self._queue and size < SLICE_BYTES:
+            buffers.append(self._queue.popleft())
+            size += len(buffers[-1])
+        self.queued_bytes -= size
+        return buffers
+
+    def _write(self, buffers: list[Data]) -> None:
+        """One write: joined if small, so that the kernel gets few long pieces."""
+        size = sum(map(len, buffers))
+        if size <= JOIN_BYTES or size < len(buffers) * JOIN_MEAN_BYTES:
+            self._live().write(b"".join(buffers))
+        else:
+            self._live().writelines(buffers)
+
+    def _drop_queue(self) -> None:
+        self._queue.clear()
+        self.queued_bytes = 0
+
+
+class Tunable(Protocol):
+    """A socket, or uvloop's stand-in for one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        """As ``socket.setsockopt``."""
+        ...
+
+
+def tune(sock: Tunable, limits: LinkLimits) -> None:
+    """No delay for small frames, and a dead machine at the other end is noticed in seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.keepalive_idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.keepalive_interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.keepalive_probes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.unacked_timeout_ms)

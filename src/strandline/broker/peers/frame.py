@@ -1,0 +1,189 @@
+"""Frames of the peer link: messages cut out of a byte stream. Pure; little-endian.
+
+     0  length u32 (bytes from 8 on)    4  crc32c u32 (of the bytes from 8 on)
+     8  channel u8    9  header bytes u32    13  number of attachments u32
+    17  bytes of each attachment, u32 each
+        header (msgpack, made by the caller)
+        attachments, one after the other
+
+Rules: no length is believed before it was compared with its limit and with the lengths around it,
+and nothing is allocated for it earlier. A stream that had a bad frame cannot be read on, because
+nobody knows where the next one begins. What a ``Frame`` holds is its own: no later read changes it.
+
+The decoder is filled in place (``buffer``, ``received``), as asyncio's BufferedProtocol does it. A
+frame that fits into the receive buffer is copied out of it once, so that a small attachment does
+not keep a large buffer alive; a larger one gets memory of its own, into which the socket reads, and
+its attachments are views of that: no copy at all.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from strandline.broker.peers.errors import FrameError
+
+Data = bytes | bytearray | memoryview
+"""One-dimensional bytes; ``len`` must count bytes."""
+
+PREFIX: Final = struct.Struct("<II")
+BODY: Final = struct.Struct("<BII")
+HEAD: Final = struct.Struct("<IIBII")
+LENGTH_BYTES: Final = 4
+RECEIVE_BYTES: Final = 256 << 10
+"""What one read takes at most while frames are small; measured, more gains nothing."""
+
+
+class Frame(NamedTuple):
+    """A message of a peer."""
+
+    channel: int
+    header: bytes
+    attachments: tuple[memoryview, ...] = ()
+    """Read-only."""
+
+
+def encode_frame(channel: int, header: bytes, attachments: Sequence[Data] = ()) -> list[Data]:
+    """A frame as buffers to be written one after the other; attachments are not copied."""
+    if not attachments:
+        body = BODY.pack(channel, len(header), 0) + header
+        return [PREFIX.pack(len(body), crc32c(body)) + body]
+    count = len(attachments)
+    lengths = [len(each) for each in attachments]
+    body = b"".join(
+        (BODY.pack(channel, len(header), count), struct.pack(f"<{count}I", *lengths), header)
+    )
+    crc = crc32c(body)
+    for each in attachments:
+        crc = crc32c(each, crc)
+    return [PREFIX.pack(len(body) + sum(lengths), crc) + body, *attachments]
+
+
+class FrameDecoder:
+    """Finds frames in what is received.
+
+    Invariants: the receive buffer begins at the beginning of a frame; while ``_large`` is set the
+    receive buffer is empty; a frame in ``_large`` is longer than the receive buffer.
+
+    Args:
+        frame_bytes_max: the largest frame, its prefix included.
+        attachments_max: of one frame.
+        receive_bytes: size of the receive buffer.
+    """
+
+    def __init__(
+        self, *, frame_bytes_max: int, attachments_max: int, receive_bytes: int = RECEIVE_BYTES
+    ) -> None:
+        assert receive_bytes >= HEAD.size, "the head of a frame must fit"
+        self._frame_bytes_max = frame_bytes_max
+        self._attachments_max = attachments_max
+        self._view = memoryview(bytearray(receive_bytes))
+        self._filled = 0
+        self._large: memoryview | None = None
+        self._large_filled = 0
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether nothing of an unfinished frame was received."""
+        return self._filled == 0 and self._large is None
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty. Valid until ``received``."""
+        if self._large is not None:
+            return self._large[self._large_filled :]
+        return self._view[self._filled :]
+
+    def received(self, size: int) -> list[Frame]:
+        """Take note of ``size`` bytes in ``buffer()``; returns the frames they complete.
+
+        Raises:
+            FrameError: what was received is no frame; the decoder is of no use any more.
+        """
+        if self._large is not None:
+            return self._received_large(self._large, size)
+        self._filled += size
+        frames: list[Frame] = []
+        start, end = 0, self._filled
+        while end - start >= HEAD.size:
+            total = self._check_head(start)
+            if end - start < total:
+                if total > len(self._view):
+                    self._begin_large(start, total)
+                    return frames
+                break
+            frames.append(_cut(self._view[start : start + total], is_own=False))
+            start += total
+        if start:
+            # The rest goes to the front: a frame that fits into the buffer is always whole in it.
+            self._view[: end - start] = self._view[start:end]
+            self._filled = end - start
+        return frames
+
+    def feed(self, data: Data) -> list[Frame]:
+        """Copy ``data`` in, for those who have bytes and no socket; as ``received``."""
+        frames: list[Frame] = []
+        rest = memoryview(data)
+        while rest:
+            space = self.buffer()
+            size = min(len(space), len(rest))
+            space[:size] = rest[:size]
+            frames += self.received(size)
+            rest = rest[size:]
+        return frames
+
+    def _check_head(self, start: int) -> int:
+        """Bytes of the frame that begins at ``start``, if its head may be believed."""
+        length, _, _, header_bytes, count = HEAD.unpack_from(self._view, start)
+        total: int = PREFIX.size + length
+        if total > self._frame_bytes_max:
+            raise FrameError(f"a frame of {total} bytes; at most {self._frame_bytes_max} are taken")
+        if count > self._attachments_max:
+            raise FrameError(
+                f"a frame of {count} attachments; at most {self._attachments_max} are taken"
+            )
+        if BODY.size + count * LENGTH_BYTES + header_bytes > length:
+            raise FrameError("a frame that is longer inside than outside")
+        return total
+
+    def _begin_large(self, start: int, total: int) -> None:
+        """Receive the rest of a frame where it will stay."""
+        large = memoryview(bytearray(total))
+        self._large_filled = self._filled - start
+        large[: self._large_filled] = self._view[start : self._filled]
+        self._large = large
+        self._filled = 0
+
+    def _received_large(self, large: memoryview, size: int) -> list[Frame]:
+        self._large_filled += size
+        if self._large_filled < len(large):
+            return []
+        self._large = None
+        return [_cut(large, is_own=True)]
+
+
+def _cut(view: memoryview, *, is_own: bool) -> Frame:
+    """The frame that ``view`` is; its head has been checked.
+
+    Args:
+        view: prefix to last byte.
+        is_own: whether the memory belongs to this frame alone, so that it need not be copied.
+    """
+    _, crc, channel, header_bytes, count = HEAD.unpack_from(view)
+    if crc32c(view[PREFIX.size :]) != crc:
+        raise FrameError("a frame with a wrong checksum")
+    header_at = HEAD.size + count * LENGTH_BYTES
+    end = header_at + header_bytes
+    lengths: tuple[int, ...] = struct.unpack_from(f"<{count}I", view, HEAD.size)
+    if end + sum(lengths) != len(view):
+        raise FrameError("a frame whose attachments do not add up to its length")
+    header = bytes(view[header_at:end])
+    if not count:
+        return Frame(channel, header)
+    data = view.toreadonly()[end:] if is_own else memoryview(bytes(view[end:]))
+    attachments = []
+    position = 0
+    for length in lengths:
+        attachments.append(data[position : position + length])
+        position += length
+    return Frame(channel, header, tuple(attachments))

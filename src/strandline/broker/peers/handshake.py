@@ -1,0 +1,175 @@
+"""The first frame each way: who speaks, and to whom. Pure.
+
+The broker that connects says ``Hello``; the other answers with a ``Hello`` of its own, or with
+``Refused`` and closes. Rules: both check the other; magic and version are looked at before anything
+else, so that a later version may change the rest; a frame before the answer is a violation. A
+broker restarts with a new incarnation, by which ``session`` tells its old connections from its new.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from strandline.broker.peers.errors import HandshakeError, Refusal
+from strandline.broker.peers.frame import Data, Frame, encode_frame
+from strandline.types import BrokerId
+
+MAGIC: Final = "strandline-peer"
+VERSION: Final = 1
+HANDSHAKE_CHANNEL: Final = 0
+"""Never the caller's."""
+TEXT_MAX: Final = 512
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who a broker is."""
+
+    cluster_id: str
+    broker_id: BrokerId
+    incarnation: str
+    """Random, new at each start of the process."""
+
+
+class _Opening(msgspec.Struct, frozen=True):
+    """What every version of the protocol begins with."""
+
+    magic: str
+    version: int
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
+    """Who speaks, and who it believes to speak to."""
+
+    magic: str = MAGIC
+    version: int = VERSION
+    cluster_id: Name
+    broker_id: Id
+    incarnation: Name
+    to: Id
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="kind"):
+    """Why there will be no talk. The reason is a plain string: later versions may have more."""
+
+    magic: str = MAGIC
+    version: int = VERSION
+    reason: str
+    text: str
+
+
+_decode_opening = msgspec.msgpack.Decoder(_Opening).decode
+_decode_answer = msgspec.msgpack.Decoder(Hello | Refused).decode
+
+
+def encode_hello(me: Identity, to: BrokerId) -> list[Data]:
+    """The frame that opens or answers."""
+    hello = Hello(
+        cluster_id=me.cluster_id, broker_id=me.broker_id, incarnation=me.incarnation, to=to
+    )
+    return encode_frame(HANDSHAKE_CHANNEL, msgspec.msgpack.encode(hello))
+
+
+def encode_refusal(error: HandshakeError) -> list[Data]:
+    """The frame that refuses."""
+    refused = Refused(reason=error.reason.value, text=str(error)[:TEXT_MAX])
+    return encode_frame(HANDSHAKE_CHANNEL, msgspec.msgpack.encode(refused))
+
+
+def accept_hello(
+    frame: Frame,
+    me: Identity,
+    known: Container[BrokerId],
+    *,
+    certified: frozenset[BrokerId] | None,
+) -> Hello:
+    """The hello of a broker that connected to us.
+
+    Args:
+        frame: its first frame.
+        me: who we are.
+        known: brokers of the cluster.
+        certified: whom its certificate names; None without TLS.
+
+    Raises:
+        HandshakeError: we do not talk to it.
+    """
+    hello = _decode(frame)
+    if isinstance(hello, Refused):
+        raise HandshakeError(Refusal.NOT_A_PEER, "a refusal of something that was not asked")
+    _check(hello, me, certified)
+    if hello.to != me.broker_id:
+        raise HandshakeError(
+            Refusal.WRONG_BROKER,
+            f"this is broker {me.broker_id}, not broker {hello.to}: check the addresses",
+        )
+    if hello.broker_id not in known:
+        raise HandshakeError(
+            Refusal.UNKNOWN_BROKER, f"broker {hello.broker_id} is not a member of the cluster yet"
+        )
+    return hello
+
+
+def accept_answer(
+    frame: Frame, me: Identity, expected: BrokerId, *, certified: frozenset[BrokerId] | None
+) -> Hello:
+    """The answer of a broker that we connected to.
+
+    Raises:
+        HandshakeError: it refused us, or we do not talk to it.
+    """
+    hello = _decode(frame)
+    if isinstance(hello, Refused):
+        reason = Refusal(hello.reason) if hello.reason in list(Refusal) else Refusal.NOT_A_PEER
+        raise HandshakeError(reason, f"refused by broker {expected}: {hello.text[:TEXT_MAX]}")
+    _check(hello, me, certified)
+    if hello.broker_id != expected:
+        raise HandshakeError(
+            Refusal.WRONG_BROKER,
+            f"broker {hello.broker_id} answers at the address of broker {expected}",
+        )
+    return hello
+
+
+def _decode(frame: Frame) -> Hello | Refused:
+    if frame.channel != HANDSHAKE_CHANNEL or frame.attachments:
+        raise HandshakeError(Refusal.NOT_A_PEER, "the first frame is no handshake")
+    try:
+        opening = _decode_opening(frame.header)
+        if opening.magic != MAGIC:
+            raise HandshakeError(Refusal.NOT_A_PEER, "the other end is not a broker")
+        if opening.version != VERSION:
+            raise HandshakeError(
+                Refusal.VERSION,
+                f"peer protocol {opening.version} is not supported, {VERSION} is: upgrade one "
+                "broker after the other, and no more than one release at a time",
+            )
+        return _decode_answer(frame.header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HandshakeError(Refusal.NOT_A_PEER, f"an unreadable handshake: {error}") from error
+
+
+def _check(hello: Hello, me: Identity, certified: frozenset[BrokerId] | None) -> None:
+    """What both sides check of each other."""
+    if hello.cluster_id != me.cluster_id:
+        raise HandshakeError(
+            Refusal.OTHER_CLUSTER,
+            f"broker {hello.broker_id} is of cluster {hello.cluster_id!r}, "
+            f"broker {me.broker_id} of {me.cluster_id!r}",
+        )
+    if hello.broker_id == me.broker_id:
+        raise HandshakeError(
+            Refusal.OWN_ID, f"both ends are broker {me.broker_id}: give each an id of its own"
+        )
+    if certified is not None and hello.broker_id not in certified:
+        names = ", ".join(f"broker-{each}" for each in sorted(certified)) or "no broker"
+        raise HandshakeError(
+            Refusal.CERTIFICATE,
+            f"broker {hello.broker_id} shows a certificate that names {names}; "
+            f"it must have the subject alternative name broker-{hello.broker_id}",
+        )

@@ -1,0 +1,245 @@
+"""The peer link: frames to and from the other brokers of a cluster.
+
+Rules: one event loop, no threads; every method is called on the loop. ``send`` never waits and
+never calls back. Between ``on_peer_back`` and ``on_peer_lost`` frames arrive in order and without
+gaps, in both directions; whenever one may be missing, both brokers hear of a loss. Nothing is sent
+again by the link: that is for the cores, which know what still matters.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import ssl
+from collections.abc import Sequence
+
+from strandline.broker.peers.connection import Connection, Incoming, Outgoing
+from strandline.broker.peers.errors import HandshakeError
+from strandline.broker.peers.frame import Data, Frame, encode_frame
+from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Identity, accept_hello
+from strandline.broker.peers.limits import LinkLimits
+from strandline.broker.peers.peer import Address, Peer, PeerEvents, tls_times
+from strandline.broker.peers.tls import TlsFiles, calling_context, listening_context
+from strandline.errors import UnavailableError
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+
+class PeerLinks:
+    """The links of one broker.
+
+    Args:
+        me: who we are.
+        events: called back, on the loop.
+        listen: where peers reach us; port 0 picks a free one.
+        tls: files for mutual TLS; None for plain TCP.
+        limits: caps and times.
+        rng: spreads calls in time; tests give a seeded one.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        events: PeerEvents,
+        *,
+        listen: Address = Address("127.0.0.1", 0),  # noqa: B008  immutable
+        tls: TlsFiles | None = None,
+        limits: LinkLimits | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.me = me
+        self._events = events
+        self._listen = listen
+        self._tls = tls
+        self._limits = limits or LinkLimits()
+        self._rng = rng or secrets.SystemRandom()
+        self._calling: ssl.SSLContext | None = None
+        self._server: asyncio.Server | None = None
+        self._peers: dict[BrokerId, Peer] = {}
+        self._calls: dict[BrokerId, asyncio.Task[None]] = {}
+        self._connections: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}
+        self.port = 0
+        """Where it listens, once started."""
+
+    # Life
+
+    async def start(self) -> None:
+        """Begin to listen, and to call the peers added so far.
+
+        Raises:
+            UnavailableError: the address cannot be had.
+            InvalidConfigError: the TLS files cannot be used.
+        """
+        accepting = None
+        if self._tls is not None:
+            accepting = listening_context(self._tls)
+            self._calling = calling_context(self._tls)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                self._make_incoming,
+                self._listen.host,
+                self._listen.port,
+                ssl=accepting,
+                **tls_times(self._limits, accepting),
+            )
+        except OSError as error:
+            raise UnavailableError(f"cannot listen for peers on {self._listen}: {error}") from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        waiting, self._peers = self._peers, {}
+        for broker, peer in waiting.items():
+            self.add_peer(broker, peer.address)
+
+    async def stop(self) -> None:
+        """Send what is queued, close everything; nothing is called back from now on."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        calls = list(self._calls.values())
+        for broker in list(self._peers):
+            self._retire(broker)
+        await asyncio.gather(*calls, return_exceptions=True)
+        for connection in list(self._connections):
+            if isinstance(connection, Outgoing):
+                connection.finish("this broker stops")
+            else:
+                connection.close("this broker stops")
+        await self._all_closed()
+        for connection in list(self._connections):
+            connection.abort("this broker stops")
+        await self._all_closed()
+
+    async def _all_closed(self) -> None:
+        """Wait for the end of every connection, but not for ever."""
+        closing = [each.closed for each in self._connections]
+        if closing:
+            await asyncio.wait(closing, timeout=self._limits.close_timeout_s)
+
+    # Peers
+
+    def add_peer(self, broker: BrokerId, address: Address) -> None:
+        """Link with a broker, from now on or from the start on; a new address replaces the old."""
+        assert broker != self.me.broker_id, "a broker is no peer of its own"
+        known = self._peers.get(broker)
+        if known is not None:
+            if known.address != address:
+                known.address = address
+                known.hang_up(f"broker {broker} moved to {address}")
+            return
+        peer = Peer(
+            broker,
+            address,
+            me=self.me,
+            limits=self._limits,
+            events=self._events,
+            tls=self._calling,
+            rng=self._rng,
+            on_begin=self._begun,
+            on_end=self._ended,
+        )
+        self._peers[broker] = peer
+        if self._server is not None:
+            call = asyncio.create_task(peer.run(), name=f"peer-{broker}")
+            call.add_done_callback(_report)
+            self._calls[broker] = call
+
+    def remove_peer(self, broker: BrokerId) -> None:
+        """Forget a broker: its connections end, and nothing more is told of it."""
+        if broker in self._peers:
+            self._retire(broker)
+        for connection in self._connections:
+            if connection.peer == broker:
+                connection.abort(f"broker {broker} was removed")
+
+    def _retire(self, broker: BrokerId) -> None:
+        self._peers.pop(broker).retire()
+        call = self._calls.pop(broker, None)
+        if call is not None:
+            call.cancel()
+
+    def is_up(self, broker: BrokerId) -> bool:
+        """Whether frames to and from the broker flow."""
+        peer = self._peers.get(broker)
+        return peer is not None and peer.is_up
+
+    def queued_bytes(self, broker: BrokerId) -> int:
+        """Bytes that wait for the broker to take more."""
+        peer = self._peers.get(broker)
+        return peer.queued_bytes if peer is not None else 0
+
+    # Frames
+
+    def send(
+        self, broker: BrokerId, channel: int, header: bytes, *, attachments: Sequence[Data] = ()
+    ) -> bool:
+        """Queue a frame for a broker; returns at once.
+
+        Args:
+            broker: to whom.
+            channel: 1 to 255; what it means is the owners' agreement.
+            header: opaque here.
+            attachments: not copied: they must not change while the peer is up.
+
+        Returns:
+            False if the broker is not there and the frame is dropped: ``on_peer_back`` will come.
+            True is no promise of arrival; that ``on_peer_lost`` has not come yet is all it says.
+        """
+        assert HANDSHAKE_CHANNEL < channel <= 0xFF, "channels are one byte, and 0 is ours"
+        assert len(attachments) <= self._limits.attachments_max, "the caller keeps to the limit"
+        peer = self._peers.get(broker)
+        if peer is None or not peer.is_up:
+            return False
+        return peer.send(encode_frame(channel, header, attachments))
+
+    # Connections
+
+    def _make_incoming(self) -> Incoming:
+        return Incoming(
+            self._limits,
+            on_frame=self._on_frame,
+            on_hello=self._on_hello,
+            on_begin=self._begun,
+            on_end=self._ended,
+        )
+
+    def _begun(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        if isinstance(connection, Outgoing):
+            return
+        self._strangers[connection] = None
+        if len(self._strangers) > self._limits.strangers_max:
+            # The oldest: who means it needs milliseconds, and must not be locked out by who waits.
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort("too many connections that do not say who they are")
+
+    def _on_hello(self, connection: Incoming, frame: Frame) -> None:
+        """Let a peer in, or tell it why not."""
+        self._strangers.pop(connection, None)
+        try:
+            hello = accept_hello(frame, self.me, self._peers, certified=connection.certified())
+        except HandshakeError as error:
+            logger.warning("refused a connection: %s", error)
+            connection.refuse(error)
+            return
+        connection.accept(hello, self.me)
+        if connection.is_open:
+            self._peers[BrokerId(hello.broker_id)].called(connection)
+
+    def _on_frame(self, broker: BrokerId, frame: Frame) -> None:
+        if broker in self._peers:
+            self._events.on_frame(broker, frame)
+
+    def _ended(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._strangers.pop(connection, None)
+        peer = self._peers.get(connection.peer) if connection.peer is not None else None
+        if peer is not None:
+            peer.ended(connection)
+
+
+def _report(call: "asyncio.Task[None]") -> None:
+    if not call.cancelled() and call.exception() is not None:
+        logger.critical("task %s died, please report", call.get_name(), exc_info=call.exception())

@@ -1,0 +1,218 @@
+"""One other broker: calls it, keeps the session with it, and tells the owner what became of it.
+
+Rules: there is one attempt at a time, and always one while there is no outgoing connection. The
+session decides, this carries out. Callbacks run on the loop, never inside a call of the owner.
+"""
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
+
+from strandline.broker.peers.backoff import Backoff
+from strandline.broker.peers.connection import Connection, Incoming, Outgoing
+from strandline.broker.peers.frame import Data, Frame
+from strandline.broker.peers.handshake import Identity
+from strandline.broker.peers.limits import LinkLimits
+from strandline.broker.peers.session import Back, Close, Effect, Lost, Session
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+
+class Address(NamedTuple):
+    """Where a broker listens for its peers."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class PeerEvents(Protocol):
+    """The owner of the link. For each peer: back, frames, lost, back, frames, lost and so on."""
+
+    def on_frame(self, peer: BrokerId, frame: Frame) -> None:
+        """A frame came, in the order sent."""
+        ...
+
+    def on_peer_back(self, peer: BrokerId) -> None:
+        """Frames flow both ways."""
+        ...
+
+    def on_peer_lost(self, peer: BrokerId) -> None:
+        """What was sent since it was back may not have arrived, and the same at the other end."""
+        ...
+
+
+class Peer:
+    """The session with one broker, and the calls that keep it.
+
+    Args:
+        broker: which one.
+        address: where it listens.
+        me: who we are.
+        limits: caps and times.
+        events: the owner.
+        tls: None for plain TCP.
+        rng: spreads the calls.
+        on_begin: told of each connection we made.
+        on_end: told of each connection that ended; passes it to ``ended``.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerId,
+        address: Address,
+        *,
+        me: Identity,
+        limits: LinkLimits,
+        events: PeerEvents,
+        tls: ssl.SSLContext | None,
+        rng: random.Random,
+        on_begin: Callable[[Connection], None],
+        on_end: Callable[[Connection], None],
+    ) -> None:
+        self.broker = broker
+        self.address = address
+        self._me = me
+        self._limits = limits
+        self._events = events
+        self._tls = tls
+        self._rng = rng
+        self._on_begin = on_begin
+        self._on_end = on_end
+        self._session = Session()
+        self._backoff = Backoff(limits.backoff_min_s, limits.backoff_max_s)
+        self._out: Outgoing | None = None
+        self._in: Incoming | None = None
+        self._is_retired = False
+        self._told = ""
+        self._up_since_s = 0.0
+        self._lasted_s = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether frames flow."""
+        return self._session.is_up
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for the peer to take more."""
+        return self._out.queued_bytes if self._out is not None else 0
+
+    def send(self, buffers: list[Data]) -> bool:
+        """Queue a frame; False if the peer is not there."""
+        return self._session.is_up and self._out is not None and self._out.send(buffers)
+
+    def retire(self) -> None:
+        """Tell the owner nothing more."""
+        self._is_retired = True
+
+    def hang_up(self, reason: str) -> None:
+        """End the outgoing connection, and so the session; ``run`` calls again."""
+        if self._out is not None:
+            self._out.abort(reason)
+
+    async def run(self) -> None:
+        """Call the peer, and call again when the connection ends, until cancelled."""
+        while True:
+            self._lasted_s = 0.0
+            self._tell(await self._call())
+            wait_s = self._backoff.next_s(self._rng.random(), lasted_s=self._lasted_s)
+            await asyncio.sleep(wait_s)
+
+    async def _call(self) -> str:
+        """Connect and stay connected; returns why that came to its end."""
+        loop = asyncio.get_running_loop()
+        host, port = self.address
+        timeout_s = self._limits.connect_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    self._make_outgoing,
+                    host,
+                    port,
+                    ssl=self._tls,
+                    **tls_times(self._limits, self._tls),
+                )
+        except TimeoutError:
+            return f"no connection within {timeout_s:g} s"
+        except OSError as error:
+            return str(error)
+        # Not `await connection.closed`: a cancelled call would cancel the future of the connection.
+        await asyncio.wait([connection.closed])
+        return connection.closed.result()
+
+    def _make_outgoing(self) -> Outgoing:
+        return Outgoing(
+            self._limits,
+            me=self._me,
+            to=self.broker,
+            on_answer=self._answered,
+            on_begin=self._on_begin,
+            on_end=self._on_end,
+        )
+
+    # What happens to connections
+
+    def _answered(self, connection: Outgoing) -> None:
+        """Our call was answered."""
+        self._out = connection
+        self._carry_out(self._session.opened("out", connection), "it was started anew")
+
+    def called(self, connection: Incoming) -> None:
+        """The peer called, and was accepted."""
+        self._in = connection
+        self._carry_out(self._session.opened("in", connection), "it called anew")
+
+    def ended(self, connection: Connection) -> None:
+        """A connection with this peer ended; perhaps one of an earlier session."""
+        if connection is self._out:
+            self._out = None
+        if connection is self._in:
+            self._in = None
+        self._carry_out(self._session.closed(connection), connection.closed.result())
+
+    def _carry_out(self, effects: list[Effect], reason: str) -> None:
+        for effect in effects:
+            if self._is_retired and not isinstance(effect, Close):
+                continue
+            match effect:
+                case Close(half):
+                    cast("Connection", half).abort(reason)
+                case Lost():
+                    self._lost()
+                case Back():
+                    self._back()
+
+    def _back(self) -> None:
+        assert self._in is not None, "the session has both connections"
+        self._told = ""
+        self._up_since_s = asyncio.get_running_loop().time()
+        logger.info("broker %d is there, at %s", self.broker, self.address)
+        self._events.on_peer_back(self.broker)
+        self._in.release()
+
+    def _lost(self) -> None:
+        self._lasted_s = asyncio.get_running_loop().time() - self._up_since_s
+        self._events.on_peer_lost(self.broker)
+
+    def _tell(self, reason: str) -> None:
+        """Log why there is no connection: once, not at each of many calls in vain."""
+        if reason != self._told:
+            self._told = reason
+            logger.warning("no link to broker %d at %s: %s", self.broker, self.address, reason)
+
+
+def tls_times(limits: LinkLimits, tls: ssl.SSLContext | None) -> dict[str, float]:
+    """How long TLS may take; asyncio refuses the arguments where there is no TLS."""
+    if tls is None:
+        return {}
+    return {
+        "ssl_handshake_timeout": limits.handshake_timeout_s,
+        "ssl_shutdown_timeout": limits.close_timeout_s,
+    }

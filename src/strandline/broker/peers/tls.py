@@ -1,0 +1,90 @@
+"""Mutual TLS between brokers: each shows a certificate that names its broker id.
+
+Rules: TLS 1.3 only; both ends must show a certificate of the cluster's authority. Host names are
+not checked, because brokers move between machines: what counts is the subject alternative name
+``broker-<id>`` (DNS, or URI with or without ``strandline://``), compared with the id in the
+handshake. Without files there is no TLS, and the link belongs on a network of its own.
+"""
+
+import re
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from strandline.errors import InvalidConfigError
+from strandline.types import BrokerId
+
+_DNS_NAME: Final = re.compile(r"broker-(0|[1-9][0-9]{0,9})")
+_URI_NAME: Final = re.compile(r"(?:strandline://)?broker-(0|[1-9][0-9]{0,9})")
+_PATTERNS: Final = {"DNS": _DNS_NAME, "URI": _URI_NAME}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files; read once, when the link starts."""
+
+    certificate: Path
+    """This broker's, followed by what leads to the authority."""
+    key: Path
+    authority: Path
+    """Certificates of the authority that signs the cluster's brokers, and nobody else."""
+
+
+def listening_context(files: TlsFiles) -> ssl.SSLContext:
+    """For connections that brokers make to us.
+
+    Raises:
+        InvalidConfigError: a file is missing or is not what it should be.
+    """
+    return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+
+
+def calling_context(files: TlsFiles) -> ssl.SSLContext:
+    """For connections that we make.
+
+    Raises:
+        InvalidConfigError: a file is missing or is not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # broker ids are checked instead, in the handshake
+    return _load(context, files)
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"peer link: cannot use certificate {files.certificate} with key {files.key}: {error}"
+        ) from error
+    try:
+        context.load_verify_locations(files.authority)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"peer link: cannot use authority {files.authority}: {error}"
+        ) from error
+    return context
+
+
+def certified_brokers(connection: ssl.SSLObject | None) -> frozenset[BrokerId] | None:
+    """Whom the other end's certificate names; None without TLS."""
+    if connection is None:
+        return None
+    certificate = connection.getpeercert()
+    assert certificate, "CERT_REQUIRED lets nobody through without"
+    names: Iterable[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]  # typeshed: any nesting of strings
+    return named_brokers(names)
+
+
+def named_brokers(names: Iterable[tuple[str, str]]) -> frozenset[BrokerId]:
+    """Broker ids among subject alternative names, as ``ssl`` gives them."""
+    found = set()
+    for kind, name in names:
+        match = _PATTERNS[kind].fullmatch(name) if kind in _PATTERNS else None
+        if match:
+            found.add(BrokerId(int(match[1])))
+    return frozenset(found)

@@ -1,0 +1,142 @@
+"""A TCP proxy on loopback that can cut, delay and break connections, for chaos tests of links.
+
+Rules: nothing is lost inside a connection, because TCP would not lose it either: a cut holds bytes
+back until ``resume``, and the sender feels it once the buffers are full. ``to_target`` and
+``from_target`` are cut and delayed apart from each other, so that one-way partitions can be made.
+New connections are accepted during a cut, as a network that drops packets would not do, but nothing
+gets through them; ``break_connections`` and ``stop`` are for those who want an end seen.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Final, Literal, Self
+
+CHUNK_BYTES: Final = 64 << 10
+Direction = Literal["to_target", "from_target"]
+
+
+@dataclass(slots=True)
+class Path:
+    """One direction of every connection."""
+
+    is_open: asyncio.Event = field(default_factory=asyncio.Event)
+    delay_s: float = 0.0
+    passed_bytes: int = 0
+
+
+class TcpProxy:
+    """Listens on a free port of loopback and passes bytes on to ``host:port``; a context.
+
+    Args:
+        host: of the target.
+        port: of the target; may be changed, for connections to come.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.target_host = host
+        self.target_port = port
+        self.port = 0
+        self.connections_seen = 0
+        self._paths: dict[Direction, Path] = {"to_target": Path(), "from_target": Path()}
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.resume()
+
+    async def start(self) -> Self:
+        """Listen; after a ``stop``, on the port of last time."""
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        """Listen no more, and break what is open."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # Faults
+
+    def cut(self, direction: Direction | None = None) -> None:
+        """Hold bytes back, in one direction or both."""
+        for path in self._chosen(direction):
+            path.is_open.clear()
+
+    def resume(self, direction: Direction | None = None) -> None:
+        """Let bytes pass again, those held back first."""
+        for path in self._chosen(direction):
+            path.is_open.set()
+
+    def delay(self, seconds: float, direction: Direction | None = None) -> None:
+        """Make each read of at most 64 KiB wait, one after the other; 0 ends it."""
+        for path in self._chosen(direction):
+            path.delay_s = seconds
+
+    def break_connections(self) -> None:
+        """Reset every open connection, at both ends."""
+        for writer in self._writers:
+            sock = writer.get_extra_info("socket")
+            # Without lingering a close is a reset, whether or not something is unread.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+    def passed_bytes(self, direction: Direction) -> int:
+        """Bytes that got through."""
+        return self._paths[direction].passed_bytes
+
+    def _chosen(self, direction: Direction | None) -> list[Path]:
+        return [self._paths[direction]] if direction else list(self._paths.values())
+
+    # Connections
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections_seen += 1
+        task = asyncio.create_task(self._serve(reader, writer), name="tcp-proxy")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened = [writer]
+        self._writers.add(writer)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(
+                self.target_host, self.target_port
+            )
+            opened.append(far_writer)
+            self._writers.add(far_writer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(reader, far_writer, self._paths["to_target"]))
+                group.create_task(_pump(far_reader, writer, self._paths["from_target"]))
+        except* OSError:
+            pass  # one end is gone: so shall be the other
+        finally:
+            for each in opened:
+                self._writers.discard(each)
+                each.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path) -> None:
+    """Pass bytes on in one direction until the end of the stream, and pass on the end."""
+    while data := await reader.read(CHUNK_BYTES):
+        if path.delay_s:
+            await asyncio.sleep(path.delay_s)
+        await path.is_open.wait()
+        writer.write(data)
+        await writer.drain()
+        path.passed_bytes += len(data)
+    await path.is_open.wait()
+    with contextlib.suppress(OSError):
+        writer.write_eof()
