@@ -33,6 +33,10 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How a record finds its partition: ``suffix`` (subject ``.N``, as Liftbridge does), or the
     CRC-32 of its ``subject`` or ``key`` modulo the partitions. Default: ``subject`` if the subject
     has a wildcard, else ``suffix``."""
+    replicas: int = 1
+    """Brokers that keep a copy of each partition; more than one needs a cluster."""
+    min_isr: int = 1
+    """In-sync replicas below which appends are refused and nothing more is committed."""
     queue_group: str = ""
     """Streams of one group share the records of a subject instead of each getting every one."""
     acks: Acks = "disk"

@@ -21,6 +21,9 @@ LogId = NewType("LogId", int)
 BrokerId = NewType("BrokerId", int)
 """Number of a broker, unique in its cluster."""
 
+BrokerId = NewType("BrokerId", int)
+"""The number of a broker in its cluster, from 1; given by the operator, kept in its directory."""
+
 TimestampNs = NewType("TimestampNs", int)
 """Unix time in nanoseconds."""
 

@@ -9,13 +9,18 @@ is how an operator frees a full disk, so it must not need space: a little is kep
 import logging
 from pathlib import Path
 
-import msgspec
 from crc32c import crc32c
 
-from strandline.errors import CorruptBatchError, DiskFullError, UnavailableError
+from strandline.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    InvalidRecordError,
+    UnavailableError,
+)
 from strandline.metadata.apply import apply
 from strandline.metadata.commands import Command, CreateStream, DeleteStream
 from strandline.metadata.image import MetadataImage
+from strandline.metadata.snapshot import decode_json, encode_json
 from strandline.storage.disk import Disk
 
 logger = logging.getLogger(__name__)
@@ -23,7 +28,6 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "metadata.json"
 RESERVE_NAME = "metadata.reserve"
 RESERVE_BYTES_MIN = 64 << 10
-VERSION = MetadataImage().version
 
 
 class MetadataStore:
@@ -88,12 +92,9 @@ class MetadataStore:
             crc, body = data.rstrip(b"\n").split(b"\n", 1)
             if int(crc, 16) != crc32c(body):
                 raise self._damaged("checksum mismatch")
-            image = msgspec.json.decode(body, type=MetadataImage)
-        except (ValueError, msgspec.MsgspecError) as error:
+            return decode_json(body)
+        except (ValueError, InvalidRecordError) as error:
             raise self._damaged(str(error)) from error
-        if image.version != VERSION:
-            raise self._damaged(f"version {image.version} is not known here")
-        return image
 
     def _damaged(self, why: str) -> CorruptBatchError:
         return CorruptBatchError(
@@ -103,5 +104,5 @@ class MetadataStore:
 
 def _encoded(image: MetadataImage) -> bytes:
     """The contents of the file."""
-    body = msgspec.json.format(msgspec.json.encode(image), indent=1)
+    body = encode_json(image)
     return b"%08x\n%b\n" % (crc32c(body), body)

@@ -1,95 +1,166 @@
-"""``apply(image, command)``: the deterministic state machine of the metadata.
+"""``apply_entry(image, entry)``: the deterministic state machine of the metadata.
 
-The same command on the same image gives the same image or raises the same error, on every broker.
+The same entry on the same image gives the same image and the same outcome on every broker, whatever
+the entry says: a command that does not apply is an outcome like any other.
+
+Rules of sessions: a proposer opens a session, then gives its commands growing sequences, one under
+way at a time. Each is applied once; proposing it again gives the recorded outcome. Sessions that
+were not used for longest are forgotten; their ids are never given out again, so that a late retry
+is refused, not applied again.
 """
 
-import re
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX, StreamConfig
-from strandline.errors import InvalidConfigError, StreamExistsError
-from strandline.metadata.commands import Command, CreateStream, DeleteStream
-from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
-from strandline.record.subjects import validate_subject
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-_NOT_NEGATIVE = (
-    "retention_age_ms",
-    "retention_bytes",
-    "retention_records",
-    "tombstone_delay_ms",
-    "dedup_window_ms",
+from strandline.errors import InvalidRequestError, StrandlineError
+from strandline.metadata import brokers, changes, streams
+from strandline.metadata.commands import (
+    AddPartitions,
+    AllocateProducerIds,
+    BeginShutdown,
+    ChangeIsr,
+    Command,
+    CreateStream,
+    DeleteStream,
+    Drain,
+    ElectLeader,
+    Entry,
+    Fence,
+    FinishReassignment,
+    ForgetDirectory,
+    OpenSession,
+    Proposed,
+    ReassignReplicas,
+    RegisterBroker,
+    RemoveBroker,
+    Unfence,
 )
-_SEGMENT_BYTES_MIN = 64 << 10
+from strandline.metadata.image import MetadataImage, SessionImage
+from strandline.metadata.outcome import Outcome, RefusedError, refused
+
+SESSIONS_MAX = 256
+PRODUCER_IDS_MAX = 1_000_000
+
+_WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
+    CreateStream: streams.create_stream,
+    DeleteStream: streams.delete_stream,
+    AddPartitions: streams.add_partitions,
+    RegisterBroker: brokers.register,
+    Fence: brokers.fence_brokers,
+    Unfence: brokers.unfence_brokers,
+    BeginShutdown: brokers.begin_shutdown,
+    Drain: brokers.drain,
+    ForgetDirectory: brokers.forget_directory,
+    RemoveBroker: brokers.remove,
+}
+"""Commands that are applied or refused whole."""
+
+_ANSWERING: dict[type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, Outcome]]] = {
+    ChangeIsr: changes.change_isrs,
+    ElectLeader: changes.elect_leaders,
+    ReassignReplicas: changes.reassign,
+    FinishReassignment: changes.finish,
+}
+"""Commands that have more to say than whether they applied."""
 
 
 def apply(image: MetadataImage, command: Command) -> MetadataImage:
-    """The image after the command.
+    """The image after the command: for a broker alone, which asks first and stores then.
 
     Raises:
         StreamExistsError: the name is taken.
         UnknownStreamError: no such stream.
         InvalidConfigError: a setting is out of range.
         InvalidSubjectError: the stream's subject is not one.
+        InvalidRequestError: another command does not apply.
     """
-    match command:
-        case CreateStream():
-            return _create_stream(image, command)
-        case DeleteStream():
-            image.stream(command.name)
-            streams = {name: s for name, s in image.streams.items() if name != command.name}
-            return msgspec.structs.replace(image, streams=streams)
-        case _:
-            assert_never(command)
+    try:
+        after, outcome = _run(image, command)
+    except RefusedError as error:
+        raise InvalidRequestError(error.message) from error
+    outcome.raise_if_refused()
+    return after
 
 
-def _create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
-    """Check the settings and give every partition a log id."""
-    config = command.config
-    check_stream_config(config)
-    if config.name in image.streams:
-        raise StreamExistsError(f"stream {config.name!r} exists; choose another name or delete it")
-    first = image.next_log_id
-    partitions = tuple(PartitionImage(log_id=first + i) for i in range(config.partitions))
-    config = msgspec.structs.replace(config, partition_by=config.partition_rule)
-    stream = StreamImage(config=config, created_ns=command.now_ns, partitions=partitions)
-    return msgspec.structs.replace(
-        image,
-        next_log_id=first + config.partitions,
-        streams={**image.streams, config.name: stream},
+def apply_entry(image: MetadataImage, entry: Entry) -> tuple[MetadataImage, Outcome]:
+    """The image after an entry of the metadata log, and what is answered to who proposed it."""
+    if not isinstance(entry, Proposed):
+        return _outcome(image, entry)
+    session = image.sessions.get(entry.client_id)
+    if session is None:
+        why = (
+            f"session {entry.client_id} was forgotten; whether its last command applied is unknown"
+        )
+        return image, refused(RefusedError("session_expired", why))
+    if was_seen(session, entry):
+        return image, recorded_outcome(session, entry)
+    if isinstance(entry.command, OpenSession):
+        return image, refused(RefusedError("limit", "a session is opened outside of one"))
+    after, outcome = _outcome(image, entry.command)
+    return _recorded(after, entry, outcome), outcome
+
+
+def was_seen(session: SessionImage, entry: Proposed) -> bool:
+    """Whether this command, or a later one of its session, was applied before."""
+    return entry.sequence <= session.sequence
+
+
+def recorded_outcome(session: SessionImage, entry: Proposed) -> Outcome:
+    """What is answered to a command that was applied or passed before."""
+    if entry.sequence == session.sequence and entry.sequence > 0:
+        return session.outcome
+    why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
+    return refused(RefusedError("sequence_passed", why))
+
+
+def _recorded(image: MetadataImage, entry: Proposed, outcome: Outcome) -> MetadataImage:
+    """Remember what became of a session's command, be it applied or refused."""
+    used = image.proposals + 1
+    session = SessionImage(used=used, sequence=entry.sequence, outcome=outcome)
+    sessions = {**image.sessions, entry.client_id: session}
+    return msgspec.structs.replace(image, proposals=used, sessions=sessions)
+
+
+def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
+    """Run a command; a refusal leaves the image as it was."""
+    try:
+        return _run(image, command)
+    except (RefusedError, StrandlineError) as error:
+        return image, refused(error)
+
+
+def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
+    kind = type(command)
+    if kind in _WHOLE:
+        return _WHOLE[kind](image, command), Outcome()
+    if kind in _ANSWERING:
+        return _ANSWERING[kind](image, command)
+    if isinstance(command, AllocateProducerIds):
+        return _allocate_producer_ids(image, command)
+    assert isinstance(command, OpenSession), command
+    return _open_session(image)
+
+
+def _allocate_producer_ids(
+    image: MetadataImage, command: AllocateProducerIds
+) -> tuple[MetadataImage, Outcome]:
+    if not 1 <= command.count <= PRODUCER_IDS_MAX:
+        raise RefusedError("limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}")
+    first = image.next_producer_id
+    after = msgspec.structs.replace(image, next_producer_id=first + command.count)
+    return after, Outcome(value=first)
+
+
+def _open_session(image: MetadataImage) -> tuple[MetadataImage, Outcome]:
+    """A session under a new id; the one not used for longest makes room for it."""
+    client_id, used = image.next_client_id, image.proposals + 1
+    sessions = dict(image.sessions)
+    if len(sessions) >= SESSIONS_MAX:
+        del sessions[min(sessions, key=lambda client: sessions[client].used)]
+    sessions[client_id] = SessionImage(used=used)
+    after = msgspec.structs.replace(
+        image, next_client_id=client_id + 1, proposals=used, sessions=sessions
     )
-
-
-def check_stream_config(config: StreamConfig) -> None:
-    """Refuse settings no stream can have.
-
-    Raises:
-        InvalidConfigError: naming the setting and its range.
-        InvalidSubjectError: the subject is not a NATS subject.
-    """
-    if not _NAME.fullmatch(config.name) or len(config.name) > NAME_BYTES_MAX:
-        raise InvalidConfigError(
-            f"stream name {config.name!r}: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or "
-            "'.', not starting with '-' or '.'"
-        )
-    validate_subject(config.subject, wildcards=True)
-    if config.queue_group and not _NAME.fullmatch(config.queue_group):
-        raise InvalidConfigError("queue_group: use letters, digits, '_', '-' or '.'")
-    if not 1 <= config.partitions <= PARTITIONS_MAX:
-        raise InvalidConfigError(f"partitions is {config.partitions}; 1 to {PARTITIONS_MAX} work")
-    for field in _NOT_NEGATIVE:
-        if getattr(config, field) < 0:
-            raise InvalidConfigError(f"{field} is negative; 0 turns it off")
-    if config.segment_bytes < _SEGMENT_BYTES_MIN:
-        raise InvalidConfigError(f"segment_bytes is below its minimum of {_SEGMENT_BYTES_MIN}")
-    if config.segment_age_ms <= 0:
-        raise InvalidConfigError("segment_age_ms must be above 0")
-    if config.acks == "replicated":
-        raise InvalidConfigError("acks 'replicated' needs several brokers; this one has 'disk'")
-    if config.partition_rule == "suffix" and config.partitions > 1 and ">" in config.subject:
-        raise InvalidConfigError(
-            "partition_by 'suffix' puts '.N' after the subject, which '>' forbids; use 'subject' "
-            "or 'key'"
-        )
+    return after, Outcome(value=client_id)

@@ -1,15 +1,32 @@
-"""Commands: the only ways an image changes. Small, frozen, tagged values."""
+"""Commands: the only ways an image changes. Small, frozen, tagged values.
+
+Rules: a command carries every decision in it (which replicas, which leader), so that applying it
+needs no clock, no load figures and no luck. What was decided on an image that has changed since is
+refused: partitions are named with their log id, which survives no deletion, and with the version
+the decision was made on; brokers with their incarnation. Decoding is strict about types and caps
+nothing: the log that carries commands limits their bytes.
+"""
+
+from typing import Literal
 
 import msgspec
 
 from strandline.config import StreamConfig
+from strandline.errors import InvalidRecordError
+from strandline.types import BrokerId, LeaderEpoch, LogId, PartitionName
+
+Replicas = tuple[BrokerId, ...]
+ElectionReason = Literal[
+    "leader_lost", "preferred", "handover", "reassignment", "operator", "unclean"
+]
 
 
 class CreateStream(msgspec.Struct, frozen=True, tag=True):
-    """Add a stream."""
+    """Add a stream; in a cluster with the replicas of each partition, preferred leader first."""
 
     config: StreamConfig
     now_ns: int
+    assignment: tuple[Replicas, ...] = ()
 
 
 class DeleteStream(msgspec.Struct, frozen=True, tag=True):
@@ -18,4 +35,203 @@ class DeleteStream(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-Command = CreateStream | DeleteStream
+class AddPartitions(msgspec.Struct, frozen=True, tag=True):
+    """Give a stream more partitions; keys may then map to other partitions than before."""
+
+    name: str
+    count: int
+    assignment: tuple[Replicas, ...] = ()
+
+
+class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A broker presents itself, at every start; it comes in fenced until it is heard regularly."""
+
+    broker: BrokerId
+    directory_id: str
+    incarnation: str
+    peer_address: str = ""
+    flight_address: str = ""
+    nats_address: str = ""
+    rack: str = ""
+
+
+class BrokerRun(msgspec.Struct, frozen=True, array_like=True):
+    """One run of one broker."""
+
+    broker: BrokerId
+    incarnation: str
+
+
+class Fence(msgspec.Struct, frozen=True, tag=True):
+    """Take brokers out of service: no leadership, and out of each ISR that has others left."""
+
+    runs: tuple[BrokerRun, ...]
+
+
+class Unfence(msgspec.Struct, frozen=True, tag=True):
+    """Take brokers into service."""
+
+    runs: tuple[BrokerRun, ...]
+
+
+class BeginShutdown(msgspec.Struct, frozen=True, tag=True):
+    """A broker is about to stop: it leads nothing new, and what it leads is handed over."""
+
+    run: BrokerRun
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Move everything off a broker; with ``is_on`` false, stop doing so."""
+
+    broker: BrokerId
+    is_on: bool = True
+
+
+class ForgetDirectory(msgspec.Struct, frozen=True, tag=True):
+    """A fenced broker lost its disk: what it had counts no more, another directory may come."""
+
+    broker: BrokerId
+
+
+class RemoveBroker(msgspec.Struct, frozen=True, tag=True):
+    """Forget a broker that keeps no partition."""
+
+    broker: BrokerId
+
+
+class PartitionAt(msgspec.Struct, frozen=True, array_like=True):
+    """A partition as it was when something was decided about it."""
+
+    stream: str
+    partition: int
+    log_id: LogId
+    version: int
+
+    @property
+    def name(self) -> PartitionName:
+        """The partition."""
+        return PartitionName(self.stream, self.partition)
+
+
+class IsrChange(msgspec.Struct, frozen=True, array_like=True):
+    """The ISR as a leader of an epoch wants it."""
+
+    at: PartitionAt
+    leader_epoch: LeaderEpoch
+    isr: Replicas
+
+
+class ChangeIsr(msgspec.Struct, frozen=True, tag=True):
+    """A leader shrinks or grows the ISR of partitions it leads."""
+
+    leader: BrokerRun
+    changes: tuple[IsrChange, ...]
+
+
+class LeaderChange(msgspec.Struct, frozen=True, array_like=True):
+    """One partition and its new leader."""
+
+    at: PartitionAt
+    leader: BrokerId
+
+
+class ElectLeader(msgspec.Struct, frozen=True, tag=True):
+    """Begin a new leadership of each partition.
+
+    The reason ``unclean``, which only an operator gives, allows a leader that may lack committed
+    records; every other reason forbids it.
+    """
+
+    changes: tuple[LeaderChange, ...]
+    reason: ElectionReason
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """One partition and the replicas it is to have, preferred leader first."""
+
+    at: PartitionAt
+    target: Replicas
+
+
+class ReassignReplicas(msgspec.Struct, frozen=True, tag=True):
+    """Begin to move partitions: replicas are added first, the others leave when those are in sync.
+
+    Moving back to the old replicas is how a move is called off.
+    """
+
+    moves: tuple[Move, ...]
+
+
+class FinishReassignment(msgspec.Struct, frozen=True, tag=True):
+    """The second half: drop the replicas that are leaving."""
+
+    partitions: tuple[PartitionAt, ...]
+
+
+class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
+    """Reserve a block of producer ids; the outcome's value is the first."""
+
+    count: int
+
+
+class OpenSession(msgspec.Struct, frozen=True, tag=True):
+    """Begin a session; the outcome's value is its client id.
+
+    Ids are given out here and not chosen by the proposer: a retry in a session that was forgotten
+    is then known as such, and can never be applied a second time.
+    """
+
+
+Command = (
+    CreateStream
+    | DeleteStream
+    | AddPartitions
+    | RegisterBroker
+    | Fence
+    | Unfence
+    | BeginShutdown
+    | Drain
+    | ForgetDirectory
+    | RemoveBroker
+    | ChangeIsr
+    | ElectLeader
+    | ReassignReplicas
+    | FinishReassignment
+    | AllocateProducerIds
+    | OpenSession
+)
+
+
+class Proposed(msgspec.Struct, frozen=True, tag=True):
+    """A command of a session: applied once, however often it is proposed.
+
+    A session has one command under way at a time; the sequence grows with each and starts above 0.
+    """
+
+    client_id: int
+    sequence: int
+    command: Command
+
+
+Entry = Command | Proposed
+"""What an entry of the metadata log holds."""
+
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """An entry as the metadata log carries it."""
+    return msgspec.msgpack.encode(entry)
+
+
+def decode_entry(data: bytes) -> Entry:
+    """The entry in some bytes.
+
+    Raises:
+        InvalidRecordError: it is not one; perhaps a later version wrote it.
+    """
+    try:
+        entry: Entry = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidRecordError(f"not a metadata command known here: {error}") from error
+    return entry

@@ -1,23 +1,101 @@
 """The image: everything the metadata says at one moment, never changed in place.
 
-Invariants:
-- a log id is given out once and never again, so that journal entries of a deleted stream can
-  never be replayed into another;
+Two forms of life share it. One broker alone registers nobody, and its partitions have no replicas.
+In a cluster brokers are registered and every partition names those that keep it.
+
+Invariants (``check.py`` states them as code):
+- a log id, a producer id and a client id are given out once and never again, so that journal
+  entries of a deleted stream can never be replayed into another;
 - a stream has at least one partition, numbered from 0 without gaps;
-- the leader epoch of a partition only grows.
+- the leader epoch of a partition only grows, and with every other change its version does;
+- the leader is in the ISR, the ISR within the replicas, and an ISR that was ever filled is never
+  empty again: its last member stays in it, alive or not, because it alone has what was committed.
 """
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import msgspec
 
 from strandline.config import StreamConfig
 from strandline.errors import UnknownPartitionError, UnknownStreamError
+from strandline.metadata.outcome import Outcome
+from strandline.types import BrokerId, LeaderEpoch, LogId, PartitionName
+
+IMAGE_VERSION = 2
+"""Of the stored form. 1 had no brokers; it is read and becomes 2."""
+
+BrokerState = Literal["live", "fenced", "draining", "stopping"]
 
 
-class PartitionImage(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition: the log that holds it and the number of its leadership."""
+class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker: who it is, where it is reached and whether it may be counted on."""
 
-    log_id: int
-    leader_epoch: int = 0
+    id: BrokerId
+    directory_id: str
+    """Random, made with the data directory: the same after a restart, another on another disk."""
+    incarnation: str
+    """Random, made at each start: what an earlier run still has under way does not count."""
+    peer_address: str = ""
+    flight_address: str = ""
+    nats_address: str = ""
+    rack: str = ""
+    """Brokers of one rack fail together; without a label a broker is a rack of its own."""
+    is_fenced: bool = True
+    """Not heard of: leads nothing and is in no ISR but as its last member."""
+    is_draining: bool = False
+    """Everything is to be moved off it; outlives a restart."""
+    is_stopping: bool = False
+    """Its leaderships are to be handed over before it stops; ends with its next start."""
+
+    @property
+    def state(self) -> BrokerState:
+        """One word for a person: what matters most."""
+        if self.is_fenced:
+            return "fenced"
+        if self.is_stopping:
+            return "stopping"
+        return "draining" if self.is_draining else "live"
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether it may become a leader; a draining one may, if nobody else can."""
+        return not self.is_fenced and not self.is_stopping
+
+    @property
+    def may_take_replicas(self) -> bool:
+        """Whether new replicas may be placed on it."""
+        return self.may_lead and not self.is_draining
+
+
+class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One partition: its log, who keeps it and who leads it."""
+
+    log_id: LogId
+    leader_epoch: LeaderEpoch = LeaderEpoch(0)
+    replicas: tuple[BrokerId, ...] = ()
+    """In order of preference for the leadership; empty with one broker alone."""
+    leader: BrokerId | None = None
+    isr: tuple[BrokerId, ...] = ()
+    """Ascending."""
+    last_known_safe: tuple[BrokerId, ...] = ()
+    """Not in the ISR, and yet sure to have all that is committed (KIP-966); ascending."""
+    version: int = 0
+    """Grows with every change of the partition: what a change must name to be the next."""
+    adding: tuple[BrokerId, ...] = ()
+    """Replicas that a reassignment brings in; members of ``replicas``."""
+    removing: tuple[BrokerId, ...] = ()
+    """Replicas that leave once those being added are in sync; members of ``replicas``."""
+
+    @property
+    def target(self) -> tuple[BrokerId, ...]:
+        """The replicas as they are to be when the reassignment is over."""
+        return tuple(broker for broker in self.replicas if broker not in self.removing)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a reassignment is under way."""
+        return bool(self.adding or self.removing)
 
 
 class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,12 +106,26 @@ class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionImage, ...]
 
 
-class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
-    """All streams, by name, and the next log id to give out."""
+class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
+    """A proposer's last command, so that its retry is answered and not applied again."""
 
-    version: int = 1
+    used: int
+    """The count of proposals when it was last used; the least is forgotten first."""
+    sequence: int = 0
+    outcome: Outcome = Outcome()
+
+
+class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
+    """Streams by name, brokers and sessions by id, and the next numbers to give out."""
+
+    version: int = IMAGE_VERSION
     next_log_id: int = 1
     streams: dict[str, StreamImage] = {}
+    brokers: dict[BrokerId, BrokerImage] = {}
+    next_producer_id: int = 1
+    next_client_id: int = 1
+    proposals: int = 0
+    sessions: dict[int, SessionImage] = {}
 
     def stream(self, name: str) -> StreamImage:
         """The stream called ``name``.
@@ -59,6 +151,29 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
                 f"stream {name!r} has partitions 0 to {len(partitions) - 1}, not {number}"
             )
         return partitions[number]
+
+    def partitions(self) -> Iterator[tuple[PartitionName, PartitionImage]]:
+        """Every partition, in the order in which the streams were created."""
+        for name, stream in self.streams.items():
+            for number, partition in enumerate(stream.partitions):
+                yield PartitionName(name, number), partition
+
+    def with_partitions(self, changed: Mapping[PartitionName, PartitionImage]) -> "MetadataImage":
+        """The image with some partitions replaced; copies each stream concerned once."""
+        by_stream: dict[str, dict[int, PartitionImage]] = {}
+        for (name, number), partition in changed.items():
+            by_stream.setdefault(name, {})[number] = partition
+        streams = dict(self.streams)
+        for name, numbers in by_stream.items():
+            parts = list(streams[name].partitions)
+            for number, partition in numbers.items():
+                parts[number] = partition
+            streams[name] = msgspec.structs.replace(streams[name], partitions=tuple(parts))
+        return msgspec.structs.replace(self, streams=streams)
+
+    def with_broker(self, broker: BrokerImage) -> "MetadataImage":
+        """The image with one broker put in or replaced."""
+        return msgspec.structs.replace(self, brokers={**self.brokers, broker.id: broker})
 
 
 def unknown_stream_message(name: str, streams: dict[str, StreamImage]) -> str:

@@ -123,7 +123,26 @@ def test_a_later_version_is_refused(store, tmp_path, disk):
     """A file made by a version to come is not misread."""
     from crc32c import crc32c
 
-    body = b'{"version": 2, "next_log_id": 1, "streams": {}}'
+    body = b'{"version": 3, "next_log_id": 1, "streams": {}}'
     (tmp_path / FILE_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
-    with pytest.raises(CorruptBatchError, match="version 2"):
+    with pytest.raises(CorruptBatchError, match="version 3"):
         MetadataStore(tmp_path, disk)
+
+
+def test_a_file_of_version_1_is_read(tmp_path, disk):
+    """What a broker stored before there were clusters is there, and is stored as version 2."""
+    from crc32c import crc32c
+
+    body = (
+        b'{"version":1,"next_log_id":3,"streams":{"a":{"config":{"name":"a","subject":"a",'
+        b'"partitions":2,"partition_by":"suffix"},"created_ns":5,"partitions":['
+        b'{"log_id":1,"leader_epoch":0},{"log_id":2,"leader_epoch":0}]}}}'
+    )
+    (tmp_path / FILE_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
+    store = MetadataStore(tmp_path, disk)
+    assert [p.log_id for p in store.image.streams["a"].partitions] == [1, 2]
+    assert store.image.streams["a"].config.replicas == 1
+    store.apply(create("b"))
+    assert MetadataStore(tmp_path, disk).image == store.image
+    assert store.image.streams["b"].partitions[0].log_id == 3
+    assert b'"version": 2' in (tmp_path / FILE_NAME).read_bytes()

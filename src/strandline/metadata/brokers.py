@@ -1,0 +1,200 @@
+"""Brokers coming and going: registration, fencing, draining, removal.
+
+Rules:
+- a broker is known by its id and its data directory. Another directory under a known id is refused:
+  two brokers would take each other's place. A lost disk is told apart by an operator, by name;
+- a start has an incarnation. What an earlier one asks for, or is suspected of, does not apply;
+- a broker comes in fenced, also after a restart: it led with a memory that is gone, so its
+  leaderships end first;
+- a fenced broker leads nothing and is in no ISR, but where the ISR has nobody left.
+
+Every function takes an image and returns the next, or raises ``RefusedError``.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from strandline.metadata.commands import (
+    BeginShutdown,
+    BrokerRun,
+    Drain,
+    Fence,
+    ForgetDirectory,
+    RegisterBroker,
+    RemoveBroker,
+    Unfence,
+)
+from strandline.metadata.image import BrokerImage, MetadataImage
+from strandline.metadata.outcome import RefusedError
+from strandline.metadata.partitions import fence, forget_replica
+from strandline.types import BrokerId
+
+BROKERS_MAX = 100
+TEXT_BYTES_MAX = 200
+_TEXTS = (
+    "directory_id",
+    "incarnation",
+    "peer_address",
+    "flight_address",
+    "nats_address",
+    "rack",
+)
+
+
+def known_broker(image: MetadataImage, broker: BrokerId) -> BrokerImage:
+    """The broker of an id.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    if broker not in image.brokers:
+        known = ", ".join(str(b) for b in sorted(image.brokers)) or "none"
+        raise RefusedError(
+            "unknown_broker", f"no broker {broker} is registered; there are: {known}"
+        )
+    return image.brokers[broker]
+
+
+def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
+    """The broker of a run that is its latest.
+
+    Raises:
+        RefusedError: no such broker, or it was started again since.
+    """
+    found = known_broker(image, run.broker)
+    if found.incarnation != run.incarnation or not run.incarnation:
+        raise RefusedError(
+            "stale_incarnation",
+            f"broker {run.broker} runs as {found.incarnation!r}, not {run.incarnation!r}",
+        )
+    return found
+
+
+def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
+    """Take a broker in, or take note that it started again."""
+    _check_registration(image, command)
+    known = image.brokers.get(command.broker)
+    told = {name: getattr(command, name) for name in _TEXTS}
+    if known is None:
+        return image.with_broker(BrokerImage(id=command.broker, **told))
+    check_directory(known, command)
+    if known.incarnation == command.incarnation:
+        return image.with_broker(msgspec.structs.replace(known, **told))
+    again = msgspec.structs.replace(known, **told, is_fenced=True, is_stopping=False)
+    return _without_service(image, {known.id}).with_broker(again)
+
+
+def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
+    if command.broker < 1 or not command.directory_id or not command.incarnation:
+        raise RefusedError("limit", "a broker has an id above 0, a directory and an incarnation")
+    if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_BYTES_MAX:
+        raise RefusedError("limit", f"addresses and labels have at most {TEXT_BYTES_MAX} bytes")
+    if command.broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
+        raise RefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
+    for other in image.brokers.values():
+        if other.id != command.broker and other.directory_id == command.directory_id:
+            raise RefusedError(
+                "duplicate_broker",
+                f"this data directory is that of broker {other.id}; start it with id {other.id}, "
+                "or give this broker a directory of its own",
+            )
+
+
+def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
+    """Refuse a second broker of one id.
+
+    Raises:
+        RefusedError: the directory is another one.
+    """
+    if known.directory_id not in ("", command.directory_id):
+        raise RefusedError(
+            "duplicate_broker",
+            f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}) "
+            "with another data directory; give this broker another id, or, if that disk is lost, "
+            f"let the cluster forget the directory of broker {known.id} first",
+        )
+
+
+def fence_brokers(image: MetadataImage, command: Fence) -> MetadataImage:
+    """Take brokers out of service, together: the ISR of each partition shrinks once."""
+    found = [known_run(image, run) for run in command.runs]
+    gone = {broker.id: broker for broker in found if not broker.is_fenced}
+    if not gone:
+        return image
+    image = _without_service(image, gone.keys())
+    fenced = {b: msgspec.structs.replace(broker, is_fenced=True) for b, broker in gone.items()}
+    return msgspec.structs.replace(image, brokers={**image.brokers, **fenced})
+
+
+def _without_service(image: MetadataImage, gone: Collection[BrokerId]) -> MetadataImage:
+    """End the leaderships and ISR memberships of brokers."""
+    # Those fenced before count as gone too: an ISR of which nobody is in service stays as it was.
+    out = {*gone, *(b.id for b in image.brokers.values() if b.is_fenced)}
+    changed = {}
+    for name, partition in image.partitions():
+        if partition.leader in gone or not out.isdisjoint(partition.isr):
+            after = fence(partition, out, min_isr=image.streams[name.stream].config.min_isr)
+            if after is not partition:
+                changed[name] = after
+    return image.with_partitions(changed)
+
+
+def unfence_brokers(image: MetadataImage, command: Unfence) -> MetadataImage:
+    """Take brokers into service; leaders and ISRs follow by commands of their own."""
+    brokers = dict(image.brokers)
+    for run in command.runs:
+        found = known_run(image, run)
+        if found.is_stopping:
+            raise RefusedError(
+                "not_eligible", f"broker {run.broker} is stopping; it has to restart"
+            )
+        brokers[found.id] = msgspec.structs.replace(found, is_fenced=False)
+    return msgspec.structs.replace(image, brokers=brokers)
+
+
+def begin_shutdown(image: MetadataImage, command: BeginShutdown) -> MetadataImage:
+    """Note that a broker is about to stop."""
+    found = known_run(image, command.run)
+    return image.with_broker(msgspec.structs.replace(found, is_stopping=True))
+
+
+def drain(image: MetadataImage, command: Drain) -> MetadataImage:
+    """Note that everything is to be moved off a broker, or no more."""
+    found = known_broker(image, command.broker)
+    return image.with_broker(msgspec.structs.replace(found, is_draining=command.is_on))
+
+
+def forget_directory(image: MetadataImage, command: ForgetDirectory) -> MetadataImage:
+    """Count nothing of what a broker had; its id is free for another directory."""
+    found = known_broker(image, command.broker)
+    if not found.is_fenced:
+        raise RefusedError("broker_in_use", f"broker {found.id} is {found.state}; stop it first")
+    changed = {}
+    for name, partition in image.partitions():
+        if found.id in partition.replicas:
+            try:
+                changed[name] = forget_replica(partition, found.id)
+            except RefusedError as error:
+                raise RefusedError(
+                    error.reason,
+                    f"broker {found.id} cannot be forgotten: in {name} {error.message}; elect "
+                    "another leader there first, which loses records, or delete the stream",
+                ) from error
+    empty = msgspec.structs.replace(found, directory_id="", incarnation="")
+    return image.with_partitions(changed).with_broker(empty)
+
+
+def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
+    """Forget a broker that is out of use."""
+    found = known_broker(image, command.broker)
+    if found.may_take_replicas:
+        raise RefusedError("broker_in_use", f"broker {found.id} is live; drain it first")
+    kept = [str(name) for name, p in image.partitions() if found.id in p.replicas]
+    if kept:
+        raise RefusedError(
+            "broker_in_use",
+            f"broker {found.id} keeps {len(kept)} partitions, such as {kept[0]}; drain it first",
+        )
+    brokers = {b: broker for b, broker in image.brokers.items() if b != found.id}
+    return msgspec.structs.replace(image, brokers=brokers)

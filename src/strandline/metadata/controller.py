@@ -1,0 +1,286 @@
+"""What the controller proposes next, given the image and who was heard of when.
+
+Pure: ``decide`` looks and proposes, nothing else. It works on the image as its own commands will
+leave it, so that fencing a broker and electing its successors are two commands in one go, whatever
+the number of partitions.
+
+Rules, in this order:
+1. a broker not heard of for ``session_ms`` is fenced; one that is heard again is unfenced;
+2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
+3. brokers that stop or are drained hand their leaderships to others in the ISR; one that stops
+   and leads no more is fenced, so that no commit waits for it;
+4. moves whose new replicas are in sync are finished, then more begin, a few at a time;
+5. leaders are shared evenly again once the set of brokers in service has not changed for
+   ``reshare_delay_ms``, so that one that comes and goes moves nothing.
+
+Invariant: decided again on the image that results, with the same view, there is nothing to do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from strandline.metadata.apply import apply_entry
+from strandline.metadata.commands import (
+    BrokerRun,
+    Command,
+    ElectionReason,
+    ElectLeader,
+    Fence,
+    FinishReassignment,
+    LeaderChange,
+    ReassignReplicas,
+    Unfence,
+)
+from strandline.metadata.election import (
+    LogEnds,
+    at,
+    choose_leader,
+    leader_change,
+    led_partitions,
+)
+from strandline.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from strandline.metadata.partitions import why_move_waits
+from strandline.metadata.placement import drain_plan, rebalance_leaders
+from strandline.types import BrokerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerLimits:
+    """How patient the controller is and how much it moves at once."""
+
+    session_ms: float = 2_000
+    """Silence after which a broker is taken for dead."""
+    reshare_delay_ms: float = 10_000
+    """How long brokers must have neither come nor gone before leaderships move for evenness."""
+    moves_max: int = 5
+    """Partitions that are moved at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last heartbeat of a broker."""
+
+    incarnation: str
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the controller knows besides the image."""
+
+    now_ms: float
+    heard: Mapping[BrokerId, Heard]
+    in_office_since_ms: float
+    """A new controller has heard of nobody; until then nobody is late."""
+    settled_since_ms: float
+    """When the set of brokers in service changed last."""
+    log_ends: LogEnds = field(default_factory=dict)
+
+
+def decide(
+    image: MetadataImage, view: View, limits: ControllerLimits | None = None
+) -> tuple[Command, ...]:
+    """Commands to propose, in this order; none if all is as it should be."""
+    plan = _Plan(image, view, limits or ControllerLimits())
+    plan.fence_and_unfence()
+    plan.elect()
+    plan.hand_over()
+    plan.fence_stopped()
+    plan.finish_moves()
+    plan.begin_moves()
+    plan.share_leaders()
+    return tuple(plan.commands)
+
+
+def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
+    """Whether a broker has been silent for too long; what an earlier run said does not count."""
+    heard = view.heard.get(broker.id)
+    if heard is None or heard.incarnation != broker.incarnation:
+        return view.now_ms - view.in_office_since_ms > limits.session_ms
+    return view.now_ms - max(heard.at_ms, view.in_office_since_ms) > limits.session_ms
+
+
+def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
+    """Whether a fenced broker is there: this very run of it was heard a moment ago."""
+    heard = view.heard.get(broker.id)
+    if heard is None or heard.incarnation != broker.incarnation or broker.is_stopping:
+        return False
+    return view.now_ms - heard.at_ms <= limits.session_ms
+
+
+def may_share_leaders(view: View, limits: ControllerLimits) -> bool:
+    """Whether brokers have stayed put for long enough."""
+    return view.now_ms - view.settled_since_ms >= limits.reshare_delay_ms
+
+
+class _Plan:
+    """Commands so far and the image as they will leave it."""
+
+    def __init__(self, image: MetadataImage, view: View, limits: ControllerLimits) -> None:
+        self.image = image
+        self.view = view
+        self.limits = limits
+        self.commands: list[Command] = []
+
+    def propose(self, command: Command) -> None:
+        """Add a command that applies; one that does not would be a bug here."""
+        self.image, outcome = apply_entry(self.image, command)
+        assert outcome.is_applied, outcome
+        assert not outcome.refused, outcome
+        self.commands.append(command)
+
+    def fence_and_unfence(self) -> None:
+        """Rule 1."""
+        view, limits = self.view, self.limits
+        known = [self.image.brokers[b] for b in sorted(self.image.brokers)]
+        dead = [b for b in known if not b.is_fenced and is_late(b, view, limits)]
+        back = [b for b in known if b.is_fenced and is_back(b, view, limits)]
+        if dead:
+            self.propose(Fence(_runs(dead)))
+        if back:
+            self.propose(Unfence(_runs(back)))
+
+    def elect(self) -> None:
+        """Rule 2."""
+        led = led_partitions(self.image)
+        changes = []
+        for name, partition in self.image.partitions():
+            if partition.leader is None and partition.replicas:
+                leader = choose_leader(
+                    partition, self.image.brokers, led=led, log_ends=self.view.log_ends
+                )
+                if leader is not None:
+                    changes.append(leader_change(name, partition, leader, led=led))
+        self._elect(changes, "leader_lost")
+
+    def hand_over(self) -> None:
+        """Rule 3, and who leads a partition it is about to leave."""
+        led = led_partitions(self.image)
+        handed, moved = [], []
+        for name, partition in self.image.partitions():
+            among = successors(partition, self.image.brokers)
+            if not among:
+                continue
+            leader = choose_leader(
+                partition, self.image.brokers, led=led, log_ends=self.view.log_ends, among=among
+            )
+            if leader is not None and may_hand_to(partition, leader):
+                is_move = partition.leader in partition.removing
+                change = leader_change(name, partition, leader, led=led)
+                (moved if is_move else handed).append(change)
+        self._elect(handed, "handover")
+        self._elect(moved, "reassignment")
+
+    def fence_stopped(self) -> None:
+        """Rule 3: whoever stops and leads nothing may go."""
+        led = led_partitions(self.image)
+        done = [
+            broker
+            for _, broker in sorted(self.image.brokers.items())
+            if broker.is_stopping and not broker.is_fenced and not led[broker.id]
+        ]
+        if done:
+            self.propose(Fence(_runs(done)))
+
+    def finish_moves(self) -> None:
+        """Rule 4, the second half."""
+        done = []
+        for name, partition in self.image.partitions():
+            if partition.is_moving:
+                min_isr = self.image.streams[name.stream].config.min_isr
+                if not why_move_waits(partition, min_isr=min_isr):
+                    done.append(at(name, partition))
+        if done:
+            self.propose(FinishReassignment(tuple(done)))
+
+    def begin_moves(self) -> None:
+        """Rule 4, the first half."""
+        moves = drain_plan(self.image, moves_max=self.limits.moves_max)
+        if moves:
+            self.propose(ReassignReplicas(moves))
+
+    def share_leaders(self) -> None:
+        """Rule 5."""
+        if may_share_leaders(self.view, self.limits):
+            command = rebalance_leaders(self.image)
+            if command is not None:
+                self.propose(command)
+
+    def _elect(self, changes: list[LeaderChange], reason: ElectionReason) -> None:
+        if changes:
+            self.propose(ElectLeader(tuple(changes), reason))
+
+
+def successors(
+    partition: PartitionImage, brokers: Mapping[BrokerId, BrokerImage]
+) -> tuple[BrokerId, ...]:
+    """Replicas that would be better leaders than the present one; none if it may stay.
+
+    A leadership passes only from one that stops to others, from one that leaves the partition to
+    those that stay, from one being drained to those that are not: never back, so that it settles.
+    """
+    if partition.leader is None:
+        return ()
+    leader = brokers[partition.leader]
+    if leader.is_stopping:
+        return partition.replicas
+    if leader.id in partition.removing:
+        return partition.target
+    if leader.is_draining:
+        return tuple(b for b in partition.target if not brokers[b].is_draining)
+    return ()
+
+
+def may_hand_to(partition: PartitionImage, leader: BrokerId) -> bool:
+    """Whether a leadership that works may end for this one: only for somebody in sync."""
+    return leader in partition.isr
+
+
+def _runs(brokers: list[BrokerImage]) -> tuple[BrokerRun, ...]:
+    return tuple(BrokerRun(b.id, b.incarnation) for b in brokers)
+
+
+class Controller:
+    """The view of a broker that holds the office, from when it took it.
+
+    Made anew with each term; dropped when the office is lost. All times come from one clock.
+    """
+
+    def __init__(self, now_ms: float, limits: ControllerLimits | None = None) -> None:
+        self.limits = limits or ControllerLimits()
+        self._since_ms = now_ms
+        self._settled_ms = now_ms
+        self._heard: dict[BrokerId, Heard] = {}
+        self._serving: frozenset[BrokerRun] | None = None
+
+    def heartbeat(self, run: BrokerRun, now_ms: float) -> None:
+        """A broker says that it is there."""
+        self._heard[run.broker] = Heard(run.incarnation, now_ms)
+
+    def decide(
+        self, image: MetadataImage, now_ms: float, log_ends: LogEnds | None = None
+    ) -> tuple[Command, ...]:
+        """Commands to propose now; call it at every change of the image and every heartbeat time.
+
+        Args:
+            image: the newest that is applied here.
+            now_ms: of the clock that heartbeats were stamped with.
+            log_ends: of partitions that lost their leader, as far as brokers answered.
+        """
+        self._note_changes(image, now_ms)
+        view = View(
+            now_ms=now_ms,
+            heard=self._heard,
+            in_office_since_ms=self._since_ms,
+            settled_since_ms=self._settled_ms,
+            log_ends=log_ends or {},
+        )
+        return decide(image, view, self.limits)
+
+    def _note_changes(self, image: MetadataImage, now_ms: float) -> None:
+        """Begin to wait anew when somebody came or went."""
+        serving = frozenset(_runs([b for b in image.brokers.values() if b.may_take_replicas]))
+        if serving != self._serving:
+            self._serving = serving
+            self._settled_ms = now_ms
+        self._heard = {b: heard for b, heard in self._heard.items() if b in image.brokers}

@@ -1,0 +1,216 @@
+"""What may happen to one partition: leadership, ISR and replicas, each change checked and counted.
+
+Rules:
+- every change raises the version, and a new leader, or none, also raises the leader epoch;
+- the ISR is never emptied: if none of its members is left in service, it stays as it was, because
+  one of them has to come back before anybody can lead with everything that was committed;
+- while the ISR is smaller than ``min_isr`` nothing is committed, so who leaves it then (or was
+  already safe) keeps everything that is committed: it becomes *last known safe* and may lead if
+  nobody in the ISR can (KIP-966). With ``min_isr`` members in the ISR commits go on, and whoever is
+  outside is safe no longer;
+- a reassignment adds first and removes last, so that it never lowers the number of copies.
+
+Must not know streams, brokers' addresses or who asks; refusals are ``RefusedError``.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from strandline.metadata.commands import Replicas
+from strandline.metadata.image import BrokerImage, PartitionImage
+from strandline.metadata.outcome import RefusedError
+from strandline.types import BrokerId, LeaderEpoch
+
+Brokers = Mapping[BrokerId, BrokerImage]
+
+
+def new_partition(
+    partition: PartitionImage, replicas: Replicas, brokers: Brokers
+) -> PartitionImage:
+    """A partition without records: every replica in service is in sync."""
+    isr = tuple(sorted(b for b in replicas if brokers[b].may_take_replicas))
+    leader = next((b for b in replicas if b in isr), None)
+    if replicas and leader is None:
+        raise RefusedError("not_eligible", f"none of the brokers {_list(replicas)} is in service")
+    return msgspec.structs.replace(partition, replicas=replicas, leader=leader, isr=isr)
+
+
+def fence(partition: PartitionImage, gone: Collection[BrokerId], *, min_isr: int) -> PartitionImage:
+    """The partition after some brokers went out of service; itself if that does not concern it."""
+    isr = remaining_isr(partition.isr, gone)
+    leader = None if partition.leader in gone else partition.leader
+    if isr == partition.isr and leader == partition.leader:
+        return partition
+    return _changed(partition, isr, leader=leader, min_isr=min_isr)
+
+
+def remaining_isr(isr: Replicas, gone: Collection[BrokerId]) -> Replicas:
+    """The ISR without brokers that went out of service, unless nobody else is in it."""
+    return tuple(b for b in isr if b not in gone) or isr
+
+
+def change_isr(
+    partition: PartitionImage, wanted: Replicas, *, brokers: Brokers, min_isr: int
+) -> PartitionImage:
+    """The partition with the ISR its leader wants.
+
+    Raises:
+        RefusedError: not a possible ISR.
+    """
+    isr = tuple(sorted(set(wanted)))
+    if len(isr) != len(wanted) or not set(isr) <= set(partition.replicas):
+        raise RefusedError("not_eligible", f"ISR {_list(wanted)} is not a set of replicas")
+    if partition.leader not in isr:
+        raise RefusedError("not_eligible", f"ISR {_list(wanted)} lacks the leader")
+    for broker in sorted(set(isr) - set(partition.isr)):
+        check_may_join_isr(brokers[broker])
+    return _changed(partition, isr, leader=partition.leader, min_isr=min_isr)
+
+
+def check_may_join_isr(broker: BrokerImage) -> None:
+    """Refuse those on which a commit would wait in vain.
+
+    Raises:
+        RefusedError: it is fenced or stopping.
+    """
+    if not broker.may_lead:
+        raise RefusedError("not_eligible", f"broker {broker.id} is {broker.state}")
+
+
+def elect(
+    partition: PartitionImage,
+    leader: BrokerId,
+    *,
+    brokers: Brokers,
+    min_isr: int,
+    is_unclean: bool = False,
+) -> PartitionImage:
+    """The partition under a new leader; its ISR becomes those members of it that are in service.
+
+    Raises:
+        RefusedError: this broker may not lead it.
+    """
+    if leader == partition.leader:
+        raise RefusedError("not_eligible", f"broker {leader} leads it already")
+    if leader not in partition.replicas or not brokers[leader].may_lead:
+        raise RefusedError("not_eligible", f"broker {leader} is no replica in service")
+    if leader in partition.isr:
+        isr = tuple(b for b in partition.isr if not brokers[b].is_fenced)
+        return _changed(partition, isr, leader=leader, min_isr=min_isr)
+    if is_safe(partition, leader):
+        return _changed(partition, (leader,), leader=leader, min_isr=min_isr)
+    if not is_unclean:
+        raise RefusedError("not_in_sync", f"broker {leader} may lack committed records")
+    # Nobody is known to have what this leader has, or lacks: all that was known is void.
+    forgotten = msgspec.structs.replace(partition, isr=(leader,), last_known_safe=())
+    return _changed(forgotten, (leader,), leader=leader, min_isr=min_isr)
+
+
+def is_safe(partition: PartitionImage, broker: BrokerId) -> bool:
+    """Whether a broker outside the ISR is known to have all that is committed."""
+    return broker in partition.last_known_safe
+
+
+def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImage:
+    """The partition after a (fenced) replica lost its disk.
+
+    The version grows even where the replica was in no set: a change that would add it, decided
+    before the loss, must not apply after it.
+
+    Raises:
+        RefusedError: it alone is in the ISR, so nobody else surely has what was committed.
+    """
+    isr = tuple(b for b in partition.isr if b != broker)
+    if partition.isr and not isr:
+        raise RefusedError("last_replica", "it is the last in-sync replica")
+    safe = tuple(b for b in partition.last_known_safe if b != broker)
+    return msgspec.structs.replace(
+        partition, isr=isr, last_known_safe=safe, version=partition.version + 1
+    )
+
+
+def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
+    """The partition with the replicas of ``target`` coming and the others leaving.
+
+    What an earlier move is still adding remains being added if it is wanted, and leaves if not.
+    """
+    leaving = tuple(b for b in partition.replicas if b not in target)
+    adding = tuple(b for b in target if b not in partition.replicas or b in partition.adding)
+    replicas = target + leaving
+    if (replicas, adding, leaving) == (partition.replicas, partition.adding, partition.removing):
+        return partition
+    return msgspec.structs.replace(
+        partition,
+        replicas=replicas,
+        adding=adding,
+        removing=leaving,
+        version=partition.version + 1,
+    )
+
+
+def why_move_waits(partition: PartitionImage, *, min_isr: int) -> str:
+    """What keeps a reassignment from being finished; empty if nothing does."""
+    staying = [b for b in partition.isr if b in partition.target]
+    late = [b for b in partition.adding if b not in partition.isr]
+    if late:
+        return f"{_list(late)} not in sync yet"
+    # Removing must not stop appends that are possible now.
+    if len(staying) < max(1, min(min_isr, len(partition.isr))):
+        return f"only {len(staying)} of the replicas that stay are in sync"
+    if partition.leader is not None and partition.leader not in staying:
+        return f"broker {partition.leader} still leads"
+    return ""
+
+
+def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
+    """The partition without the replicas that were leaving.
+
+    Raises:
+        RefusedError: no move is under way, or it has to wait.
+    """
+    if not partition.is_moving:
+        raise RefusedError("not_ready", "no reassignment is under way")
+    if why := why_move_waits(partition, min_isr=min_isr):
+        raise RefusedError("not_ready", why)
+    target = partition.target
+    isr = tuple(b for b in partition.isr if b in target)
+    kept = msgspec.structs.replace(partition, replicas=target, adding=(), removing=())
+    return _changed(kept, isr, leader=kept.leader, min_isr=min_isr)
+
+
+def safe_outside(partition: PartitionImage, isr: Replicas, *, min_isr: int) -> Replicas:
+    """Who, outside a new ISR, has everything committed: see the rules above."""
+    if len(isr) >= min_isr:
+        return ()
+    known = {*partition.isr, *partition.last_known_safe}
+    return tuple(sorted((known & set(partition.replicas)) - set(isr)))
+
+
+def _changed(
+    partition: PartitionImage, isr: Replicas, *, leader: BrokerId | None, min_isr: int
+) -> PartitionImage:
+    """The next version, and the next epoch if the leader is another one or none."""
+    is_new = leader != partition.leader
+    return msgspec.structs.replace(
+        partition,
+        isr=isr,
+        leader=leader,
+        last_known_safe=safe_outside(partition, isr, min_isr=min_isr),
+        leader_epoch=next_epoch(partition.leader_epoch) if is_new else partition.leader_epoch,
+        version=next_version(partition.version),
+    )
+
+
+def next_epoch(epoch: LeaderEpoch) -> LeaderEpoch:
+    """The epoch of the next leadership, or of the time without one."""
+    return LeaderEpoch(epoch + 1)
+
+
+def next_version(version: int) -> int:
+    """The version of the next change."""
+    return version + 1
+
+
+def _list(brokers: Iterable[BrokerId]) -> str:
+    return ", ".join(str(broker) for broker in brokers) or "nobody"

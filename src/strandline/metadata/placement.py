@@ -1,0 +1,206 @@
+"""Where replicas go: computed before a command is proposed, the same for the same image.
+
+Rules: no two replicas of a partition in one rack while racks suffice; then the broker with the
+fewest replicas, of these the one preferred as leader least often, then the smallest id. The first
+of a partition's replicas is its preferred leader: of those chosen, the one that is preferred least
+often. New replicas go only to brokers in service that are not being drained.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from strandline.errors import UnavailableError
+from strandline.metadata.commands import ElectLeader, Move, Replicas
+from strandline.metadata.election import at, leader_change, led_partitions
+from strandline.metadata.image import MetadataImage, PartitionImage
+from strandline.types import BrokerId, PartitionName
+
+
+class Loads:
+    """How many replicas each broker is to keep, and of how many it is the preferred leader."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._brokers = image.brokers
+        self.replicas: Counter[BrokerId] = Counter()
+        self.preferred: Counter[BrokerId] = Counter()
+        for _, partition in image.partitions():
+            self.add(partition.target)
+
+    def add(self, replicas: Replicas) -> None:
+        """Count a partition."""
+        self.replicas.update(replicas)
+        self.preferred.update(replicas[:1])
+
+    def remove(self, replicas: Replicas) -> None:
+        """Count a partition no more."""
+        self.replicas.subtract(replicas)
+        self.preferred.subtract(replicas[:1])
+
+    def rack(self, broker: BrokerId) -> str:
+        """The rack of a broker; one without a label is a rack of its own."""
+        return self._brokers[broker].rack or f"\0{broker}"
+
+    def best(self, allowed: Iterable[BrokerId], beside: Iterable[BrokerId]) -> BrokerId | None:
+        """Where the next replica of a partition goes, given those it has.
+
+        Args:
+            allowed: brokers that may take it.
+            beside: brokers that keep the partition already.
+        """
+        taken = set(beside)
+        racks = Counter(self.rack(broker) for broker in taken)
+
+        def cost(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
+            crowd = rack_crowd(racks, self.rack(broker))
+            return (crowd, self.replicas[broker], self.preferred[broker], broker)
+
+        return min((b for b in allowed if b not in taken), key=cost, default=None)
+
+    def leader_first(self, replicas: Iterable[BrokerId]) -> Replicas:
+        """The replicas with the one first that is preferred least often; the others ascending."""
+        ordered = sorted(replicas, key=lambda b: (self.preferred[b], b))
+        return (ordered[0], *sorted(ordered[1:]))
+
+
+def rack_crowd(racks: Counter[str], rack: str) -> int:
+    """How many replicas of the partition the rack has already."""
+    return racks[rack]
+
+
+def open_brokers(image: MetadataImage) -> list[BrokerId]:
+    """Brokers that may take new replicas, ascending."""
+    return sorted(b for b, broker in image.brokers.items() if broker.may_take_replicas)
+
+
+def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Replicas, ...]:
+    """Replicas for new partitions: the assignment of ``CreateStream`` and ``AddPartitions``.
+
+    Raises:
+        UnavailableError: fewer brokers are in service than replicas are asked for.
+    """
+    if not image.brokers:
+        return ()
+    allowed, loads = open_brokers(image), Loads(image)
+    if len(allowed) < replicas:
+        raise UnavailableError(
+            f"{replicas} replicas need as many brokers in service; there are {len(allowed)}"
+        )
+    placed = []
+    for _ in range(partitions):
+        chosen: list[BrokerId] = []
+        for _ in range(replicas):
+            broker = loads.best(allowed, chosen)
+            assert broker is not None, "there are enough brokers"
+            chosen.append(broker)
+        placed.append(loads.leader_first(chosen))
+        loads.add(placed[-1])
+    return tuple(placed)
+
+
+def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
+    """Give leaderships back to the preferred leaders that can take them.
+
+    Preferred leaders are spread evenly when partitions are placed, so that this shares leaderships
+    evenly, and settles: done again it finds nothing to do.
+    """
+    led = led_partitions(image)
+    changes = []
+    for name, partition in image.partitions():
+        preferred = next(iter(partition.target), None)
+        if preferred is None or partition.leader in (None, preferred):
+            continue
+        if preferred in partition.isr and image.brokers[preferred].may_take_replicas:
+            changes.append(leader_change(name, partition, preferred, led=led))
+    return ElectLeader(tuple(changes), "preferred") if changes else None
+
+
+def moving(image: MetadataImage) -> int:
+    """How many partitions are being moved."""
+    return sum(partition.is_moving for _, partition in image.partitions())
+
+
+def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
+    """The next moves off brokers that are being drained.
+
+    Args:
+        image: as it is.
+        moves_max: how many partitions may be moving at once, those that are included.
+
+    A partition for which no other broker is left stays, until there is one.
+    """
+    leaving = {b for b, broker in image.brokers.items() if broker.is_draining}
+    if not leaving:
+        return ()
+    room = moves_max - moving(image)
+    allowed, loads = open_brokers(image), Loads(image)
+    moves: list[Move] = []
+    for name, partition in image.partitions():
+        # One that is moving to a broker that is now to be drained is sent elsewhere at once.
+        if leaving.isdisjoint(partition.target) or (room <= 0 and not partition.is_moving):
+            continue
+        target = _without(partition, leaving, loads=loads, allowed=allowed)
+        if target != partition.target:
+            room -= not partition.is_moving
+            loads.remove(partition.target)
+            loads.add(target)
+            moves.append(Move(at(name, partition), target))
+    return tuple(moves)
+
+
+def _without(
+    partition: PartitionImage,
+    leaving: set[BrokerId],
+    *,
+    loads: Loads,
+    allowed: list[BrokerId],
+) -> Replicas:
+    """The replicas with each that is leaving replaced in its place, if there is somebody."""
+    target = list(partition.target)
+    for index, broker in enumerate(partition.target):
+        if broker in leaving:
+            beside = [b for b in target if b != broker]
+            other = loads.best(allowed, beside)
+            target[index] = broker if other is None else other
+    return tuple(target)
+
+
+def spread_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
+    """Moves that fill up brokers that keep less than their share, as one that has just joined.
+
+    Ordered by an operator, for it copies records. It moves one replica of a partition at a time,
+    from the fullest broker to the emptiest, while that lessens the difference and no rack gets two
+    replicas that did not have them; it settles when no broker has two replicas more than another.
+    """
+    loads, allowed = Loads(image), open_brokers(image)
+    still = {name: p for name, p in image.partitions() if p.replicas and not p.is_moving}
+    moves: dict[PartitionName, Move] = {}
+    for _ in range(moves_max - moving(image)):
+        found = _next_spread(still, loads, allowed)
+        if found is None:
+            break
+        name, target = found
+        partition = still.pop(name)
+        loads.remove(partition.replicas)
+        target = loads.leader_first(target)
+        loads.add(target)
+        moves[name] = Move(at(name, partition), target)
+    return tuple(moves.values())
+
+
+def _next_spread(
+    still: dict[PartitionName, PartitionImage], loads: Loads, allowed: list[BrokerId]
+) -> tuple[PartitionName, Replicas] | None:
+    """A partition of the fullest broker that the emptiest one could keep instead."""
+    by_load = sorted(allowed, key=lambda b: (loads.replicas[b], b))
+    for empty in by_load:
+        for full in reversed(by_load):
+            if loads.replicas[full] - loads.replicas[empty] < 2:
+                break
+            for name, partition in still.items():
+                if full not in partition.replicas or empty in partition.replicas:
+                    continue
+                others = [b for b in partition.replicas if b != full]
+                racks = {loads.rack(b) for b in others}
+                if loads.rack(empty) not in racks or loads.rack(full) in racks:
+                    return name, (*others, empty)
+    return None
