@@ -8,7 +8,6 @@ gets through them; ``break_connections`` and ``stop`` are for those who want an 
 """
 
 import asyncio
-import contextlib
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -134,9 +133,11 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path
         if path.delay_s:
             await asyncio.sleep(path.delay_s)
         await path.is_open.wait()
+        if writer.is_closing():
+            return
         writer.write(data)
         await writer.drain()
         path.passed_bytes += len(data)
     await path.is_open.wait()
-    with contextlib.suppress(OSError):
+    if not writer.is_closing():
         writer.write_eof()

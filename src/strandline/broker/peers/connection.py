@@ -31,6 +31,7 @@ JOIN_BYTES: Final = 64 << 10
 JOIN_MEAN_BYTES: Final = 4096
 """Fewer bytes, or smaller buffers on average, are joined: a copy of these costs less than their
 place in a list of buffers for the kernel."""
+MORE_THAN_HANDSHAKE: Final = "the other end sent more than its part of the handshake"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -104,13 +105,19 @@ class Connection(asyncio.BufferedProtocol):
         except FrameError as error:
             self.abort(f"the other end sent {error}")
             return
+        if not self.incarnation and frames and not self._came_alone(frames):
+            self.abort(MORE_THAN_HANDSHAKE)
+            return
         for frame in frames:
             if not self.is_open:
                 return
             self.take(frame)
 
+    def _came_alone(self, frames: list[Frame]) -> bool:
+        return len(frames) == 1 and self._decoder.is_between_frames
+
     def take(self, frame: Frame) -> None:
-        """A frame came."""
+        """A frame came; the first is the handshake and came alone."""
         raise NotImplementedError
 
     def handshake_done(self) -> None:
@@ -176,15 +183,13 @@ class Incoming(Connection):
             # The peer believes itself up already: its answer to us is under way. Reading went on
             # so far, because who does not read does not notice the end of a connection either.
             self._held.append(frame)
-            self._live().pause_reading()
+            if not self._live().is_closing():  # uvloop raises otherwise
+                self._live().pause_reading()
         else:
             self._on_frame(self.peer, frame)
 
     def accept(self, hello: Hello, me: Identity) -> None:
         """Answer; frames are held until the peer is up."""
-        if not self._decoder.is_between_frames:
-            self.abort("the other end did not wait for the answer to its hello")
-            return
         self.handshake_done()
         self.peer = BrokerId(hello.broker_id)
         self.incarnation = hello.incarnation
@@ -207,7 +212,7 @@ class Incoming(Connection):
         for frame in held:
             if self.is_open:
                 self._on_frame(self.peer, frame)
-        if held and self.is_open:
+        if held and self.is_open and not self._live().is_closing():
             self._live().resume_reading()
 
 
@@ -255,8 +260,8 @@ class Outgoing(Connection):
 
     def take(self, frame: Frame) -> None:
         """The answer; there is no second frame."""
-        if self.incarnation or not self._decoder.is_between_frames:
-            self.abort("the other end sent more than an answer")
+        if self.incarnation:
+            self.abort(MORE_THAN_HANDSHAKE)
             return
         try:
             hello = accept_answer(frame, self._me, self._to, certified=self.certified())

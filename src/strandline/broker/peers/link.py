@@ -98,14 +98,17 @@ class PeerLinks:
         self._server.close()
         self._server = None
         calls = list(self._calls.values())
+        up = {broker for broker, peer in self._peers.items() if peer.is_up}
         for broker in list(self._peers):
             self._retire(broker)
         await asyncio.gather(*calls, return_exceptions=True)
         for connection in list(self._connections):
             if isinstance(connection, Outgoing):
                 connection.finish("this broker stops")
-            else:
+            elif connection.peer not in up:
                 connection.close("this broker stops")
+            # What a peer that is up made stays open until the peer ends it: it does so once it has
+            # read our last frame. Were it closed now, the peer would end its session too early.
         await self._all_closed()
         for connection in list(self._connections):
             connection.abort("this broker stops")
@@ -225,8 +228,7 @@ class PeerLinks:
             connection.refuse(error)
             return
         connection.accept(hello, self.me)
-        if connection.is_open:
-            self._peers[BrokerId(hello.broker_id)].called(connection)
+        self._peers[BrokerId(hello.broker_id)].called(connection)
 
     def _on_frame(self, broker: BrokerId, frame: Frame) -> None:
         if broker in self._peers:
