@@ -1,0 +1,20 @@
+"""How patient replication is and how much it has under way."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationLimits:
+    """Times in milliseconds; the same on every broker."""
+
+    replica_lag_ms_max: int = 10_000
+    """An in-sync replica that was not caught up for so long leaves the ISR."""
+
+    resend_ms: int = 500
+    """Ask again when an answer is outstanding for so long. Lost links are told, so this is rare."""
+
+    window_bytes: int = 16 << 20
+    """Bytes on the way to a follower that it has not synced yet."""
+
+    read_bytes: int = 4 << 20
+    """Read from the log at once for a follower that is behind."""

@@ -1,0 +1,151 @@
+"""What the replicas of one partition say to each other, and how it looks in a frame.
+
+A follower opens with ``Fetch``; the leader fences it, finds out whether the logs agree, and either
+says where they part (``Diverged``, ``StartAt``) or streams ``Replicate``; the follower answers
+``Acked`` after its own sync. Nothing is said while nothing happens.
+
+Rules: every message carries the sender's leader epoch; batches travel beside the message as raw
+buffers, in the order of its ``BatchRef``s; a new field goes last, with a default, so that old and
+new brokers understand each other.
+"""
+
+from itertools import pairwise
+from typing import Annotated, NewType
+
+import msgspec
+
+from strandline.errors import InvalidRecordError
+from strandline.types import LeaderEpoch, Offset
+
+Buffer = bytes | bytearray | memoryview
+"""An encoded batch; whoever is handed one does not change it."""
+
+Session = NewType("Session", int)
+"""Number of a stream from leader to follower; the follower counts, and never uses one again."""
+
+NO_EPOCH = LeaderEpoch(-1)
+"""The last epoch of a log without batches."""
+
+_NotNegative = msgspec.Meta(ge=0)
+_At = Annotated[Offset, _NotNegative]
+_Epoch = Annotated[LeaderEpoch, _NotNegative]
+_EpochOrNone = Annotated[LeaderEpoch, msgspec.Meta(ge=-1)]
+_Session = Annotated[Session, _NotNegative]
+
+
+class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All that replication needs to know of a batch; ``next_offset`` is exclusive."""
+
+    base_offset: _At
+    next_offset: _At
+    leader_epoch: _Epoch
+    size: Annotated[int, _NotNegative]
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Follower to leader: this is the end of my log, stream from there."""
+
+    epoch: _Epoch
+    session: _Session
+    end_offset: _At
+    last_epoch: _EpochOrNone
+
+
+class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To whoever spoke in an older epoch: the sender knows of ``epoch``."""
+
+    epoch: _Epoch
+
+
+class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Leader to follower: the logs part; ``last_epoch``, my last not above yours, ends there."""
+
+    epoch: _Epoch
+    session: _Session
+    last_epoch: _Epoch
+    end_offset: _At
+
+
+class StartAt(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Leader to follower: nothing of yours can be compared with what I keep; start empty there."""
+
+    epoch: _Epoch
+    session: _Session
+    log_start_offset: _At
+
+
+class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Leader to follower: the batches from ``base_offset`` on, none if there is only news."""
+
+    epoch: _Epoch
+    session: _Session
+    base_offset: _At
+    high_watermark: _At
+    batches: tuple[BatchRef, ...] = ()
+    wants_ack: bool = False
+    """Answer at once, even if nothing new became durable."""
+
+
+class Acked(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Follower to leader: everything below ``durable_offset`` is synced here."""
+
+    epoch: _Epoch
+    session: _Session
+    durable_offset: _At
+    high_watermark: _At
+    """The largest the follower has heard of, so that the leader need not repeat it."""
+
+
+class FetchRange(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Replica to replica: my batches in this range are damaged, send yours."""
+
+    epoch: _Epoch
+    first_offset: _At
+    next_offset: _At
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Replica to replica: the batches that were asked for."""
+
+    epoch: _Epoch
+    first_offset: _At
+    batches: tuple[BatchRef, ...]
+
+
+Message = Fetch | Fenced | Diverged | StartAt | Replicate | Acked | FetchRange | Range
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """The message as a frame's header; its batches are the frame's attachments."""
+    return _encoder.encode(message)
+
+
+def decode(header: Buffer, buffers: list[Buffer]) -> Message:
+    """A message as a peer sent it, checked against its attachments.
+
+    Raises:
+        InvalidRecordError: not a message, or its batches do not match the buffers.
+    """
+    try:
+        message: Message = _decoder.decode(header)
+    except msgspec.MsgspecError as error:
+        raise InvalidRecordError(f"not a replication message: {error}") from error
+    refs = message.batches if isinstance(message, Replicate | Range) else ()
+    if [ref.size for ref in refs] != [len(buffer) for buffer in buffers]:
+        raise InvalidRecordError(f"{len(buffers)} batches came with a message of {len(refs)}")
+    if not in_row(refs):
+        raise InvalidRecordError("the batches of a message are not one after the other")
+    return message
+
+
+def in_row(refs: tuple[BatchRef, ...]) -> bool:
+    """Whether each batch begins where the one before ends, in an epoch not older."""
+    if any(ref.base_offset >= ref.next_offset for ref in refs):
+        return False
+    return all(
+        a.next_offset == b.base_offset and a.leader_epoch <= b.leader_epoch
+        for a, b in pairwise(refs)
+    )

@@ -1,0 +1,421 @@
+"""Whole clusters of replicas in one process, with every fault, told by one seed.
+
+``run(seed)`` builds a cluster of three or five brokers with a few partitions, lets publishers and
+readers work while things break, heals everything, and asks for what must then be true. It raises
+``ViolationError`` at the first broken promise; the same seed gives the same history.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from strandline.errors import StrandlineError
+from strandline.replication import effects as fx
+from strandline.replication import events as ev
+from strandline.replication.limits import ReplicationLimits
+from strandline.replication.messages import decode, encode
+from strandline.testing.sim.replication_broker import Publish, SimBroker
+from strandline.testing.sim.replication_check import Checker
+from strandline.testing.sim.replication_disk import SimLog
+from strandline.testing.sim.replication_oracle import Oracle, Partition
+from strandline.testing.sim.world import NetworkFaults, ViolationError, World
+from strandline.types import BrokerId, Offset
+
+METADATA = BrokerId(0)
+CLIENTS = BrokerId(99)
+BEAT_MS = 150
+RETRY_MS = 200
+PATIENCE_MS = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run was."""
+
+    fingerprint: str
+    events: int
+    counts: Counter[str]
+
+
+class Cluster:
+    """Brokers, metadata, publishers and readers.
+
+    Args:
+        seed: decides everything.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.world = world = World(seed)
+        rng = world.rng
+        self.limits = ReplicationLimits(
+            replica_lag_ms_max=rng.choice((300, 800)),
+            resend_ms=100,
+            window_bytes=rng.choice((40, 200, 100_000)),
+            read_bytes=rng.choice((10, 100, 10_000)),
+        )
+        self.ids = [BrokerId(n) for n in range(1, rng.choice((3, 3, 5)) + 1)]
+        self.full_disk = rng.choice((0.0, 0.0, 0.02))
+        self.is_encoding = seed % 8 == 0
+        self.sync_ms = dict.fromkeys(self.ids, 0.5)
+        partitions, self.checkers = [], []
+        for number in range(rng.randint(1, 3)):
+            min_isr = rng.choice((1, 2, 2))
+            partitions.append(Partition(tuple(self.ids), min_isr, tuple(self.ids)))
+            self.checkers.append(Checker(number, world, min_isr=min_isr))
+        self.oracle = Oracle(world, partitions)
+        self.brokers = {b: SimBroker(b, self, [SimLog() for _ in partitions]) for b in self.ids}
+        for number, checker in enumerate(self.checkers):
+            checker.logs = {b: broker.logs[number] for b, broker in self.brokers.items()}
+        self.published = 0
+        self.is_calm = False
+        self.is_over = False
+        self._reads = [0] * len(partitions)
+
+    # The network
+
+    def carry(self, sender: BrokerId, number: int, send: fx.Send) -> None:
+        """Send a message between brokers; some seeds take it through its encoding."""
+        self.world.send((sender, send.to), self._deliver, sender, number, send)
+
+    def _deliver(self, sender: BrokerId, number: int, send: fx.Send) -> None:
+        message = send.message
+        if self.is_encoding:
+            message = decode(encode(message), list(send.buffers))
+        self.brokers[send.to].take(number, ev.Received(sender, message, send.buffers))
+
+    def flap(self, a: BrokerId, b: BrokerId, *, down_ms: float) -> None:
+        """A link breaks; both sides notice, and notice when it is back."""
+        self._tell_both(a, b, ev.PeerLost)
+        self.world.after(down_ms, self._tell_both, a, b, ev.PeerBack)
+
+    def _tell_both(self, a: BrokerId, b: BrokerId, what: type[ev.PeerLost | ev.PeerBack]) -> None:
+        for number in range(len(self.checkers)):
+            self.brokers[a].take(number, what(b))
+            self.brokers[b].take(number, what(a))
+
+    # Metadata
+
+    def isr(self, number: int) -> tuple[BrokerId, ...]:
+        """As metadata has it now."""
+        return self.oracle.partitions[number].isr
+
+    def beat(self, broker: SimBroker, life: int) -> None:
+        """A broker reports, and will again."""
+        if broker.life != life or not broker.alive:
+            return
+        if self.world.now_ms >= broker.paused_until:
+            link = (broker.id, METADATA)
+            self.world.send(link, self._heard, broker, life)
+        self.world.after(BEAT_MS, self.beat, broker, life)
+
+    def _heard(self, broker: SimBroker, life: int) -> None:
+        if self.oracle.beat(broker.id, life):
+            link = (METADATA, broker.id)
+            states = [partition.assignment() for partition in self.oracle.partitions]
+            self.world.send(link, self._told, broker, life, states)
+
+    def _told(self, broker: SimBroker, life: int, states: list[ev.Assigned]) -> None:
+        if broker.life == life:
+            for number, state in enumerate(states):
+                broker.take(number, state)
+
+    def watch(self) -> None:
+        """Metadata looks who is silent, and will again."""
+        self.oracle.fence_silent()
+        self.world.after(BEAT_MS, self.watch)
+
+    def propose(self, broker: SimBroker, number: int, proposal: fx.ProposeIsr) -> None:
+        """Repeat a proposal until it is decided or its leadership is over."""
+        self._submit(_Ballot(broker, broker.life, number, proposal))
+
+    def _submit(self, ballot: "_Ballot") -> None:
+        if not ballot.is_answered and not ballot.is_over:
+            link = (ballot.broker.id, METADATA)
+            self.world.send(link, self._decide, ballot)
+            self.world.after(RETRY_MS, self._submit, ballot)
+
+    def _decide(self, ballot: "_Ballot") -> None:
+        outcome = self.oracle.propose(ballot.number, ballot.proposal)
+        self.world.send((METADATA, ballot.broker.id), self._decided, ballot, outcome)
+
+    def _decided(self, ballot: "_Ballot", outcome: ev.IsrChanged | ev.IsrRefused) -> None:
+        ballot.is_answered = True
+        if not ballot.is_over:
+            ballot.broker.take(ballot.number, outcome)
+
+    def hand_over(self, broker: BrokerId, number: int, effect: fx.HandOver) -> None:
+        """Name successors to metadata."""
+        epoch = self.brokers[broker].hosted[number].replica.epoch
+        link = (broker, METADATA)
+        self.world.send(link, self.oracle.hand_over, number, epoch, effect.candidates)
+
+    # Publishers and readers
+
+    def publisher(self, number: int, value: int) -> None:
+        """One record after the other, to whoever seems to lead."""
+        rng = self.world.rng
+        leader = self.oracle.partitions[number].leader
+        if leader is None or rng.random() < 0.05:
+            leader = rng.choice(self.ids)
+        done = [False]
+
+        def answer(offset: int | None) -> None:
+            if not done[0]:
+                done[0] = True
+                pause_ms = 1.0 if offset is not None else 30.0
+                self.world.after(rng.uniform(0.2, 2.0) * pause_ms, again)
+
+        def again() -> None:
+            if self.is_over:
+                return
+            self.published += 1
+            self.publisher(number, self.published)
+
+        checker = self.checkers[number]
+        publish = Publish(b"%d" % value, checker.acked_end, answer)
+        self.world.send((CLIENTS, leader), self._publish, leader, number, publish)
+        self.world.after(PATIENCE_MS, answer, None)
+
+    def _publish(self, leader: BrokerId, number: int, publish: Publish) -> None:
+        """What the network repeats is taken once: idempotence is not the replicas' business."""
+        if not publish.is_taken:
+            publish.is_taken = True
+            self.brokers[leader].take(number, publish)
+
+    def reader(self, number: int) -> None:
+        """Read on, each time from any replica."""
+        broker = self.brokers[self.world.rng.choice(self.ids)]
+        if broker.alive:
+            replica = broker.hosted[number].replica
+            first, checker = self._reads[number], self.checkers[number]
+            self._reads[number] = max(
+                first, checker.read(broker.id, first, broker.hosted[number].exposed)
+            )
+            assert replica.log.high_watermark == broker.hosted[number].exposed, "told of each step"
+        self.world.after(self.world.rng.uniform(5, 40), self.reader, number)
+
+    # Faults
+
+    def start(self, broker: SimBroker) -> None:
+        """Begin a life; the others notice, sooner or later."""
+        broker.start()
+        self.beat(broker, broker.life)
+        for other in self.ids:
+            if other != broker.id:
+                self.world.after(
+                    self.world.rng.uniform(1, 60), self._tell_both, other, broker.id, ev.PeerBack
+                )
+
+    def crash(self, broker: SimBroker, *, down_ms: float, is_wiped: bool = False) -> None:
+        """A broker dies and comes back."""
+        if not broker.alive:
+            return
+        world = self.world
+        world.counts["crashes"] += 1
+        world.note(f"crash {broker.id}")
+        broker.crash()
+        for other in self.ids:
+            if other != broker.id and world.rng.random() < 0.7:
+                for number in range(len(self.checkers)):
+                    self.brokers[other].take(number, ev.PeerLost(broker.id))
+        if is_wiped:
+            self._wipe(broker)
+        world.after(down_ms, self._restart, broker, broker.life)
+
+    def _restart(self, broker: SimBroker, life: int) -> None:
+        if broker.life == life and not broker.alive:
+            self.start(broker)
+
+    def _wipe(self, broker: SimBroker) -> None:
+        """Replace the disk, unless it is the last that has everything."""
+        if any(partition.isr == (broker.id,) for partition in self.oracle.partitions):
+            return
+        self.world.counts["wiped"] += 1
+        self.oracle.wipe(broker.id)
+        for number, log in enumerate(broker.logs):
+            self.checkers[number].wiped.add(broker.id)
+            log.wipe()
+
+    def damage(self, number: int) -> None:
+        """Flip bits in one batch on one disk, if another in-sync replica has it whole."""
+        rng = self.world.rng
+        isr = self.isr(number)
+        broker = rng.choice(self.ids)
+        log = self.brokers[broker].logs[number]
+        whole = [b for b in isr if b != broker and not self.brokers[b].logs[number].damaged]
+        bases = [base for base in log.disk.batches if base in log.seen.batches]
+        if not whole or not bases or broker in (b for b in isr if len(isr) == 1):
+            return
+        base = rng.choice(bases)
+        holders = [self.brokers[b].logs[number].disk.batches.get(base) for b in whole]
+        if (
+            log.disk.batches[base] != log.seen.batches[base]
+            or log.disk.batches[base] not in holders
+        ):
+            return
+        log.damaged.add(base)
+        self.world.counts["damaged"] += 1
+        after = log.seen.batches[base].ref.next_offset
+        if rng.random() < 0.5:
+            self.brokers[broker].take(number, ev.Damaged(Offset(base), after))
+
+    def retain(self, number: int) -> None:
+        """Retention on one replica: move its log start to a batch that is committed."""
+        broker = self.brokers[self.world.rng.choice(self.ids)]
+        if not broker.alive:
+            return
+        hosted = broker.hosted[number]
+        bases = [base for base in hosted.log.seen.batches if base <= hosted.exposed]
+        if bases:
+            start = self.world.rng.choice(bases)
+            hosted.log.truncate_before(start)
+            broker.take(number, ev.LogStartMoved(Offset(start)))
+
+    def resign(self, broker: SimBroker) -> None:
+        """A broker is asked to stop: it hands over, and is gone a little later."""
+        for number in range(len(self.checkers)):
+            broker.take(number, ev.Resign())
+        self.world.after(self.world.rng.uniform(20, 300), self._stop, broker, broker.life)
+
+    def _stop(self, broker: SimBroker, life: int) -> None:
+        if broker.life == life:
+            self.crash(broker, down_ms=200)
+
+    def misbehave(self) -> None:
+        """One fault, and another a little later."""
+        if self.is_calm:
+            return
+        world, rng = self.world, self.world.rng
+        number = rng.randrange(len(self.checkers))
+        broker = self.brokers[rng.choice(self.ids)]
+        down_ms = rng.choice((20, 300, 1200))
+        fault = rng.choice(FAULTS)
+        world.counts[f"fault {fault}"] += 1
+        match fault:
+            case "crash":
+                self.crash(broker, down_ms=down_ms, is_wiped=rng.random() < 0.15)
+            case "crash all":
+                for each in self.brokers.values():
+                    self.crash(each, down_ms=rng.uniform(10, 600))
+            case "pause":
+                broker.paused_until = world.now_ms + rng.choice((50, 400, 1500))
+            case "partition":
+                everybody = [METADATA, *self.ids] if rng.random() < 0.5 else self.ids
+                side = rng.sample(self.ids, rng.randint(1, len(self.ids) - 1))
+                world.partition(side, everybody, one_way=rng.choice((0.0, 0.0, 0.5)))
+                world.after(rng.choice((100, 500, 1500)), world.heal)
+            case "flap":
+                a, b = rng.sample(self.ids, 2)
+                self.flap(a, b, down_ms=rng.choice((5, 100)))
+            case "network":
+                world.faults = NetworkFaults(*rng.choice(NETWORKS))
+            case "slow disk":
+                self.sync_ms[broker.id] = rng.choice((0.5, 5, 60, 500))
+            case "damage":
+                self.damage(number)
+            case "retention":
+                self.retain(number)
+            case "resign":
+                self.resign(broker)
+        world.after(rng.expovariate(1 / 120), self.misbehave)
+
+    # The end
+
+    def calm(self) -> None:
+        """Nothing breaks any more, and everything comes back."""
+        self.is_calm = True
+        self.world.calm()
+        self.full_disk = 0.0
+        for broker in self.brokers.values():
+            self.sync_ms[broker.id] = 0.5
+            broker.paused_until = 0.0
+            if not broker.alive:
+                self.start(broker)
+        for a in self.ids:
+            for b in self.ids:
+                if a < b:
+                    self._tell_both(a, b, ev.PeerBack)
+
+    def scrub(self) -> None:
+        """Read every log through: damage that nobody met is found."""
+        for broker in self.brokers.values():
+            for number, hosted in enumerate(broker.hosted):
+                for base in sorted(hosted.log.damaged):
+                    after = hosted.log.seen.batches[base].ref.next_offset
+                    broker.take(number, ev.Damaged(Offset(base), after))
+
+    def check_settled(self) -> None:
+        """What must be true when all is well again."""
+        for number, checker in enumerate(self.checkers):
+            partition = self.oracle.partitions[number]
+            if set(partition.isr) != set(partition.replicas):
+                checker.fail(f"the ISR did not heal: {partition.isr}")
+            if not any(b.hosted[number].replica.refusal is None for b in self.brokers.values()):
+                checker.fail("nobody takes records")
+            checker.settled({b.id: b.hosted[number].exposed for b in self.brokers.values()})
+
+
+FAULTS = (
+    *("crash", "crash", "crash", "crash all", "pause", "pause", "partition", "partition"),
+    *("flap", "network", "network", "slow disk", "slow disk", "damage", "retention", "resign"),
+)
+NETWORKS = (
+    *((0.0, 0.0, 2.0, 0.0), (0.0, 0.0, 2.0, 0.0), (0.02, 0.02, 5.0, 0.0)),
+    *((0.1, 0.1, 10.0, 0.02), (0.0, 0.3, 30.0, 0.05)),
+)
+
+
+@dataclass(slots=True)
+class _Ballot:
+    """A proposal on its way."""
+
+    broker: SimBroker
+    life: int
+    number: int
+    proposal: fx.ProposeIsr
+    is_answered: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the leadership that made it has ended."""
+        if self.broker.life != self.life or not self.broker.alive:
+            return True
+        return self.broker.hosted[self.number].replica.epoch != self.proposal.epoch
+
+
+def run(seed: int, *, chaos_ms: float = 4_000) -> Result:
+    """A whole history.
+
+    Args:
+        seed: decides it.
+        chaos_ms: how long things break, in virtual time.
+
+    Raises:
+        ViolationError: a promise was broken; the message names the seed.
+    """
+    cluster = Cluster(seed)
+    try:
+        _live(cluster, chaos_ms)
+    except (ViolationError, AssertionError, StrandlineError) as error:
+        raise ViolationError(f"seed {seed}: {error!r}") from error
+    return Result(cluster.world.fingerprint, cluster.world.events, cluster.world.counts)
+
+
+def _live(cluster: Cluster, chaos_ms: float) -> None:
+    """Start, break, heal, judge."""
+    world = cluster.world
+    for broker in cluster.brokers.values():
+        cluster.start(broker)
+    world.after(BEAT_MS, cluster.watch)
+    for number in range(len(cluster.checkers)):
+        cluster.reader(number)
+        for _ in range(world.rng.randint(1, 4)):
+            cluster.published += 1
+            world.after(world.rng.uniform(1, 20), cluster.publisher, number, cluster.published)
+    world.after(200, cluster.misbehave)
+    world.run_until(chaos_ms)
+    cluster.calm()
+    world.run_until(chaos_ms + 4_000)
+    cluster.is_over = True
+    cluster.scrub()
+    world.run_until(chaos_ms + 6_000)
+    cluster.check_settled()

@@ -1,0 +1,167 @@
+"""A partition's log on a simulated disk: what was not synced may be lost at a crash.
+
+Rules: changes reach the disk in the order in which they were made, so a crash leaves a prefix of
+those since the last sync; a batch that was torn counts as not written, as recovery cuts it. Damage
+at rest stays until it is repaired. Must not know who replicates what.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from strandline.replication.messages import BatchRef
+from strandline.types import LeaderEpoch, Offset
+
+
+class Stored(NamedTuple):
+    """A batch as it is on disk."""
+
+    ref: BatchRef
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Image:
+    """Batches by base offset, in order, and where the log starts and ends."""
+
+    batches: dict[int, Stored] = field(default_factory=dict)
+    start: int = 0
+    end: int = 0
+
+    def append(self, stored: Stored) -> None:
+        """Add a batch at the end."""
+        if stored.ref.base_offset != self.end:
+            raise AssertionError(f"a batch at {stored.ref.base_offset}, the log ends at {self.end}")
+        self.batches[self.end] = stored
+        self.end = stored.ref.next_offset
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the end off, at the end of a batch."""
+        while self.end > offset:
+            _, stored = self.batches.popitem()
+            self.end = stored.ref.base_offset
+        if self.end != offset:
+            raise AssertionError(f"cut inside a batch: {offset}")
+
+    def reset_to(self, offset: int) -> None:
+        """Start again, empty."""
+        self.batches = {}
+        self.start = self.end = offset
+
+    def truncate_before(self, offset: int) -> None:
+        """Drop what is below; ``offset`` is the base of a batch, or the end."""
+        while self.start < offset:
+            self.start = self.batches.pop(self.start).ref.next_offset
+
+    def replace(self, stored: Stored) -> None:
+        """Put a repaired batch in place."""
+        if stored.ref.base_offset in self.batches:
+            self.batches[stored.ref.base_offset] = stored
+
+    def between(self, first: int, after: int) -> list[Stored]:
+        """Batches from the one at ``first`` on that begin below ``after``."""
+        found = []
+        while first < after:
+            stored = self.batches[first]
+            found.append(stored)
+            first = stored.ref.next_offset
+        return found
+
+    def copy(self) -> "Image":
+        """An image of its own."""
+        return Image(dict(self.batches), self.start, self.end)
+
+
+class SimLog:
+    """The log as its broker sees it, and what of it is on disk."""
+
+    def __init__(self) -> None:
+        self.seen = Image()
+        self.disk = Image()
+        self.damaged: set[int] = set()
+        self.high_watermark = 0
+        """As checkpointed."""
+        self._changes: list[tuple[Callable[..., None], object]] = []
+        self._sync_size = 0
+        self._sync_end: int | None = None
+
+    # Changes
+
+    def append(self, stored: Stored) -> None:
+        """Write a batch."""
+        self._change(Image.append, stored)
+
+    def repair(self, stored: Stored) -> None:
+        """Put a batch in the place of a damaged one."""
+        self.damaged.discard(stored.ref.base_offset)
+        self._change(Image.replace, stored)
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut; a sync under way covers no more than is left."""
+        self._change(Image.truncate_to, offset)
+        self.damaged = {base for base in self.damaged if base < offset}
+        if self._sync_end is not None:
+            self._sync_end = min(self._sync_end, offset)
+
+    def reset_to(self, offset: int) -> None:
+        """Start again; a sync under way says nothing about the new log."""
+        self._change(Image.reset_to, offset)
+        self.damaged = set()
+        self._sync_end = None
+
+    def truncate_before(self, offset: int) -> None:
+        """Retention."""
+        self._change(Image.truncate_before, offset)
+        self.damaged = {base for base in self.damaged if base >= offset}
+
+    def _change(self, how: Callable[..., None], what: object) -> None:
+        how(self.seen, what)
+        self._changes.append((how, what))
+
+    # Durability
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a sync would change anything."""
+        return bool(self._changes)
+
+    def begin_sync(self) -> None:
+        """What was changed so far will be durable when the sync ends."""
+        self._sync_size = len(self._changes)
+        self._sync_end = self.seen.end
+
+    def end_sync(self) -> Offset | None:
+        """It is; returns how far the log as it is now is certain to survive, None if not at all."""
+        for how, what in self._changes[: self._sync_size]:
+            how(self.disk, what)
+        del self._changes[: self._sync_size]
+        self._sync_size = 0
+        end, self._sync_end = self._sync_end, None
+        return None if end is None else Offset(end)
+
+    def crash(self, rng: random.Random) -> int:
+        """Lose what was not synced, from some change on; returns how many changes were lost."""
+        kept = rng.choice((0, len(self._changes), rng.randint(0, len(self._changes))))
+        for how, what in self._changes[:kept]:
+            how(self.disk, what)
+        lost = len(self._changes) - kept
+        self._changes.clear()
+        self._sync_size, self._sync_end = 0, None
+        self.seen = self.disk.copy()
+        return lost
+
+    def wipe(self) -> None:
+        """An empty disk."""
+        self.seen, self.disk = Image(), Image()
+        self._changes.clear()
+        self.damaged = set()
+        self.high_watermark = 0
+
+    def epochs(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
+        """Where each epoch begins, as recovery reads it from the batches."""
+        found: list[tuple[LeaderEpoch, Offset]] = []
+        for stored in self.seen.batches.values():
+            if not found or stored.ref.leader_epoch > found[-1][0]:
+                found.append((stored.ref.leader_epoch, stored.ref.base_offset))
+        return tuple(found)
