@@ -6,6 +6,7 @@ gaps; whenever one is missing, both ends hear of a loss.
 
 import asyncio
 import random
+import socket
 import ssl
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -410,6 +411,24 @@ def test_a_peer_that_moved_is_found(run):
             assert proxy.connections_seen == 1
             one.links.add_peer(TWO, Address("127.0.0.1", proxy.port))
             assert one.links.is_up(TWO)
+
+    run(scenario())
+
+
+def test_an_address_that_swallows_calls_is_given_up(run, caplog):
+    """Without an answer to its connect the caller waits its time, says so once, and tries again."""
+
+    async def scenario():
+        with socket.socket() as deaf, socket.socket() as filler:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen(0)
+            filler.connect(deaf.getsockname())  # the backlog is full: what follows is dropped
+            one = await start(ONE, connect_timeout_s=0.1)
+            one.links.add_peer(TWO, Address(*deaf.getsockname()))
+            await until_logged(caplog, "no connection within 0.1 s")
+            await asyncio.sleep(0.3)
+            assert caplog.text.count("no connection within") == 1
+            await one.links.stop()
 
     run(scenario())
 

@@ -43,6 +43,8 @@ from strandline.metadata.partitions import why_move_waits
 from strandline.metadata.placement import drain_plan, rebalance_leaders
 from strandline.types import BrokerId
 
+ROUNDS_MAX = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerLimits:
@@ -83,11 +85,17 @@ def decide(
     """Commands to propose, in this order; none if all is as it should be."""
     plan = _Plan(image, view, limits or ControllerLimits())
     plan.fence_and_unfence()
-    plan.elect()
-    plan.hand_over()
-    plan.fence_stopped()
-    plan.finish_moves()
-    plan.begin_moves()
+    # What one step does may make room for an earlier one: a move that ends lets another begin, and
+    # one sent elsewhere may end at once.
+    for _ in range(ROUNDS_MAX):
+        known = len(plan.commands)
+        plan.elect()
+        plan.hand_over()
+        plan.fence_stopped()
+        plan.finish_moves()
+        plan.begin_moves()
+        if len(plan.commands) == known:
+            break
     plan.share_leaders()
     return tuple(plan.commands)
 

@@ -5,6 +5,7 @@ because a batch repeats few of them; a record without headers has null headers.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -36,6 +37,12 @@ def project(columns: Sequence[str] | None, *, with_partition: bool = False) -> p
     Raises:
         InvalidRequestError: an unknown or repeated column.
     """
+    return _project(None if columns is None else tuple(columns), with_partition)
+
+
+@lru_cache(maxsize=256)
+def _project(columns: tuple[str, ...] | None, with_partition: bool) -> pa.Schema:  # noqa: FBT001
+    """As ``project``; once for each choice, since a read asks for it at every batch."""
     names = list(COLUMNS if columns is None else columns)
     if with_partition and "partition" not in names:
         names.insert(0, "partition")

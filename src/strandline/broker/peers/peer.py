@@ -33,7 +33,10 @@ class Address(NamedTuple):
 
 
 class PeerEvents(Protocol):
-    """The owner of the link. For each peer: back, frames, lost, back, frames, lost and so on."""
+    """The owner of the link. For each peer: back, frames, lost, back, frames, lost and so on.
+
+    These must not raise: an exception is a bug, which the loop logs, and ends the connection.
+    """
 
     def on_frame(self, peer: BrokerId, frame: Frame) -> None:
         """A frame came, in the order sent."""

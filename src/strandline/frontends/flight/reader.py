@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 GATHER_BATCHES_MAX = 64
 GATHER_MS_MAX = 100.0
+CANCEL_CHECK_MS = 50.0
+"""gRPC is asked no more often whether the client is there: each time it polls its sockets, which
+cost a seventh of a fast read."""
 
 
 class ReadSession:
@@ -50,6 +53,8 @@ class ReadSession:
         self._is_cancelled = is_cancelled
         self._cursors = [Cursor(plan, extent) for extent in plan.ranges]
         self._left = plan.request.records_max
+        self._is_gone = False
+        self._asked_ms = life.now_ms()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Everything asked for, until it is delivered or the client goes away.
@@ -149,7 +154,11 @@ class ReadSession:
         self._life.check()
         if cursor.partition.closed:
             raise UnknownStreamError(f"stream {cursor.partition.name.stream!r} was deleted")
-        return not self._is_cancelled()
+        now_ms = self._life.now_ms()
+        if now_ms - self._asked_ms >= CANCEL_CHECK_MS:
+            self._asked_ms = now_ms
+            self._is_gone = self._is_cancelled()
+        return not self._is_gone
 
     def _gathered(self, deliveries: Iterator[Delivery | None]) -> Iterator[Delivery]:
         """Join small neighbours, but hold none back while the reader waits."""
@@ -157,10 +166,14 @@ class ReadSession:
         size, since = 0, 0.0
         enough = self._request.batch_bytes // 4
         for delivery in _error_last(deliveries):
+            if delivery is not None and delivery.size >= enough:
+                # Joining copies: what is large already is not worth it.
+                if held:
+                    yield Delivery(join(held), size)
+                    held, size = [], 0
+                yield delivery
+                continue
             if delivery is not None:
-                if not held and delivery.size >= enough:
-                    yield delivery
-                    continue
                 since = since if held else self._life.now_ms()
                 held.append(delivery.batch)
                 size += delivery.size
