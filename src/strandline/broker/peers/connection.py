@@ -87,7 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         """Tell whoever waits."""
         self.is_open = False
         self.handshake_done()
-        reason = self.failure or (str(exc) if exc else "closed by the other end")
+        reason = self.failure or (describe(exc) if exc else "closed by the other end")
         if not self.closed.done():
             self.closed.set_result(reason)
         self._on_end(self)
@@ -339,6 +339,11 @@ class Outgoing(Connection):
     def _drop_queue(self) -> None:
         self._queue.clear()
         self.queued_bytes = 0
+
+
+def describe(error: Exception) -> str:
+    """For the log; some errors of sockets have no words."""
+    return str(error) or type(error).__name__
 
 
 class Tunable(Protocol):

@@ -174,7 +174,9 @@ def _cut(view: memoryview, *, is_own: bool) -> Frame:
         raise FrameError("a frame with a wrong checksum")
     header_at = HEAD.size + count * LENGTH_BYTES
     end = header_at + header_bytes
-    lengths: tuple[int, ...] = struct.unpack_from(f"<{count}I", view, HEAD.size)
+    lengths: tuple[int, ...] = ()
+    if count:
+        lengths = struct.unpack_from(f"<{count}I", view, HEAD.size)
     if end + sum(lengths) != len(view):
         raise FrameError("a frame whose attachments do not add up to its length")
     header = bytes(view[header_at:end])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 from strandline.broker.peers.backoff import Backoff
-from strandline.broker.peers.connection import Connection, Incoming, Outgoing
+from strandline.broker.peers.connection import Connection, Incoming, Outgoing, describe
 from strandline.broker.peers.frame import Data, Frame
 from strandline.broker.peers.handshake import Identity
 from strandline.broker.peers.limits import LinkLimits
@@ -145,7 +145,7 @@ class Peer:
         except TimeoutError:
             return f"no connection within {timeout_s:g} s"
         except OSError as error:
-            return str(error)
+            return describe(error)
         # Not `await connection.closed`: a cancelled call would cancel the future of the connection.
         await asyncio.wait([connection.closed])
         return connection.closed.result()
