@@ -10,6 +10,7 @@ Arrow read outside the buffer.
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -170,7 +171,7 @@ class BatchColumns:
         self._subject_indices: pa.Buffer | None = None
         if header.subject_count == 1:
             name = bytes(memoryview(self._take(header.subject_bytes)))
-            self._subjects = pa.array([_text(name)], pa.string())
+            self._subjects = _single_subject(name)
             return
         if header.subject_count == 0:
             raise CorruptBatchError("a batch without subjects")
@@ -242,6 +243,12 @@ class BatchColumns:
         return pa.Array.from_buffers(
             HEADERS_TYPE, self._count, [pa.py_buffer(present), offsets], children=[entries]
         )
+
+
+@lru_cache(maxsize=1024)
+def _single_subject(name: bytes) -> pa.Array:
+    """A dictionary of one subject; kept, since making it takes longer than a column does."""
+    return pa.array([_text(name)], pa.string())
 
 
 def _text(name: bytes) -> str:

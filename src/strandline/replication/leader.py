@@ -362,23 +362,25 @@ class Leader:
         isr = self.isr
         if isr.proposed is not None or isr.hold_ms is not None:
             return
-        log = self.log
         wanted = {self.me}
         for broker, progress in self.followers.items():
-            if broker not in isr.members:
-                is_in = may_join(progress, log.high_watermark, epoch_start=self.epoch_start)
-            else:
-                is_in = not must_leave(
-                    progress,
-                    log.high_watermark,
-                    log_end_offset=log.log_end_offset,
-                    limits=self._limits,
-                    now_ms=now_ms,
-                )
-            if is_in:
+            if self._belongs(progress, now_ms) and (
+                broker in isr.members
+                or may_join(progress, self.log.high_watermark, epoch_start=self.epoch_start)
+            ):
                 wanted.add(broker)
         if wanted != set(isr.members):
             effects.append(isr.propose(wanted))
+
+    def _belongs(self, progress: Progress, now_ms: int) -> bool:
+        """Whether a follower would not have to leave at once; or it would come and go for ever."""
+        return not must_leave(
+            progress,
+            self.log.high_watermark,
+            log_end_offset=self.log.log_end_offset,
+            limits=self._limits,
+            now_ms=now_ms,
+        )
 
     def _tell_refusal(self) -> list[Effect]:
         """Whether records are accepted, if that changed."""

@@ -199,7 +199,7 @@ class Replica:
         if event.epoch <= self.epoch:
             return self._assigned_again(event, now_ms)
         assert event.epoch >= self.log.epochs.last, "registered before it was assigned"
-        was_leader = self.leader is not None
+        was_accepting = self.refusal is not Refusal.NOT_LEADER
         if self.follower is not None:
             self._session = self.follower.session
         self.epoch = event.epoch
@@ -217,7 +217,7 @@ class Replica:
             may_lose=event.unclean,
         )
         self._role = follower
-        refusing: list[Effect] = [Refusing(Refusal.NOT_LEADER)] if was_leader else []
+        refusing: list[Effect] = [Refusing(Refusal.NOT_LEADER)] if was_accepting else []
         return refusing + follower.start(now_ms)
 
     def _assigned_again(self, event: Assigned, now_ms: int) -> list[Effect]:

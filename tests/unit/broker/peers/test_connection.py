@@ -51,6 +51,9 @@ class Transport(asyncio.Transport):
             if self.room <= 0:
                 self.protocol.pause_writing()
 
+    def is_closing(self):
+        return self.end is not None
+
     def pause_reading(self):
         self.is_reading = False
 
