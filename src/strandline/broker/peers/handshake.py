@@ -149,9 +149,10 @@ def _decode(frame: Frame) -> Hello | Refused:
                 f"peer protocol {opening.version} is not supported, {VERSION} is: upgrade one "
                 "broker after the other, and no more than one release at a time",
             )
-        return _decode_answer(frame.header)
+        message: Hello | Refused = _decode_answer(frame.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HandshakeError(Refusal.NOT_A_PEER, f"an unreadable handshake: {error}") from error
+    return message
 
 
 def _check(hello: Hello, me: Identity, certified: frozenset[BrokerId] | None) -> None:

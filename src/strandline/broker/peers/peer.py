@@ -9,7 +9,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypedDict, cast
 
 from strandline.broker.peers.backoff import Backoff
 from strandline.broker.peers.connection import Connection, Incoming, Outgoing, describe
@@ -135,6 +135,7 @@ class Peer:
         timeout_s = self._limits.connect_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
+                connection: Outgoing
                 _, connection = await loop.create_connection(
                     self._make_outgoing,
                     host,
@@ -211,11 +212,16 @@ class Peer:
             logger.warning("no link to broker %d at %s: %s", self.broker, self.address, reason)
 
 
-def tls_times(limits: LinkLimits, tls: ssl.SSLContext | None) -> dict[str, float]:
-    """How long TLS may take; asyncio refuses the arguments where there is no TLS."""
-    if tls is None:
-        return {}
-    return {
-        "ssl_handshake_timeout": limits.handshake_timeout_s,
-        "ssl_shutdown_timeout": limits.close_timeout_s,
-    }
+class TlsTimes(TypedDict):
+    """Arguments of asyncio's, which must be None where there is no TLS."""
+
+    ssl_handshake_timeout: float | None
+    ssl_shutdown_timeout: float | None
+
+
+def tls_times(limits: LinkLimits, tls: ssl.SSLContext | None) -> TlsTimes:
+    """How long TLS may take."""
+    return TlsTimes(
+        ssl_handshake_timeout=limits.handshake_timeout_s if tls else None,
+        ssl_shutdown_timeout=limits.close_timeout_s if tls else None,
+    )
