@@ -1,9 +1,9 @@
 """Where replicas go: computed before a command is proposed, the same for the same image.
 
-Rules: no two replicas of a partition in one rack while racks suffice; then the broker with the
-fewest replicas, of these the one preferred as leader least often, then the smallest id. The first
-of a partition's replicas is its preferred leader: of those chosen, the one that is preferred least
-often. New replicas go only to brokers in service that are not being drained.
+Rules: the first of a partition's replicas is its preferred leader: the broker that is preferred
+least often, then the one with the fewest replicas, then the smallest id. The others are those with
+the fewest replicas, and no two in one rack while racks suffice. New replicas go only to brokers in
+service that are not being drained.
 """
 
 from collections import Counter
@@ -52,14 +52,20 @@ class Loads:
 
         def cost(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
             crowd = rack_crowd(racks, self.rack(broker))
-            return (crowd, self.replicas[broker], self.preferred[broker], broker)
+            # Of equals one that leads much already: the others are soon chosen as leaders.
+            return (crowd, self.replicas[broker], -self.preferred[broker], broker)
 
         return min((b for b in allowed if b not in taken), key=cost, default=None)
 
+    def first(self, allowed: Iterable[BrokerId]) -> BrokerId:
+        """Who is the next preferred leader."""
+        return min(allowed, key=lambda b: (self.preferred[b], self.replicas[b], b))
+
     def leader_first(self, replicas: Iterable[BrokerId]) -> Replicas:
         """The replicas with the one first that is preferred least often; the others ascending."""
-        ordered = sorted(replicas, key=lambda b: (self.preferred[b], b))
-        return (ordered[0], *sorted(ordered[1:]))
+        members = sorted(replicas)
+        first = self.first(members)
+        return (first, *(b for b in members if b != first))
 
 
 def rack_crowd(racks: Counter[str], rack: str) -> int:
@@ -87,12 +93,12 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
         )
     placed = []
     for _ in range(partitions):
-        chosen: list[BrokerId] = []
-        for _ in range(replicas):
+        chosen = [loads.first(allowed)]
+        while len(chosen) < replicas:
             broker = loads.best(allowed, chosen)
             assert broker is not None, "there are enough brokers"
             chosen.append(broker)
-        placed.append(loads.leader_first(chosen))
+        placed.append(tuple(chosen))
         loads.add(placed[-1])
     return tuple(placed)
 
