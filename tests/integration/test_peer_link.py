@@ -180,7 +180,8 @@ def test_frames_flow_both_ways(run):
     async def scenario():
         async with cluster(ONE, TWO) as (one, two):
             large = random.randbytes(5 << 20)
-            assert one.links.send(TWO, 1, b"h1", attachments=[b"", b"abc", large])
+            attachments = [b"", bytearray(b"abc"), memoryview(large)]
+            assert one.links.send(TWO, 1, b"h1", attachments=attachments)
             assert two.links.send(ONE, 255, b"h2")
             await two.until(lambda: two.frames)
             await one.until(lambda: one.frames)
@@ -433,6 +434,24 @@ def test_an_address_that_swallows_calls_is_given_up(run, caplog):
     run(scenario())
 
 
+def test_peers_may_be_known_before_the_start(run):
+    """Whom it was told of before it listens, it calls when it does."""
+
+    async def scenario():
+        two = await start(TWO)
+        one = Recorder(ONE)
+        one.links = PeerLinks(identity(ONE), one, limits=LinkLimits(**QUICK))
+        one.links.add_peer(TWO, Address("127.0.0.1", two.links.port))
+        await one.links.start()
+        two.links.add_peer(ONE, Address("127.0.0.1", one.links.port))
+        await one.until(lambda: one.up.get(TWO))
+        await one.links.stop()
+        await one.links.stop()
+        await two.links.stop()
+
+    run(scenario())
+
+
 def test_a_port_that_is_taken_is_an_error(run):
     """The message names the address."""
 
@@ -613,7 +632,8 @@ def test_frames_flow_over_tls(run, certificates):
         await one.until(lambda: one.up.get(TWO))
         await two.until(lambda: two.up.get(ONE))
         for number in range(300):
-            assert one.send_numbered(TWO, attachments=[bytes(number * 1000)])
+            attachments = [memoryview(bytes(number * 1000)), bytearray(number)]
+            assert one.send_numbered(TWO, attachments=attachments)
             assert two.send_numbered(ONE)
         await two.until(lambda: two.numbered == 300)
         await one.until(lambda: one.numbered == 300)

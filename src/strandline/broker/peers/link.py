@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import secrets
-import ssl
 from collections.abc import Sequence
 
 from strandline.broker.peers.connection import Connection, Incoming, Outgoing
@@ -36,6 +35,9 @@ class PeerLinks:
         tls: files for mutual TLS; None for plain TCP.
         limits: caps and times.
         rng: spreads calls in time; tests give a seeded one.
+
+    Raises:
+        InvalidConfigError: the TLS files cannot be used.
     """
 
     def __init__(
@@ -51,10 +53,10 @@ class PeerLinks:
         self.me = me
         self._events = events
         self._listen = listen
-        self._tls = tls
+        self._accepting = listening_context(tls) if tls is not None else None
+        self._calling = calling_context(tls) if tls is not None else None
         self._limits = limits or LinkLimits()
         self._rng = rng or secrets.SystemRandom()
-        self._calling: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
         self._peers: dict[BrokerId, Peer] = {}
         self._calls: dict[BrokerId, asyncio.Task[None]] = {}
@@ -70,26 +72,20 @@ class PeerLinks:
 
         Raises:
             UnavailableError: the address cannot be had.
-            InvalidConfigError: the TLS files cannot be used.
         """
-        accepting = None
-        if self._tls is not None:
-            accepting = listening_context(self._tls)
-            self._calling = calling_context(self._tls)
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 self._make_incoming,
                 self._listen.host,
                 self._listen.port,
-                ssl=accepting,
-                **tls_times(self._limits, accepting),
+                ssl=self._accepting,
+                **tls_times(self._limits, self._accepting),
             )
         except OSError as error:
             raise UnavailableError(f"cannot listen for peers on {self._listen}: {error}") from error
         self.port = self._server.sockets[0].getsockname()[1]
-        waiting, self._peers = self._peers, {}
-        for broker, peer in waiting.items():
-            self.add_peer(broker, peer.address)
+        for peer in self._peers.values():
+            self._call(peer)
 
     async def stop(self) -> None:
         """Send what is queued, close everything; nothing is called back from now on."""
@@ -144,9 +140,7 @@ class PeerLinks:
         )
         self._peers[broker] = peer
         if self._server is not None:
-            call = asyncio.create_task(peer.run(), name=f"peer-{broker}")
-            call.add_done_callback(_report)
-            self._calls[broker] = call
+            self._call(peer)
 
     def remove_peer(self, broker: BrokerId) -> None:
         """Forget a broker: its connections end, and nothing more is told of it."""
@@ -155,6 +149,11 @@ class PeerLinks:
         for connection in self._connections:
             if connection.peer == broker:
                 connection.abort(f"broker {broker} was removed")
+
+    def _call(self, peer: Peer) -> None:
+        call = asyncio.create_task(peer.run(), name=f"peer-{peer.broker}")
+        call.add_done_callback(_report)
+        self._calls[peer.broker] = call
 
     def _retire(self, broker: BrokerId) -> None:
         self._peers.pop(broker).retire()
