@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         view = View(
             now_ms=NOW_MS,
             heard={b: Heard(broker.incarnation, NOW_MS) for b, broker in known.items()},
-            in_office_since_ms=0,
+            listening_since_ms=0,
             settled_since_ms=0 if is_settled else NOW_MS,
         )
         for command in decide(self.image, view, LIMITS):

@@ -72,8 +72,8 @@ class View:
 
     now_ms: float
     heard: Mapping[BrokerId, Heard]
-    in_office_since_ms: float
-    """A new controller has heard of nobody; until then nobody is late."""
+    listening_since_ms: float
+    """Who was silent before counts as heard then: perhaps it was not listened to."""
     settled_since_ms: float
     """When the set of brokers in service changed last."""
     log_ends: LogEnds = field(default_factory=dict)
@@ -104,8 +104,8 @@ def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     """Whether a broker has been silent for too long; what an earlier run said does not count."""
     heard = view.heard.get(broker.id)
     if heard is None or heard.incarnation != broker.incarnation:
-        return view.now_ms - view.in_office_since_ms > limits.session_ms
-    return view.now_ms - max(heard.at_ms, view.in_office_since_ms) > limits.session_ms
+        return view.now_ms - view.listening_since_ms > limits.session_ms
+    return view.now_ms - max(heard.at_ms, view.listening_since_ms) > limits.session_ms
 
 
 def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
@@ -251,15 +251,23 @@ def _runs(brokers: list[BrokerImage]) -> tuple[BrokerRun, ...]:
 class Controller:
     """The view of a broker that holds the office, from when it took it.
 
-    Made anew with each term; dropped when the office is lost. All times come from one clock.
+    Made anew with each term; dropped when the office is lost. All times come from one clock. A
+    process that was paused has heard of nobody for a while and must not take all for dead: after a
+    gap between decisions everybody gets time to be heard again.
     """
 
     def __init__(self, now_ms: float, limits: ControllerLimits | None = None) -> None:
         self.limits = limits or ControllerLimits()
-        self._since_ms = now_ms
-        self._settled_ms = now_ms
+        self._listening_since_ms = now_ms
+        self._decided_ms = now_ms
+        self._settled_since_ms = now_ms
         self._heard: dict[BrokerId, Heard] = {}
         self._serving: frozenset[BrokerRun] | None = None
+
+    @property
+    def interval_ms(self) -> float:
+        """How often to decide at least; twice that is a gap. More than that gains little."""
+        return self.limits.session_ms / 4
 
     def heartbeat(self, run: BrokerRun, now_ms: float) -> None:
         """A broker says that it is there."""
@@ -268,7 +276,7 @@ class Controller:
     def decide(
         self, image: MetadataImage, now_ms: float, log_ends: LogEnds | None = None
     ) -> tuple[Command, ...]:
-        """Commands to propose now; call it at every change of the image and every heartbeat time.
+        """Commands to propose now.
 
         Args:
             image: the newest that is applied here.
@@ -279,16 +287,19 @@ class Controller:
         view = View(
             now_ms=now_ms,
             heard=self._heard,
-            in_office_since_ms=self._since_ms,
-            settled_since_ms=self._settled_ms,
+            listening_since_ms=self._listening_since_ms,
+            settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
         )
         return decide(image, view, self.limits)
 
     def _note_changes(self, image: MetadataImage, now_ms: float) -> None:
-        """Begin to wait anew when somebody came or went."""
+        """Begin to wait anew after a gap, and when somebody came or went."""
+        if now_ms - self._decided_ms > 2 * self.interval_ms:
+            self._listening_since_ms = now_ms
+        self._decided_ms = now_ms
         serving = frozenset(_runs([b for b in image.brokers.values() if b.may_take_replicas]))
         if serving != self._serving:
             self._serving = serving
-            self._settled_ms = now_ms
+            self._settled_since_ms = now_ms
         self._heard = {b: heard for b, heard in self._heard.items() if b in image.brokers}

@@ -120,9 +120,14 @@ def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
     return ElectLeader(tuple(changes), "preferred") if changes else None
 
 
+def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
+    """Whether a partition is being moved, and does not wait for a broker to come back."""
+    return partition.is_moving and not any(image.brokers[b].is_fenced for b in partition.adding)
+
+
 def moving(image: MetadataImage) -> int:
     """How many partitions are being moved."""
-    return sum(partition.is_moving for _, partition in image.partitions())
+    return sum(is_under_way(partition, image) for _, partition in image.partitions())
 
 
 def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
@@ -142,11 +147,12 @@ def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
     moves: list[Move] = []
     for name, partition in image.partitions():
         # One that is moving to a broker that is now to be drained is sent elsewhere at once.
-        if leaving.isdisjoint(partition.target) or (room <= 0 and not partition.is_moving):
+        has_place = is_under_way(partition, image)
+        if leaving.isdisjoint(partition.target) or (room <= 0 and not has_place):
             continue
         target = _without(partition, leaving, loads=loads, allowed=allowed)
         if target != partition.target:
-            room -= not partition.is_moving
+            room -= not has_place
             loads.remove(partition.target)
             loads.add(target)
             moves.append(Move(at(name, partition), target))

@@ -30,6 +30,14 @@ class Office:
         for broker in brokers:
             self.controller.heartbeat(self.made.run(broker), self.now_ms)
 
+    def pass_time(self, ms):
+        """Time passes in which the controller is awake, and does as it decides."""
+        end = self.now_ms + ms
+        while self.now_ms < end - LIMITS.session_ms / 4:
+            self.now_ms += LIMITS.session_ms / 4
+            assert self.decide() == []
+        self.now_ms = end
+
     def decide(self, **more):
         """Decide and apply; the kinds of the commands. Decided again there is nothing to do."""
         commands = self.controller.decide(self.made.image, self.now_ms, **more)
@@ -64,10 +72,9 @@ def office(cluster):
 def test_a_silent_broker_is_fenced_and_its_partitions_get_leaders(office):
     """Two commands, however many partitions; each survivor leads its share."""
     work = office(3, *[(1, 2, 3)] * 10)
-    work.now_ms = 1_500
+    work.pass_time(1_500)
     work.hear(2, 3)
-    assert work.decide() == []
-    work.now_ms = 2_001
+    work.pass_time(501)
     assert work.decide() == ["Fence", "ElectLeader leader_lost"]
     leaders = [p.leader for _, p in work.made.image.partitions()]
     assert (leaders.count(2), leaders.count(3)) == (5, 5)
@@ -77,10 +84,22 @@ def test_a_new_controller_gives_everybody_time(office):
     """It has heard of nobody, which says nothing about them."""
     work = office(3, (1, 2, 3))
     later = Office(work.made, now_ms=50_000)
-    later.now_ms += 2_000
+    later.pass_time(2_000)
     assert later.decide() == []
-    later.now_ms += 1
+    later.pass_time(1)
     assert later.decide() == ["Fence"], "all are silent, so there is nobody to elect"
+
+
+def test_a_controller_that_slept_takes_nobody_for_dead(office):
+    """It did not listen; heartbeats of that time are not missed but late."""
+    work = office(3, (1, 2, 3))
+    work.hear(1, 2, 3)
+    work.now_ms += 60_000
+    assert work.decide() == []
+    work.pass_time(1_000)
+    work.hear(2, 3)
+    work.pass_time(1_001)
+    assert work.decide() == ["Fence", "ElectLeader leader_lost"]
 
 
 def test_a_broker_that_is_heard_again_serves_and_leads_what_has_no_leader(office):
@@ -206,9 +225,9 @@ def test_a_broker_that_comes_and_goes_moves_no_leaders_back(office):
 def test_a_thousand_partitions_move_in_two_commands_and_in_no_time(office):
     """All leaders of a dead broker: decided and applied in well under 50 ms each, on one core."""
     work = office(3, *[((1, 2, 3), (2, 3, 1), (3, 1, 2))[n % 3] for n in range(1_000)], min_isr=2)
-    work.now_ms = 1_000
+    work.pass_time(1_000)
     work.hear(2, 3)
-    work.now_ms = 2_001
+    work.pass_time(1_001)
     best = dict.fromkeys(("decide", "Fence", "ElectLeader"), 1e9)
     for _ in range(5):
         begin = time.perf_counter()
@@ -238,11 +257,11 @@ def applied(image, command):
 def test_commands_are_small_values(office):
     """What is proposed names runs and partitions, and can be compared."""
     work = office(2)
-    work.now_ms = 3_000
-    assert work.controller.decide(work.made.image, 3_000) == (
+    work.pass_time(2_001)
+    assert work.controller.decide(work.made.image, work.now_ms) == (
         Fence((work.made.run(1), work.made.run(2))),
     )
     work.made.fence(1, 2)
     work.hear(1)
-    assert work.controller.decide(work.made.image, 3_000) == (Unfence((work.made.run(1),)),)
+    assert work.controller.decide(work.made.image, work.now_ms) == (Unfence((work.made.run(1),)),)
     assert FinishReassignment(()) != Unfence(())

@@ -133,6 +133,18 @@ def test_draining_moves_a_few_partitions_at_a_time(cluster):
     assert len(drain_plan(made.image, moves_max=5)) == 1
 
 
+def test_a_move_that_waits_for_a_dead_broker_holds_up_no_other(cluster):
+    """It goes on when the broker is back, or is sent elsewhere if that is drained in its turn."""
+    made = cluster(5)
+    made.create("s", (1, 2, 3), (1, 2, 3))
+    made.must(Drain(1))
+    made.must(ReassignReplicas(drain_plan(made.image, moves_max=1)))
+    assert drain_plan(made.image, moves_max=1) == ()
+    made.fence(4)
+    [move] = drain_plan(made.image, moves_max=1)
+    assert (move.at.partition, move.target) == (1, (5, 2, 3))
+
+
 def test_draining_respects_racks(cluster):
     """The replacement goes where the partition has no other replica, however full that is."""
     made = cluster(4, racks=["a", "b", "b", "a"])
