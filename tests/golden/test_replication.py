@@ -1,7 +1,7 @@
 """Stories of replication as text: each script says what happens and what the replicas do then.
 
 A line that begins with ``>`` is a command, the lines after it are what came of it, ``#`` explains.
-``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before you commit it.
+``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before a commit.
 
 Commands: ``brokers 1 2 3 [min_isr=n]`` · ``elect b [isr=..] [to=..] [unclean]`` · ``append b n`` ·
 ``flush b`` · ``sync b`` · ``run``: flush, sync and deliver until all is quiet, saying only what
@@ -50,7 +50,7 @@ def batch(ref):
 def told(message):
     """A message as scripts show it."""
     match message:
-        case ms.Fetch(epoch, session, end, last):
+        case ms.Fetch(epoch, session, end, last, _):
             return f"Fetch e{epoch} s{session} end={end} last=e{last}"
         case ms.Fenced(epoch):
             return f"Fenced e{epoch}"
@@ -76,7 +76,7 @@ def shown(effect):
             return f"send {to} {told(message)}"
         case fx.Append(refs):
             return f"append {' '.join(map(batch, refs))}"
-        case fx.ProposeIsr(epoch, version, isr, _):
+        case fx.ProposeIsr(epoch, version, isr):
             return f"propose ISR {listed(isr)} e{epoch} v{version}"
         case fx.Repair(refs):
             return f"repair {' '.join(map(batch, refs))}"
@@ -174,7 +174,9 @@ class Story:
             log.seen.start, log.seen.end, high_watermark=log.high_watermark, epochs=log.epochs()
         )
         session = self.starts[number] * 100
-        self.replicas[number] = Replica(number, state, limits=LIMITS, session=session)
+        self.replicas[number] = Replica(
+            number, state, limits=LIMITS, session=session, incarnation=f"life {session}"
+        )
         if self.assigned.epoch and self.assigned.leader != number:
             self.step(number, self.assigned)
 

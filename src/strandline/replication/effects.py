@@ -105,6 +105,9 @@ class ProposeIsr(msgspec.Struct, frozen=True):
     version: int
     isr: tuple[BrokerId, ...]
     proposal: int
+    joining: tuple[tuple[BrokerId, str], ...] = ()
+    """Who is new, with the incarnation that fetched. Metadata refuses unless it is the present one
+    and not fenced: the disk we heard of may have been replaced since (KIP-903)."""
 
 
 class Refusing(msgspec.Struct, frozen=True):

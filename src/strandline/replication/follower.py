@@ -68,6 +68,7 @@ class Follower:
         epoch: of the assignment.
         leader: None: nobody leads now.
         session: the last one used; those that follow are larger.
+        incarnation: of our broker.
         limits: how patient to be.
         may_lose: the leader was elected uncleanly, by an operator's order.
     """
@@ -79,6 +80,7 @@ class Follower:
         leader: BrokerId | None,
         *,
         session: Session,
+        incarnation: str,
         limits: ReplicationLimits,
         may_lose: bool = False,
     ) -> None:
@@ -91,6 +93,7 @@ class Follower:
         self._heard = log.high_watermark
         self._owes_ack = False
         self._limits = limits
+        self._incarnation = incarnation
         self._may_lose = may_lose
 
     # Sessions
@@ -110,7 +113,8 @@ class Follower:
         assert self.leader is not None, "asked only with a leader"
         self.deadline_ms = now_ms + self._limits.resend_ms
         log = self.log
-        fetch = Fetch(self.epoch, self.session, log.log_end_offset, log.last_epoch)
+        where = log.log_end_offset, log.last_epoch
+        fetch = Fetch(self.epoch, self.session, *where, self._incarnation)
         return [Send(self.leader, fetch)]
 
     def peer_lost(self, broker: BrokerId) -> list[Effect]:

@@ -14,6 +14,7 @@ from strandline.replication.progress import Phase, Progress
 from strandline.types import BrokerId, LeaderEpoch, Offset
 
 Members = tuple[BrokerId, ...]
+Joining = tuple[tuple[BrokerId, str], ...]
 
 
 class InSync:
@@ -41,12 +42,12 @@ class InSync:
             return self.members
         return tuple(sorted({*self.members, *self.proposed}))
 
-    def propose(self, members: set[BrokerId]) -> ProposeIsr:
-        """Open a proposal."""
+    def propose(self, members: set[BrokerId], joining: Joining) -> ProposeIsr:
+        """Open a proposal; ``joining`` are those of ``members`` that are new."""
         assert self.proposed is None, "one change at a time"
         self.proposed = tuple(sorted(members))
         self._proposals += 1
-        return ProposeIsr(self._epoch, self.version, self.proposed, self._proposals)
+        return ProposeIsr(self._epoch, self.version, self.proposed, self._proposals, joining)
 
     def changed(self, version: int, members: Members) -> bool:
         """Metadata says what is in force; False if that is old news.

@@ -145,7 +145,7 @@ class Leader:
         if answer is not None:
             progress.silence(fetch.session)
             return [Send(sender, answer)]
-        progress.begin(fetch.session, fetch.end_offset)
+        progress.begin(fetch)
         return self._settle(now_ms)
 
     def _disagreement(self, fetch: Fetch) -> Diverged | StartAt | None:
@@ -370,7 +370,9 @@ class Leader:
             ):
                 wanted.add(broker)
         if wanted != set(isr.members):
-            effects.append(isr.propose(wanted))
+            new = sorted(wanted - set(isr.members))
+            joining = tuple((b, self.followers[b].incarnation) for b in new)
+            effects.append(isr.propose(wanted, joining))
 
     def _belongs(self, progress: Progress, now_ms: int) -> bool:
         """Whether a follower would not have to leave at once; or it would come and go for ever."""

@@ -49,6 +49,8 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     session: _Session
     end_offset: _At
     last_epoch: _EpochOrNone
+    incarnation: str = ""
+    """Of the follower's broker: what it said before it last started does not speak for its disk."""
 
 
 class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

@@ -14,7 +14,7 @@ Invariants:
 from collections import deque
 from enum import Enum
 
-from strandline.replication.messages import Acked, BatchRef, Session
+from strandline.replication.messages import Acked, BatchRef, Fetch, Session
 from strandline.types import BrokerId, Offset
 
 
@@ -39,6 +39,7 @@ class Progress:
         "goal_offset",
         "heard_high_watermark",
         "in_flight_bytes",
+        "incarnation",
         "is_reading",
         "next_offset",
         "phase",
@@ -52,6 +53,7 @@ class Progress:
         self.broker = broker
         self.phase = Phase.SILENT
         self.session = Session(-1)
+        self.incarnation = ""
         self.next_offset = Offset(0)
         self.durable_offset = Offset(0)
         self.acked = False
@@ -66,14 +68,15 @@ class Progress:
 
     # Sessions
 
-    def begin(self, session: Session, end_offset: Offset) -> None:
-        """The follower's log agrees with ours up to ``end_offset``, where it ends: stream on."""
+    def begin(self, fetch: Fetch) -> None:
+        """The follower's log agrees with ours to its end: stream on from there."""
         self._stop()
-        self.session = session
+        self.session = fetch.session
+        self.incarnation = fetch.incarnation
         self.phase = Phase.STREAMING
-        self.next_offset = end_offset
+        self.next_offset = fetch.end_offset
         # Less than it acked before: it lost records, and does not count for them any more.
-        self.durable_offset = min(self.durable_offset, end_offset)
+        self.durable_offset = min(self.durable_offset, fetch.end_offset)
         self.wants_ack = True
 
     def silence(self, session: Session) -> None:

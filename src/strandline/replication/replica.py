@@ -70,6 +70,7 @@ class Replica:
         limits: how patient to be.
         session: larger than any session of an earlier life of this replica, for instance the number
             of starts of the broker times 2**32: an old answer must not be taken for a new one.
+        incarnation: as the broker registered with metadata at this start.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Replica:
         *,
         limits: ReplicationLimits,
         session: Session,
+        incarnation: str,
     ) -> None:
         self.me = me
         self.log = log
@@ -86,9 +88,10 @@ class Replica:
         self._limits = limits
         self._repairs = Repairs(resend_ms=limits.resend_ms)
         self._role: Leader | Follower = Follower(
-            log, NO_EPOCH, None, session=session, limits=limits
+            log, NO_EPOCH, None, session=session, incarnation=incarnation, limits=limits
         )
         self._session = session
+        self._incarnation = incarnation
         self._replicas: tuple[BrokerId, ...] = ()
 
     # What the broker may ask
@@ -213,6 +216,7 @@ class Replica:
             event.epoch,
             event.leader,
             session=self._session,
+            incarnation=self._incarnation,
             limits=self._limits,
             may_lose=event.unclean,
         )
@@ -273,21 +277,33 @@ class Replica:
         return self._repairs.ask(sources, self.epoch, now_ms)
 
     def _holders(self, next_offset: Offset) -> list[BrokerId]:
-        """Who is known to hold the same batches as we below ``next_offset``."""
+        """Who is known to hold the same batches as we below ``next_offset``, the best first.
+
+        What is committed is the same everywhere, and retention may have left it anywhere.
+        """
         leader, follower = self.leader, self.follower
         if leader is not None:
             return [b for b in leader.followers if leader.holds_range(b, next_offset)]
         assert follower is not None, "one or the other"
-        if follower.standing is not Standing.STREAMING or follower.leader is None:
-            return []
-        return [follower.leader]
+        is_streaming = follower.standing is Standing.STREAMING
+        first = [follower.leader] if is_streaming and follower.leader is not None else []
+        if next_offset > self.log.high_watermark:
+            return first
+        return first + [b for b in self._replicas if b not in (self.me, follower.leader)]
 
     def _lend(self, to: BrokerId, message: FetchRange) -> list[Effect]:
-        """Send batches to a replica whose own are damaged, if they are here."""
+        """Send batches to a replica whose own are damaged, if they are here and the same."""
+        log, follower = self.log, self.follower
         first, after = message.first_offset, message.next_offset
-        if self.log.log_start_offset <= first < after <= self.log.log_end_offset:
-            return [ReadRange(to, first, after)]
-        return []
+        if not log.log_start_offset <= first < after <= log.log_end_offset:
+            return []
+        # Whoever streams has the same log as its leader; others only share what is committed.
+        is_shared = follower is None or (
+            follower.leader == to and follower.standing is Standing.STREAMING
+        )
+        if after > log.high_watermark and not is_shared:
+            return []
+        return [ReadRange(to, first, after)]
 
 
 def _to_leader(leader: Leader, sender: BrokerId, message: Message, *, now_ms: int) -> list[Effect]:

@@ -55,6 +55,8 @@ class Cluster:
         self.ids = [BrokerId(n) for n in range(1, rng.choice((3, 3, 5)) + 1)]
         self.full_disk = rng.choice((0.0, 0.0, 0.02))
         self.is_encoding = seed % 8 == 0
+        self.is_ordered = rng.random() < 0.6
+        self._arrivals_ms: dict[tuple[int, int], float] = {}
         self.sync_ms = dict.fromkeys(self.ids, 0.5)
         partitions, self.checkers = [], []
         for number in range(rng.randint(1, 3)):
@@ -73,12 +75,29 @@ class Cluster:
     # The network
 
     def carry(self, sender: BrokerId, number: int, send: fx.Send) -> None:
-        """Send a message between brokers; some seeds take it through its encoding."""
-        self.world.send((sender, send.to), self._deliver, sender, number, send)
+        """Send a message between brokers, over a link that keeps the order or one that does not."""
+        world, link = self.world, (sender, send.to)
+        if not self.is_ordered:
+            world.send(link, self._deliver, sender, number, send)
+            return
+        if world.faults.loss and world.rng.random() < world.faults.loss:
+            world.counts["lost"] += 1
+            return
+        delay_ms = world.rng.uniform(0.1, world.faults.delay_ms_max)
+        arrival_ms = max(world.now_ms + delay_ms, self._arrivals_ms.get(link, 0.0))
+        self._arrivals_ms[link] = arrival_ms
+        world.after(arrival_ms - world.now_ms, self._arrive, link, number, send)
+
+    def _arrive(self, link: tuple[BrokerId, BrokerId], number: int, send: fx.Send) -> None:
+        if self.world.is_cut(link):
+            self.world.counts["cut"] += 1
+        else:
+            self.world.counts["delivered"] += 1
+            self._deliver(link[0], number, send)
 
     def _deliver(self, sender: BrokerId, number: int, send: fx.Send) -> None:
         message = send.message
-        if self.is_encoding:
+        if self.is_encoding:  # in some seeds: it takes time
             message = decode(encode(message), list(send.buffers))
         self.brokers[send.to].take(number, ev.Received(sender, message, send.buffers))
 
@@ -324,6 +343,7 @@ class Cluster:
         """Nothing breaks any more, and everything comes back."""
         self.is_calm = True
         self.world.calm()
+        self.is_ordered = True
         self.full_disk = 0.0
         for broker in self.brokers.values():
             self.sync_ms[broker.id] = 0.5

@@ -112,7 +112,13 @@ class SimBroker:
             epochs=log.epochs(),
         )
         session = Session(self.life << 32)
-        return Replica(self.id, state, limits=self._around.limits, session=session)
+        return Replica(
+            self.id,
+            state,
+            limits=self._around.limits,
+            session=session,
+            incarnation=str(self.life),
+        )
 
     def crash(self) -> None:
         """Die; the disk keeps what was synced, and what it likes of the rest."""

@@ -54,6 +54,7 @@ class Oracle:
         self._lives: dict[BrokerId, int] = {}
         self._heard_ms: dict[BrokerId, float] = {}
         self._fenced: set[BrokerId] = set()
+        self._wiped: set[BrokerId] = set()
 
     def beat(self, broker: BrokerId, life: int) -> bool:
         """A broker says that it lives; False: it is a life that was followed by another."""
@@ -63,6 +64,7 @@ class Oracle:
         self._heard_ms[broker] = self._world.now_ms
         if life > known:
             self._lives[broker] = life
+            self._wiped.discard(broker)
             for partition in self.partitions:
                 if partition.leader == broker:
                     self._elect(partition, avoid=None)
@@ -91,6 +93,7 @@ class Oracle:
 
     def wipe(self, broker: BrokerId) -> None:
         """The operator is about to replace a disk: what was on it counts no more."""
+        self._wiped.add(broker)
         for partition in self.partitions:
             assert partition.isr != (broker,), "the last in-sync replica is not wiped"
             self._remove(partition, broker)
@@ -131,10 +134,16 @@ class Oracle:
             partition.decided[key] = self._decide(partition, proposal)
         return partition.decided[key]
 
+    def _may_join(self, broker: BrokerId, incarnation: str) -> bool:
+        """Whether what the leader heard of a joining replica speaks for the disk it has now."""
+        if broker in self._fenced or broker in self._wiped:
+            return False
+        return incarnation == str(self._lives[broker])
+
     def _decide(self, partition: Partition, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
         added = set(proposal.isr) - set(partition.isr)
         is_current = proposal.epoch == partition.epoch and proposal.version == partition.version
-        if not is_current or added & self._fenced:
+        if not is_current or not all(self._may_join(*member) for member in proposal.joining):
             self._world.counts["isr refused"] += 1
             return IsrRefused(proposal.epoch, proposal.proposal)
         self._world.counts["isr grew" if added else "isr shrank"] += 1

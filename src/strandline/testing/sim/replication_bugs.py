@@ -1,0 +1,335 @@
+"""Bugs of one change each, that the simulator must find: the proof that its judges see.
+
+Each is a mistake that somebody made, here or elsewhere, or that a rule of the protocol is there to
+prevent. ``hunt`` plants one, runs seeds until a judge complains, and says how many it took.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from strandline.replication import leader as leader_module
+from strandline.replication import repair as repair_module
+from strandline.replication.effects import Effect, Send, TruncateTo
+from strandline.replication.events import Assigned, IsrChanged, IsrRefused
+from strandline.replication.follower import Follower, Standing
+from strandline.replication.isr import InSync
+from strandline.replication.leader import Leader
+from strandline.replication.messages import Acked, Buffer, Diverged, Fetch, Replicate
+from strandline.replication.progress import Phase, Progress
+from strandline.replication.replica import Replica
+from strandline.replication.state import LogState
+from strandline.testing.sim.replication import run
+from strandline.testing.sim.replication_disk import Image, SimLog
+from strandline.testing.sim.replication_oracle import Oracle, Partition
+from strandline.testing.sim.world import ViolationError
+from strandline.types import BrokerId, Offset
+
+# The right ones, which some bugs go through.
+_flush, _start = Follower.flush, Follower.start
+
+
+def _ack_what_is_not_synced(self: Follower, now_ms: int) -> list[Effect]:
+    effects = []
+    self._owes_ack |= self.standing is Standing.STREAMING and bool(self.log.log_end_offset)
+    for effect in _flush(self, now_ms):
+        assert isinstance(effect, Send)
+        end = self.log.log_end_offset
+        effects.append(Send(effect.to, msgspec.structs.replace(effect.message, durable_offset=end)))
+    return effects  # type: ignore[return-value]  # a list of one kind of effect
+
+
+def _commit_below_min_isr(self: Leader) -> Offset:
+    return max(min(_durable(self, self.isr.counted)), self.log.high_watermark)
+
+
+def _commit_on_a_majority(self: Leader) -> Offset:
+    durable = sorted(_durable(self, self.isr.counted))
+    return max(durable[(len(durable) - 1) // 2], self.log.high_watermark)
+
+
+def _commit_before_own_sync(self: Leader) -> Offset:
+    if len(self.isr.members) < self.min_isr:
+        return self.log.high_watermark
+    others = [b for b in self.isr.counted if b != self.me]
+    lowest = min([*_durable(self, tuple(others)), self.log.log_end_offset])
+    return max(lowest, self.log.high_watermark)
+
+
+def _durable(leader: Leader, brokers: tuple[BrokerId, ...]) -> list[Offset]:
+    return [
+        leader.log.durable_offset if b == leader.me else leader.followers[b].durable_offset
+        for b in brokers
+    ]
+
+
+def _count_the_old_isr_only(self: InSync) -> tuple[BrokerId, ...]:
+    return self.members
+
+
+def _count_the_new_isr_at_once(self: InSync) -> tuple[BrokerId, ...]:
+    return self.members if self.proposed is None else self.proposed
+
+
+def _believe_old_isr(self: InSync, version: int, members: tuple[BrokerId, ...]) -> bool:
+    self.version, self.members, self.proposed = version, tuple(sorted(members)), None
+    return True
+
+
+def _join_at_high_watermark(
+    progress: Progress, high_watermark: Offset, *, epoch_start: Offset
+) -> bool:
+    del epoch_start
+    is_current = progress.phase is Phase.STREAMING and progress.acked
+    return is_current and progress.durable_offset >= high_watermark
+
+
+def _join_unverified(progress: Progress, high_watermark: Offset, *, epoch_start: Offset) -> bool:
+    return progress.next_offset >= max(high_watermark, epoch_start)
+
+
+def _take_any_ack(self: Leader, sender: BrokerId, ack: Acked, now_ms: int) -> list[Effect]:
+    progress = self.followers[sender]
+    progress.durable_offset = max(progress.durable_offset, ack.durable_offset)
+    progress.acked = True
+    return self._settle(now_ms)
+
+
+def _keep_what_it_acked_before(self: Progress, fetch: Fetch) -> None:
+    durable_offset = self.durable_offset
+    _begin(self, fetch)
+    self.durable_offset = durable_offset
+
+
+_begin = Progress.begin
+
+
+def _agree_by_length(self: Leader, fetch: Fetch) -> None:
+    del self, fetch
+
+
+def _truncate_to_high_watermark(self: Follower, now_ms: int) -> list[Effect]:
+    if self.leader is None or self.log.log_end_offset == self.log.high_watermark:
+        return _start(self, now_ms)
+    self.log.truncate_to(self.log.high_watermark)
+    return [TruncateTo(self.log.high_watermark), *_start(self, now_ms)]
+
+
+def _cut_where_the_leader_says(self: Follower, message: Diverged) -> Offset:
+    # KIP-101 without KIP-279: the answer is taken as if it were about an epoch we know.
+    return max(min(self.log.log_end_offset, message.end_offset), self.log.log_start_offset)
+
+
+def _cut_on_any_answer(self: Follower, message: Diverged, now_ms: int) -> list[Effect]:
+    target = self._parting(message)
+    if not self.log.high_watermark <= target < self.log.log_end_offset:
+        return []
+    self.log.truncate_to(target)
+    return [TruncateTo(target), *self.start(now_ms)]
+
+
+def _overlook_gaps(
+    self: Follower, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
+) -> list[Effect]:
+    del now_ms
+    if message.session != self.session or self.standing in (Standing.WAITING, Standing.STUCK):
+        return []
+    self.standing, self.deadline_ms = Standing.STREAMING, None
+    self._owes_ack |= message.wants_ack
+    self._heard = max(self._heard, message.high_watermark)
+    is_next = message.base_offset == self.log.log_end_offset
+    effects = self._append(message.batches, buffers) if is_next else []
+    return effects + self._advance()
+
+
+def _take_any_session(
+    self: Follower, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
+) -> list[Effect]:
+    return _replicate(self, msgspec.structs.replace(message, session=self.session), buffers, now_ms)
+
+
+_replicate = Follower.replicate
+
+
+def _never_repeat_fetch(self: Follower, now_ms: int) -> list[Effect]:
+    del self, now_ms
+    return []
+
+
+def _never_ask_again(self: Leader, now_ms: int) -> list[Effect]:
+    for progress in self.followers.values():
+        progress.resend_ms = None
+    return self._settle(now_ms)
+
+
+def _count_a_reset_as_durable(self: LogState, offset: Offset) -> None:
+    _reset_to(self, offset)
+    self.durable_offset = offset
+
+
+_reset_to = LogState.reset_to
+
+
+def _start_where_the_log_ends(self: Leader, fetch: Fetch) -> Any:
+    answer = _disagreement(self, fetch)
+    has_reached = fetch.end_offset >= self.log.log_start_offset
+    return None if has_reached and fetch.end_offset <= self.log.log_end_offset and (
+        self.log.epochs.end_of(fetch.last_epoch, log_end_offset=Offset(0)) is None
+    ) else answer  # fmt: skip
+
+
+_disagreement = vars(Leader)["_disagreement"]
+
+
+def _go_back_to_old_epochs(self: Replica, event: Assigned, now_ms: int) -> list[Effect]:
+    if event.epoch < self.epoch:
+        self.epoch = event.epoch
+        follower = Follower(
+            self.log,
+            event.epoch,
+            event.leader,
+            session=self._session,
+            incarnation=self._incarnation,
+            limits=self._limits,
+        )
+        self._role = follower
+        return follower.start(now_ms) if event.leader != self.me else []
+    return _assigned(self, event, now_ms)
+
+
+_assigned = vars(Replica)["_assigned"]
+
+
+def _sync_covers_what_was_cut(self: SimLog, offset: int) -> None:
+    self._change(Image.truncate_to, offset)
+
+
+def _lead_on_after_a_restart(self: Oracle, broker: BrokerId, life: int) -> bool:
+    known = self._lives.get(broker, -1)
+    if known >= 0 and life > known:
+        self._lives[broker] = life
+    return _beat(self, broker, life)
+
+
+_beat = Oracle.beat
+
+
+def _elect_anybody(self: Oracle, partition: Partition) -> set[BrokerId]:
+    return {b for b in partition.replicas if b in self._lives and b not in self._fenced}
+
+
+def _decide_repeats_anew(self: Oracle, number: int, proposal: Any) -> IsrChanged | IsrRefused:
+    return self._decide(self.partitions[number], proposal)
+
+
+def _let_join(self: Oracle, broker: BrokerId, incarnation: str) -> bool:
+    del incarnation
+    return broker not in self._fenced
+
+
+def _mend_with_anything(*_: object) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A change that breaks a rule.
+
+    Attributes:
+        name: of the rule that it breaks, as an accusation.
+        owner: module or class that is changed.
+        attribute: what of it.
+        instead: what it becomes.
+    """
+
+    name: str
+    owner: object
+    attribute: str
+    instead: object
+
+
+BUGS = (
+    Bug("a follower acks what it has not synced", Follower, "flush", _ack_what_is_not_synced),
+    Bug("the leader commits below min_isr", Leader, "_committed", _commit_below_min_isr),
+    Bug("the leader commits on a majority of the ISR", Leader, "_committed", _commit_on_a_majority),
+    Bug("the leader counts itself before its sync", Leader, "_committed", _commit_before_own_sync),
+    Bug(
+        "a joining replica is not counted yet", InSync, "counted", property(_count_the_old_isr_only)
+    ),
+    Bug(
+        "a leaving replica is not counted any more",
+        InSync,
+        "counted",
+        property(_count_the_new_isr_at_once),
+    ),
+    Bug("old news of the ISR is believed", InSync, "changed", _believe_old_isr),
+    Bug(
+        "to join takes the high watermark only", leader_module, "may_join", _join_at_high_watermark
+    ),
+    Bug("to join takes being sent, not synced", leader_module, "may_join", _join_unverified),
+    Bug("acks of any session count", Leader, "take_ack", _take_any_ack),
+    Bug("a wiped follower keeps its acks", Progress, "begin", _keep_what_it_acked_before),
+    Bug("logs agree if their lengths do", Leader, "_disagreement", _agree_by_length),
+    Bug("truncation to the high watermark", Follower, "start", _truncate_to_high_watermark),
+    Bug("truncation without walking back", Follower, "_parting", _cut_where_the_leader_says),
+    Bug("truncation on an old answer", Follower, "diverged", _cut_on_any_answer),
+    Bug("gaps are overlooked", Follower, "replicate", _overlook_gaps),
+    Bug("batches of any session are taken", Follower, "replicate", _take_any_session),
+    Bug("a fetch is never repeated", Follower, "time_passed", _never_repeat_fetch),
+    Bug("the leader never asks again", Leader, "time_passed", _never_ask_again),
+    Bug("a reset counts as durable at once", LogState, "reset_to", _count_a_reset_as_durable),
+    Bug(
+        "a log that cannot be compared is kept", Leader, "_disagreement", _start_where_the_log_ends
+    ),
+    Bug("epochs go back", Replica, "_assigned", _go_back_to_old_epochs),
+    Bug("a sync covers what was cut", SimLog, "truncate_to", _sync_covers_what_was_cut),
+    Bug("a broker leads on after a restart", Oracle, "beat", _lead_on_after_a_restart),
+    Bug("anybody is elected", Oracle, "_electable", _elect_anybody),
+    Bug("a repeated proposal is decided anew", Oracle, "propose", _decide_repeats_anew),
+    Bug("any incarnation may join", Oracle, "_may_join", _let_join),
+    Bug("a repair is never taken", repair_module, "_covers", _mend_with_anything),
+)
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The world with the bug in it."""
+    right = vars(bug.owner)[bug.attribute]
+    setattr(bug.owner, bug.attribute, bug.instead)
+    try:
+        yield
+    finally:
+        setattr(bug.owner, bug.attribute, right)
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """How a bug was found; ``seeds`` counts the one that found it. Not found: ``what`` is None."""
+
+    bug: str
+    seeds: int
+    what: str | None
+
+
+def hunt(bug: Bug, *, seeds_max: int, first_seed: int = 1) -> Catch:
+    """Run seeds until one finds the bug."""
+    with planted(bug):
+        for number in range(seeds_max):
+            try:
+                run(first_seed + number)
+            except ViolationError as violation:
+                return Catch(bug.name, number + 1, str(violation))
+    return Catch(bug.name, seeds_max, None)
+
+
+def hunt_all(*, seeds_max: int = 300, tell: Callable[[Catch], None] | None = None) -> list[Catch]:
+    """Every bug in turn; ``tell`` hears of each as it is done."""
+    catches = []
+    for bug in BUGS:
+        catches.append(hunt(bug, seeds_max=seeds_max))
+        if tell is not None:
+            tell(catches[-1])
+    return catches
