@@ -12,11 +12,12 @@ a bug in a turn, because what it left behind is anybody's guess.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from strandline.broker.partition import Admission, Partition
 from strandline.broker.pending import Chunk, Waiting, reject_waiting
+from strandline.broker.raw_writes import RawWrite, RawWrites
 from strandline.broker.syncer import Syncer
 from strandline.clock import Clock
 from strandline.errors import (
@@ -26,6 +27,7 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
+from strandline.storage.disk import Bytes
 from strandline.storage.journal import Journal
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset
@@ -76,27 +78,37 @@ class Turn:
         self._syncer: Syncer | None = None
         self._is_scheduled = False
         self._under_way: list[Taken] = []
+        self._raw = RawWrites()
+        self._is_busy = False
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.turn_end_callbacks: list[Callable[[], None]] = []
 
     def attach(self, journal: Journal, syncer: Syncer) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
-        assert not self._under_way, "a turn ends with the journal it began with"
+        assert not self._is_busy, "a turn ends with the journal it began with"
         self._journal = journal
         self._syncer = syncer
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        return not self._under_way and not self._admission.dirty
+        return not self._is_busy and not self._admission.dirty and self._raw.is_idle
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, if one is, has been answered."""
-        if self._under_way:
+        if self._is_busy:
             answered: asyncio.Future[None] = self._loop.create_future()
             self._passing.append(answered)
             await answered
+
+    def submit(self, write: RawWrite) -> None:
+        """Write finished batches in the next turn; see ``raw_writes``."""
+        if self._admission.refusal is not None:
+            self._loop.call_soon(write.done, self._admission.refusal)
+            return
+        self._raw.submit(write)
+        self.wake()
 
     def wake(self) -> None:
         """Run a turn in the loop's next round, after every socket that is ready was read."""
@@ -107,12 +119,12 @@ class Turn:
     def _run(self) -> None:
         """One turn, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
-        if self._under_way:
+        if self._is_busy:
             return
         self._admission.now_ns = self._clock.now_ns()
         self._met_full_disk = False
         self._guarded(self._begin)
-        if not self._under_way:
+        if not self._is_busy:
             self._end()
 
     def _guarded(self, step: Callable[[], None]) -> None:
@@ -129,14 +141,18 @@ class Turn:
 
     def _begin(self) -> None:
         """Drain, write, and sync or hand over to the sync thread."""
+        self._is_busy = True
         self._under_way = self._drain()
         written = self._write()
-        if written and self._journal_write(written):
+        parts: list[tuple[LogId, Bytes]] = [(item.partition.log_id, item.batch) for item in written]
+        parts += self._raw.write()
+        if parts and self._journal_write(parts):
             for item in written:
                 self._answer(item.partition, item.chunk.early)
             self._sync(written)
         else:
             self._under_way = []
+            self._is_busy = False
 
     def _drain(self) -> list[Taken]:
         """Take chunks from the dirty partitions, up to the turn's limits."""
@@ -188,7 +204,7 @@ class Turn:
             error = UnavailableError("a record before this one could not be stored; retry")
         self._reject(partition, lost, error)
 
-    def _journal_write(self, written: list[Written]) -> bool:
+    def _journal_write(self, parts: Sequence[tuple[LogId, Bytes]]) -> bool:
         """Write the turn's entry; False if there is no room for it, and everything is undone.
 
         Raises:
@@ -196,7 +212,7 @@ class Turn:
         """
         assert self._journal is not None, "attached before the first record"
         try:
-            self._journal.append([(LogId(item.partition.log_id), item.batch) for item in written])
+            self._journal.append(parts)
         except LogPoisonedError:
             raise
         except UnavailableError as error:
@@ -213,7 +229,8 @@ class Turn:
         journal = self._journal
         assert journal is not None
         assert self._syncer is not None, "attached together"
-        if all(item.partition.config.acks == "memory" for item in written):
+        needs_no_sync = all(item.partition.config.acks == "memory" for item in written)
+        if needs_no_sync and self._raw.is_idle:
             self._complete(written)
             return
         started_ms = self._clock.monotonic_ms()
@@ -254,6 +271,8 @@ class Turn:
             telemetry.bytes_appended += len(batch)
             records += chunk.count
         self._under_way = []
+        self._is_busy = False
+        self._raw.complete()
         telemetry.turns += 1
         telemetry.disk_full = int(self._met_full_disk)
         telemetry.batches_appended += len(written)
@@ -277,7 +296,7 @@ class Turn:
         for waiter in passing:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._admission.dirty:
+        if self._admission.dirty or self._raw.has_waiting:
             self.wake()
         for callback in self.turn_end_callbacks:
             callback()
@@ -310,6 +329,7 @@ class Turn:
             lost = chunks.copy()
             chunks.clear()
             self._reject(partition, lost, error)
+        self._raw.undo(error)
 
     def poison(self, error: StrandlineError) -> None:
         """A write or sync outside a turn has failed: nothing is acked until reopened.
@@ -323,6 +343,7 @@ class Turn:
             self._admission.refusal = error
         for partition in self._admission.dirty:
             self._reject(partition, [], error)
+        self._raw.refuse(error)
         self._telemetry.journal_poisoned = 1
         if is_first:
             self._on_poisoned(error)
@@ -333,6 +354,8 @@ class Turn:
         The logs are left as they are: what the disk holds is known only after reopening.
         """
         under_way, self._under_way = self._under_way, []
+        self._is_busy = False
         for partition, chunks in under_way:
             self._reject(partition, chunks, error)
+        self._raw.fail(error)
         self.poison(error)

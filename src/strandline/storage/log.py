@@ -284,6 +284,25 @@ class Log:
         self.log_start_offset = Offset(offset)
         self._drop_below(offset)
 
+    def restart_at(self, offset: int) -> None:
+        """Give up every record and go on, empty, at ``offset`` beyond the end; durable on return.
+
+        For a copy that was away for so long that what comes next here is gone everywhere else.
+
+        Raises:
+            DiskFullError: no space; nothing changed.
+            LogPoisonedError: a write failed.
+        """
+        assert offset > self.log_end_offset, "up to the end, truncate_before does"
+        self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
+        old = self._layout.segments
+        self._arrange([Segment(self.directory, Offset(offset), disk=self._disk)])
+        self.log_start_offset = Offset(offset)
+        for segment in old:
+            segment.remove_files()
+        # Their names must not come back after a power loss: recovery would go on in them.
+        self._disk.sync_directory(self.directory)
+
     def _drop_below(self, offset: int) -> None:
         segments = self._layout.segments
         keep = [s for s in segments[:-1] if s.next_offset > offset]

@@ -169,7 +169,8 @@ class LogRedo:
                 self._disk.rename(segment.path, segment.path.with_suffix(LOG_SUFFIX + LOST_SUFFIX))
             segment.remove_files()
         at = self._at
-        if at is not None and self.log_end_offset < at.log_end_offset and not self._was_cut:
+        end = max(self.log_end_offset, self.log_start_offset)
+        if at is not None and end < at.log_end_offset and not self._was_cut:
             lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
             self._report(self._active.path, self._active.size, lost)
         return [*self._sealed, self._active]

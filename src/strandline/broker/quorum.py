@@ -1,0 +1,397 @@
+"""Drives this broker's member of the consensus group: ticks, messages and the turn around the core.
+
+Rules: everything runs on the loop's thread. What the core wants durable goes through the broker's
+turn; what vouches for it leaves after that (``consensus/ready.py`` has the order). One ``Ready`` is
+on its way at a time. After a failed write the member is silent until it has been started again from
+the disk: what that holds is known only then. Must not know what a command means.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from strandline.broker.quorum_store import LOG_ID, QuorumStore
+from strandline.broker.raw_writes import RawWrite
+from strandline.broker.turn import Turn
+from strandline.clock import Clock
+from strandline.consensus.leader import Leader
+from strandline.consensus.messages import Entry, Envelope, Index, Kind, Members, Term
+from strandline.consensus.raft import Raft
+from strandline.consensus.ready import Ready
+from strandline.consensus.state import RaftSettings
+from strandline.errors import RequestTimeoutError, StrandlineError, UnavailableError
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+TICK_MS = 100.0
+SNAPSHOT_ENTRIES = 10_000
+"""Applied entries between two snapshots."""
+KEPT_ENTRIES = 1_000
+"""Entries left in memory behind a snapshot, for members a little behind."""
+
+
+class Machine(Protocol):
+    """The replicated state machine."""
+
+    def apply(self, command: bytes) -> object:
+        """Apply a committed command; what it returns is the proposer's answer."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """The whole state."""
+        ...
+
+    def restore(self, data: bytes) -> None:
+        """Replace the state by one that ``snapshot`` gave; empty data is the state at the start."""
+        ...
+
+
+class _Proposal(NamedTuple):
+    """A command that waits to be decided."""
+
+    term: Term
+    answer: asyncio.Future[object]
+
+
+class _Read(NamedTuple):
+    """A read that is allowed once the entry at ``after`` is applied."""
+
+    after: Index
+    answer: asyncio.Future[None]
+
+
+class Quorum:
+    """This broker's member.
+
+    Args:
+        me: this broker.
+        founders: who belongs to the group at its beginning.
+        store: the member's disk.
+        machine: what commands are applied to.
+        turn: writes the entries.
+        clock: stamps them.
+        send: hands a message to the network; it may be lost.
+        settings: timing in ticks of ``TICK_MS``.
+    """
+
+    def __init__(
+        self,
+        me: BrokerId,
+        founders: Members,
+        *,
+        store: QuorumStore,
+        machine: Machine,
+        turn: Turn,
+        clock: Clock,
+        send: Callable[[Envelope], None],
+        settings: RaftSettings | None = None,
+    ) -> None:
+        self.me = me
+        self._founders = founders
+        self._store = store
+        self._machine = machine
+        self._turn = turn
+        self._clock = clock
+        self._send = send
+        self._settings = settings or RaftSettings()
+        self._proposals: dict[Index, _Proposal] = {}
+        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._reads: list[_Read] = []
+        self._numbers = 0
+        self._is_out = False
+        self._failure: StrandlineError | None = None
+        self.on_leadership: list[Callable[[], None]] = []
+        """Called when this member begins or ceases to lead."""
+        self._was_leading = False
+        self._raft = self._load()
+
+    def _load(self) -> Raft:
+        hard, snapshot, entries = self._store.load(self._founders)
+        self._machine.restore(snapshot.data)
+        self.applied_index = snapshot.index
+        return Raft(
+            self.me,
+            secrets.randbelow,
+            snapshot=snapshot,
+            hard=hard,
+            entries=entries,
+            settings=self._settings,
+        )
+
+    def restart(self) -> None:
+        """Begin anew from the disk, after the storage was reopened."""
+        self._give_up(UnavailableError("the metadata was reopened; retry"))
+        self._failure, self._is_out = None, False
+        self._raft = self._load()
+
+    # What others ask
+
+    @property
+    def leader(self) -> BrokerId | None:
+        """Who leads, as far as known here."""
+        return self._raft.leader if self._failure is None else None
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this member leads, as far as it knows: proposals tell for certain."""
+        return self._failure is None and isinstance(self._raft.role, Leader)
+
+    @property
+    def term(self) -> Term:
+        """The newest election heard of."""
+        return self._raft.state.term
+
+    @property
+    def members(self) -> Members:
+        """Who belongs to the group."""
+        return self._raft.state.members
+
+    async def propose(self, command: bytes, *, timeout_s: float) -> object:
+        """What the machine answered to the command once it was committed and applied here.
+
+        Raises:
+            NotLeaderError: another member leads, or none; nothing was done.
+            RequestTimeoutError: not decided in time; it may be applied later.
+            UnavailableError: it was not applied, or cannot be now.
+        """
+        self._check()
+        index, term = self._raft.propose(command)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._proposals[index] = _Proposal(term, answer)
+        self._pump()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"no quorum has confirmed the change within {timeout_s:.0f} s; it may still happen"
+            ) from None
+
+    async def barrier(self, *, timeout_s: float) -> None:
+        """Wait until the machine here holds everything that was answered before this call.
+
+        Raises:
+            NotLeaderError: another member leads, or none.
+            RequestTimeoutError: no quorum answered in time.
+            UnavailableError: leadership was lost meanwhile.
+        """
+        self._check()
+        self._numbers += 1
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked[self._numbers] = answer
+        self._raft.read(self._numbers)
+        self._pump()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answer
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"no quorum has answered within {timeout_s:.0f} s; are enough brokers up?"
+            ) from None
+
+    def hand_over(self, heir: BrokerId) -> None:
+        """Let another voter lead, for instance before a stop.
+
+        Raises:
+            NotLeaderError: this member does not lead.
+            InvalidRequestError: it is no other voter.
+        """
+        self._check()
+        self._raft.hand_over(heir)
+        self._pump()
+
+    async def change_members(self, members: Members, *, timeout_s: float) -> None:
+        """Change who belongs to the group, one voter at a time.
+
+        Raises:
+            NotLeaderError, InvalidRequestError, UnavailableError: as ``Raft.change_members``.
+            RequestTimeoutError: not decided in time.
+        """
+        self._check()
+        index, term = self._raft.change_members(members)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._proposals[index] = _Proposal(term, answer)
+        self._pump()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answer
+        except TimeoutError:
+            raise RequestTimeoutError("no quorum has confirmed the members yet") from None
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # Inputs
+
+    async def run(self) -> None:
+        """Tick until cancelled. A loop that was held up lets the time pass at once, a little.
+
+        A member that has failed is started again as soon as its disk can be read and written.
+        """
+        due_ms = self._clock.monotonic_ms()
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - due_ms > 3 * TICK_MS:
+                due_ms = now_ms - 3 * TICK_MS
+            while due_ms <= now_ms:
+                due_ms += TICK_MS
+                self.tick()
+            if self._failure is not None:
+                self._try_again()
+            await asyncio.sleep((due_ms - now_ms) / 1e3)
+
+    def _try_again(self) -> None:
+        if self._store.log.poisoned:
+            return  # until the broker has reopened it
+        try:
+            self.restart()
+        except StrandlineError as error:
+            self._failure = error
+
+    def tick(self) -> None:
+        """Let one tick pass."""
+        if self._failure is None:
+            self._raft.tick()
+            self._pump()
+
+    def receive(self, envelope: Envelope) -> None:
+        """A message of another member."""
+        if self._failure is None:
+            self._raft.step(envelope)
+            self._pump()
+
+    # Around the core
+
+    def _pump(self) -> None:
+        """Do what the core wants until it wants nothing more, or a write is on its way."""
+        while not self._is_out and self._failure is None:
+            ready = self._raft.ready()
+            if not ready:
+                break
+            for envelope in ready.early:
+                self._send(envelope)
+            try:
+                self._persist(ready)
+            except StrandlineError as error:
+                self._fail(error)
+        self._tell_leadership()
+
+    def _persist(self, ready: Ready) -> None:
+        """Make it durable; entries by the turn, the rest, which is rare, at once.
+
+        Raises:
+            UnavailableError: a file cannot be written.
+        """
+        store = self._store
+        if ready.hard_state is not None:
+            store.save_hard(ready.hard_state)
+        if ready.snapshot is not None:
+            store.install(ready.snapshot)
+        entries = ready.entries
+        if not entries:
+            self._finish(ready)
+            return
+        first = entries[0].index
+        start = store.make_room(first)
+        if start < first:  # a batch was cut in its middle
+            entries = (*self._raft.state.log.between(start, first - 1), *entries)
+        self._is_out = True
+
+        def done(error: StrandlineError | None) -> None:
+            self._is_out = False
+            if error is not None:
+                self._fail(error)
+            else:
+                self._finish(ready)
+                self._pump()
+
+        batches = store.batches(entries, self._clock.now_ns())
+        self._turn.submit(RawWrite(LOG_ID, store.log, batches, done))
+
+    def _finish(self, ready: Ready) -> None:
+        """It is on disk: vouch for it, apply what is committed, answer."""
+        self._raft.persisted(ready)
+        for envelope in ready.late:
+            self._send(envelope)
+        if ready.snapshot is not None:
+            self._machine.restore(ready.snapshot.data)
+            self.applied_index = ready.snapshot.index
+        for entry in ready.committed:
+            self._apply(entry)
+        for read in ready.reads:
+            assert isinstance(read.context, int), "our own number"
+            asked = self._asked.pop(read.context, None)
+            if asked is not None:
+                self._reads.append(_Read(read.index, asked))
+        for context in ready.lost_reads:
+            assert isinstance(context, int), "our own number"
+            _refuse(self._asked.pop(context, None), "the controller has changed; retry")
+        self._answer_reads()
+        self._compact_if_due()
+
+    def _apply(self, entry: Entry) -> None:
+        outcome = self._machine.apply(entry.data) if entry.kind is Kind.COMMAND else None
+        self.applied_index = entry.index
+        proposal = self._proposals.pop(entry.index, None)
+        if proposal is None or proposal.answer.done():
+            return
+        if proposal.term == entry.term:
+            proposal.answer.set_result(outcome)
+        else:
+            _refuse(proposal.answer, "another controller took over before the change; retry")
+
+    def _answer_reads(self) -> None:
+        waiting, self._reads = self._reads, []
+        for read in waiting:
+            if read.after > self.applied_index:
+                self._reads.append(read)
+            elif not read.answer.done():
+                read.answer.set_result(None)
+
+    def _compact_if_due(self) -> None:
+        """Replace applied entries by a snapshot now and then."""
+        log = self._raft.state.log
+        if self.applied_index - log.snapshot.index < SNAPSHOT_ENTRIES:
+            return
+        if self.applied_index == log.applied_index and self.applied_index <= log.stable_index:
+            data = self._machine.snapshot()
+            snapshot = self._raft.compact(self.applied_index, data, keep=KEPT_ENTRIES)
+            try:
+                self._store.save_snapshot(snapshot)
+            except StrandlineError as error:  # the disk still has the entries instead
+                logger.warning("no snapshot of the metadata was kept: %s", error)
+
+    def _tell_leadership(self) -> None:
+        if self.is_leading != self._was_leading:
+            self._was_leading = self.is_leading
+            what = "leading" if self.is_leading else "no longer leading"
+            logger.info("broker %d is %s the metadata, term %d", self.me, what, self.term)
+            for callback in self.on_leadership:
+                callback()
+
+    def _fail(self, error: StrandlineError) -> None:
+        """Fall silent: what is on disk is not certain any more."""
+        logger.error("this broker takes no part in metadata until its storage works: %s", error)
+        self._failure = error
+        self._give_up(error)
+        self._tell_leadership()
+
+    def _give_up(self, error: StrandlineError) -> None:
+        """Refuse everybody who waits; proposals may have been decided all the same."""
+        for proposal in self._proposals.values():
+            _refuse(proposal.answer, error.message)
+        for answer in (*self._asked.values(), *(read.answer for read in self._reads)):
+            _refuse(answer, error.message)
+        self._proposals.clear()
+        self._asked.clear()
+        self._reads.clear()
+
+
+def _refuse(answer: asyncio.Future[object] | asyncio.Future[None] | None, why: str) -> None:
+    """Tell a caller that still waits."""
+    if answer is not None and not answer.done():
+        answer.set_exception(UnavailableError(why))

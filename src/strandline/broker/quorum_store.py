@@ -1,0 +1,203 @@
+"""What a member of the consensus group has on disk: term and vote, a snapshot, and entries.
+
+Entries are records of a log like any other, with a log id of its own: entry ``i`` is the record
+at offset ``i - 1``, its term the leader epoch of its batch. So they go through the broker's
+journal, in the turn that everything else goes through. Term and vote change at elections only and
+have a small file, and so has the snapshot; both are replaced whole, with their checksum in the
+first line.
+
+Rules: a damaged file is refused, never guessed at: a member that forgot its vote could vote twice.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from crc32c import crc32c
+
+from strandline.consensus.messages import Entry, HardState, Index, Kind, Members, Snapshot, Term
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import read_header
+from strandline.record.codec import Stamp, encode_records
+from strandline.record.decode import decode_batches, walk
+from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.types import LeaderEpoch, LogId, Offset, TimestampNs
+
+LOG_ID = LogId(0)
+"""Streams' logs count from 1."""
+VOTE_NAME = "quorum-vote"
+SNAPSHOT_NAME = "quorum-snapshot"
+SUBJECT = "quorum"
+_READ_BYTES = 1 << 20
+
+_encode = msgspec.msgpack.Encoder().encode
+T = TypeVar("T", HardState, Snapshot)
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """An entry as the value of its record."""
+
+    kind: Kind
+    data: bytes
+
+
+_decode_entry = msgspec.msgpack.Decoder(_Stored).decode
+
+
+class QuorumStore:
+    """One member's disk.
+
+    Args:
+        directory: of the two small files.
+        disk: the file system.
+        log: of the entries; replaced by ``rebind`` after the storage was reopened.
+    """
+
+    def __init__(self, directory: Path, *, disk: Disk, log: Log) -> None:
+        self._vote = directory / VOTE_NAME
+        self._snapshot = directory / SNAPSHOT_NAME
+        self._disk = disk
+        self.log = log
+
+    def load(self, founders: Members) -> tuple[HardState, Snapshot, list[Entry]]:
+        """What is on disk; the entries are those after the snapshot.
+
+        Args:
+            founders: the members of a group that has no snapshot yet.
+
+        Raises:
+            CorruptBatchError: a file is damaged, or entries are missing.
+        """
+        hard = self._load(self._vote, HardState) or HardState()
+        snapshot = self._load(self._snapshot, Snapshot) or Snapshot(members=founders)
+        if self.log.log_end_offset < snapshot.index:
+            # The snapshot was durable before the log had gone on to it.
+            self.log.restart_at(snapshot.index)
+        entries = [entry for entry in self._entries() if entry.index > snapshot.index]
+        if entries and entries[0].index != snapshot.index + 1:
+            raise CorruptBatchError(
+                f"entries {snapshot.index + 1} to {entries[0].index - 1} of the metadata are lost; "
+                "restore this broker from another one",
+                file=str(self.log.directory),
+            )
+        return hard, snapshot, entries
+
+    def save_hard(self, hard: HardState) -> None:
+        """Remember term and vote; durable on return.
+
+        Raises:
+            UnavailableError: the file cannot be written; the old one stands.
+        """
+        self._disk.write_atomically(self._vote, _sealed(hard))
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot, and drop from the log what it covers; durable on return.
+
+        Raises:
+            UnavailableError: it cannot be written; the old one stands.
+        """
+        self._disk.write_atomically(self._snapshot, _sealed(snapshot))
+        if snapshot.index > self.log.log_end_offset:
+            self.log.restart_at(snapshot.index)
+        else:
+            self.log.truncate_before(snapshot.index)
+
+    def install(self, snapshot: Snapshot) -> None:
+        """As ``save_snapshot`` for another member's; entries that do not go on from it are dropped.
+
+        Raises:
+            UnavailableError: it cannot be written.
+        """
+        offset = Offset(snapshot.index - 1)
+        if self.log.log_end_offset > offset and self._term_at(offset) != snapshot.term:
+            self.log.truncate_to(max(offset, self.log.log_start_offset))
+        self.save_snapshot(snapshot)
+
+    def batches(self, entries: Iterable[Entry], now_ns: TimestampNs) -> list[bytearray]:
+        """The entries as batches, one for each run of equal terms.
+
+        Args:
+            entries: in order of index.
+            now_ns: their timestamp, for whoever reads the log later.
+        """
+        runs: list[list[Entry]] = []
+        for entry in entries:
+            if not runs or runs[-1][0].term != entry.term:
+                runs.append([])
+            runs[-1].append(entry)
+        return [_batch(run, now_ns) for run in runs]
+
+    def make_room(self, index: Index) -> Index:
+        """Cut the log so that the entry at ``index`` can be appended.
+
+        Returns:
+            The index that comes next: batches are cut whole, so it may be less, and the entries
+            from there on have to be written again.
+
+        Raises:
+            UnavailableError: the log cannot be cut.
+        """
+        return Index(self.log.truncate_to(index - 1) + 1)
+
+    def _term_at(self, offset: Offset) -> Term | None:
+        if not self.log.log_start_offset <= offset < self.log.log_end_offset:
+            return None
+        found = self.log.read(offset, 1)
+        return Term(read_header(found.buffer).leader_epoch) if found.buffer else None
+
+    def _entries(self) -> list[Entry]:
+        """All entries in the log."""
+        entries: list[Entry] = []
+        offset = self.log.log_start_offset
+        while offset < self.log.log_end_offset:
+            found = self.log.read(offset, _READ_BYTES)
+            for position, length in walk(found.buffer):
+                batch = found.buffer[position : position + length]
+                entries += _entries_of(batch)
+            offset = found.next_offset
+        return entries
+
+    def _load(self, path: Path, kind: type[T]) -> T | None:
+        data = self._disk.read_bytes(path)
+        if data is None:
+            return None
+        crc, _, body = data.partition(b"\n")
+        try:
+            if int(crc, 16) == crc32c(body):
+                return msgspec.msgpack.decode(body, type=kind)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise _damaged(path) from error
+        raise _damaged(path)
+
+
+def _batch(run: list[Entry], now_ns: TimestampNs) -> bytearray:
+    """Entries of one term as a batch."""
+    first = run[0]
+    stamp = Stamp(Offset(first.index - 1), LeaderEpoch(first.term), now_ns, "none")
+    values = [_encode(_Stored(entry.kind, entry.data)) for entry in run]
+    return encode_records(values, [SUBJECT] * len(run), stamp)
+
+
+def _entries_of(batch: memoryview) -> list[Entry]:
+    """The entries in a batch."""
+    term = Term(read_header(batch).leader_epoch)
+    entries: list[Entry] = []
+    for rows in decode_batches(bytes(batch), columns=["offset", "value"]):
+        for offset, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            stored = _decode_entry(value)
+            entries.append(Entry(Index(offset + 1), term, stored.kind, stored.data))
+    return entries
+
+
+def _sealed(value: HardState | Snapshot) -> bytes:
+    """The contents of a file."""
+    body = _encode(value)
+    return b"%08x\n%b" % (crc32c(body), body)
+
+
+def _damaged(path: Path) -> CorruptBatchError:
+    return CorruptBatchError(
+        "checksum mismatch; restore this broker from another one", file=str(path)
+    )
