@@ -31,7 +31,7 @@ from strandline.metadata.partitions import fence, forget_replica
 from strandline.types import BrokerId
 
 BROKERS_MAX = 100
-TEXT_BYTES_MAX = 200
+TEXT_MAX = 200
 _TEXTS = (
     "directory_id",
     "incarnation",
@@ -88,8 +88,8 @@ def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
 def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
     if command.broker < 1 or not command.directory_id or not command.incarnation:
         raise RefusedError("limit", "a broker has an id above 0, a directory and an incarnation")
-    if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_BYTES_MAX:
-        raise RefusedError("limit", f"addresses and labels have at most {TEXT_BYTES_MAX} bytes")
+    if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_MAX:
+        raise RefusedError("limit", f"addresses and labels have at most {TEXT_MAX} characters")
     if command.broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
         raise RefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
     for other in image.brokers.values():

@@ -78,6 +78,8 @@ def reassign(image: MetadataImage, command: ReassignReplicas) -> tuple[MetadataI
 
 def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
     found = find_partition(image, move.at)
+    if not found.replicas:
+        raise RefusedError("bad_assignment", "it has no replicas: it was made by a broker alone")
     check_replicas(image, move.target)
     min_isr = _min_isr(image, move.at)
     if len(move.target) < min_isr:

@@ -125,9 +125,8 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
     if partition.isr and not isr:
         raise RefusedError("last_replica", "it is the last in-sync replica")
     safe = tuple(b for b in partition.last_known_safe if b != broker)
-    return msgspec.structs.replace(
-        partition, isr=isr, last_known_safe=safe, version=partition.version + 1
-    )
+    version = next_version(partition.version)
+    return msgspec.structs.replace(partition, isr=isr, last_known_safe=safe, version=version)
 
 
 def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
@@ -145,7 +144,7 @@ def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
         replicas=replicas,
         adding=adding,
         removing=leaving,
-        version=partition.version + 1,
+        version=next_version(partition.version),
     )
 
 
@@ -208,7 +207,7 @@ def next_epoch(epoch: LeaderEpoch) -> LeaderEpoch:
 
 
 def next_version(version: int) -> int:
-    """The version of the next change."""
+    """The version of a partition after a change of it."""
     return version + 1
 
 

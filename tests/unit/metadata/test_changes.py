@@ -3,9 +3,13 @@
 import msgspec
 import pytest
 
+from strandline.config import StreamConfig
 from strandline.metadata.commands import (
+    BeginShutdown,
     BrokerRun,
     ChangeIsr,
+    CreateStream,
+    DeleteStream,
     Drain,
     ElectLeader,
     FinishReassignment,
@@ -74,8 +78,6 @@ def test_the_second_of_two_changes_to_one_version_is_refused(cluster):
 
 def test_a_change_does_not_reach_a_stream_made_again(cluster):
     """A stream of the same name is another one: its log ids are."""
-    from strandline.metadata.commands import DeleteStream
-
     made = cluster()
     made.create("s", (1, 2, 3))
     item = IsrChange(made.at(), 0, (1, 2))
@@ -88,8 +90,6 @@ def test_a_change_does_not_reach_a_stream_made_again(cluster):
 
 def test_a_fenced_or_stopping_broker_does_not_join_the_isr(cluster):
     """A commit would wait for it in vain."""
-    from strandline.metadata.commands import BeginShutdown
-
     made = cluster()
     made.create("s", (1, 2, 3))
     made.isr(1)
@@ -235,6 +235,16 @@ def test_a_move_that_would_stop_appends_waits(cluster):
     assert "in sync" in finish(made).message
     made.isr(1, 2, 3)
     assert finish(made).is_applied
+
+
+def test_a_partition_of_a_broker_alone_is_not_moved(cluster):
+    """It has no replicas to copy from; brokers that register later do not change that."""
+    made = cluster(0)
+    made.must(CreateStream(StreamConfig(name="s", subject="s"), 1))
+    made.register(1)
+    made.unfence(1)
+    assert move(made, 1).reason == "bad_assignment"
+    assert made.partition().replicas == ()
 
 
 def test_only_the_order_of_replicas_changes_at_once(cluster):

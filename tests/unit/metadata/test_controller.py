@@ -4,12 +4,14 @@ import time
 
 import pytest
 
+from strandline.metadata.apply import apply_entry
 from strandline.metadata.commands import (
     BeginShutdown,
     Drain,
     ElectLeader,
     Fence,
     FinishReassignment,
+    Move,
     ReassignReplicas,
     Unfence,
 )
@@ -185,8 +187,6 @@ def test_a_draining_broker_is_emptied(office):
 
 def test_a_leader_that_leaves_a_partition_hands_it_over_first(office):
     """To one that stays, once that is in sync; then the move ends."""
-    from strandline.metadata.commands import Move
-
     work = office(4, (1, 2, 3))
     work.hear(1, 2, 3, 4)
     work.made.must(ReassignReplicas((Move(work.made.at(), (4, 2)),)))
@@ -247,8 +247,6 @@ def test_a_thousand_partitions_move_in_two_commands_and_in_no_time(office):
 
 
 def applied(image, command):
-    from strandline.metadata.apply import apply_entry
-
     after, outcome = apply_entry(image, command)
     assert outcome.is_applied
     return after

@@ -6,9 +6,16 @@ from itertools import pairwise
 import pytest
 
 from strandline.errors import UnavailableError
-from strandline.metadata.commands import Drain, Move, ReassignReplicas
+from strandline.metadata.commands import Drain, FinishReassignment, Move, ReassignReplicas
 from strandline.metadata.image import MetadataImage
-from strandline.metadata.placement import drain_plan, place, rebalance_leaders, spread_plan
+from strandline.metadata.placement import (
+    drain_plan,
+    place,
+    reassign_plan,
+    rebalance_leaders,
+    spread_plan,
+)
+from strandline.types import PartitionName
 
 
 def loads(assignment):
@@ -176,6 +183,27 @@ def test_a_move_to_a_broker_that_is_drained_meanwhile_goes_elsewhere(cluster):
     assert move.target == (1, 2, 3)
 
 
+def test_an_operators_plan_is_followed_a_few_partitions_at_a_time(cluster):
+    """What only changes its order does so at once; what is there, moving or gone is passed over."""
+    made = cluster(4)
+    made.create("s", *[(1, 2, 3)] * 4)
+    wanted = {PartitionName("s", n): (4, 2, 3) for n in (0, 1, 2)}
+    wanted |= {PartitionName("s", 3): (3, 2, 1), PartitionName("gone", 0): (1, 2, 3)}
+
+    def numbers():
+        moves = reassign_plan(made.image, wanted, moves_max=2)
+        if moves:
+            made.must(ReassignReplicas(moves))
+        return [move.at.partition for move in moves]
+
+    assert numbers() == [0, 1, 3]
+    assert numbers() == []
+    made.isr(1, 2, 3, 4, number=0)
+    finish_move(made, 0)
+    assert numbers() == [2]
+    assert made.partition(3).replicas == (3, 2, 1)
+
+
 def test_a_broker_that_joined_is_filled_up(cluster):
     """One replica at a time from the fullest, until nobody has two more than another."""
     made = cluster(3)
@@ -199,8 +227,6 @@ def test_a_broker_that_joined_is_filled_up(cluster):
 
 def finish_move(made, number):
     """Elect a leader that stays, if need be, and end the move."""
-    from strandline.metadata.commands import FinishReassignment
-
     partition = made.partition(number)
     if partition.leader in partition.removing:
         made.elect(partition.target[0], number=number)
