@@ -110,7 +110,10 @@ class LogStartMoved(msgspec.Struct, frozen=True):
 
 
 class PeerLost(msgspec.Struct, frozen=True):
-    """The link to a broker broke. ``PeerBack`` must follow once it works again."""
+    """The link to a broker broke. ``PeerBack`` must follow once it works again.
+
+    Told before anything that came over a newer link, on both sides: a session dies with its link.
+    """
 
     broker: BrokerId
 

@@ -136,6 +136,7 @@ class Follower:
 
     def undone(self, log_end_offset: Offset, now_ms: int) -> list[Effect]:
         """Our disk had no room: give the stream up and try again after a while."""
+        assert log_end_offset <= self.log.log_end_offset, "less was kept, not more"
         if log_end_offset < self.log.log_end_offset:
             self.log.truncate_to(log_end_offset)
         if self.leader is not None and self.standing is not Standing.STUCK:
@@ -235,6 +236,8 @@ class Follower:
         if not is_current or self.standing in (Standing.WAITING, Standing.STUCK):
             return []
         log = self.log
+        if self.standing is Standing.STREAMING and log.log_end_offset >= message.log_start_offset:
+            return self.start(now_ms)  # we have more than the leader heard of: say so
         if message.log_start_offset < log.high_watermark and not self._may_lose:
             return self._get_stuck(Trouble.BELOW_HIGH_WATERMARK)
         log.reset_to(message.log_start_offset)

@@ -82,7 +82,7 @@ class Leader:
         self._deposed = False
         self._resigning = False
         self._handed_over = False
-        self._told_refusal: Refusal | None = None
+        self._told_refusal: Refusal | None = Refusal.NOT_LEADER
         self._tail: list[tuple[BatchRef, Buffer]] = []
 
     # What the broker may ask

@@ -136,6 +136,14 @@ def test_a_log_that_cannot_be_compared_starts_again(follower):
     assert follower.step(ev.Flush(), 0) == [fx.Send(1, Acked(2, FIRST + 1, 0, 20))]
 
 
+def test_a_stream_that_is_further_than_the_leader_heard_is_not_dropped(follower):
+    """The leader's retention overtook what it had heard from us, not what we have."""
+    told(follower, stream(base=10, hw=10))
+    again = fx.Send(1, Fetch(2, FIRST + 1, 10, 1, "run 2"))
+    assert told(follower, StartAt(2, FIRST, 8)) == [again]
+    assert follower.log.log_end_offset == 10
+
+
 def test_a_question_is_repeated_until_it_is_answered(follower):
     """In the same session: it may only be slow. Then nothing is timed any more."""
     assert follower.deadline_ms == 100

@@ -14,7 +14,7 @@ from .conftest import ref
 def leader(make, assigned):
     """Broker 1, leading epoch 2 with ten records of epoch 1."""
     replica = make(1, 10, hw=10)
-    assert replica.step(assigned(2, 1, min_isr=2), 0) == []
+    assert replica.step(assigned(2, 1, min_isr=2), 0) == [fx.Refusing(None)]
     return replica
 
 
