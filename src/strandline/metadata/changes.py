@@ -24,7 +24,7 @@ from strandline.metadata.commands import (
     ReassignReplicas,
 )
 from strandline.metadata.image import MetadataImage, PartitionImage
-from strandline.metadata.outcome import Outcome, Refusal, RefusedError
+from strandline.metadata.outcome import Outcome, Reason, Refusal, RefusedError
 from strandline.metadata.partitions import begin_move, change_isr, elect, finish_move
 from strandline.metadata.streams import check_replicas
 from strandline.types import BrokerId, PartitionName
@@ -32,6 +32,7 @@ from strandline.types import BrokerId, PartitionName
 Item = TypeVar("Item")
 Changed = dict[PartitionName, PartitionImage]
 CHANGES_MAX = 10_000
+MESSAGES_MAX = 20
 
 
 def change_isrs(image: MetadataImage, command: ChangeIsr) -> tuple[MetadataImage, Outcome]:
@@ -143,9 +144,10 @@ def _each(
         try:
             changed[where.name] = change(item)
         except RefusedError as error:
-            left_out.append(Refusal(*where.name, error.reason, f"{where.name}: {error.message}"))
+            left_out.append(_refusal(where, error.reason, error.message, count=len(left_out)))
         except InvalidRequestError as error:
-            left_out.append(Refusal(*where.name, "stale_partition", error.message))
+            gone = _refusal(where, "stale_partition", error.message, count=len(left_out))
+            left_out.append(gone)
     if changed:
         return image.with_partitions(changed), Outcome(refused=tuple(left_out))
     first = left_out[0]
@@ -155,6 +157,12 @@ def _each(
         message=first.message,
         refused=tuple(left_out),
     )
+
+
+def _refusal(at: PartitionAt, reason: Reason, message: str, *, count: int) -> Refusal:
+    """One partition left out; outcomes are kept in the image, so only the first ones explain."""
+    text = f"{at.stream}/{at.partition}: {message}" if count < MESSAGES_MAX else ""
+    return Refusal(at.stream, at.partition, reason, text)
 
 
 def _check_each(items: tuple[Item, ...], at: Callable[[Item], PartitionAt]) -> None:

@@ -164,7 +164,8 @@ class _Plan:
     def hand_over(self) -> None:
         """Rule 3, and who leads a partition it is about to leave."""
         led = led_partitions(self.image)
-        handed, moved = [], []
+        handed: list[LeaderChange] = []
+        moved: list[LeaderChange] = []
         for name, partition in self.image.partitions():
             among = successors(partition, self.image.brokers)
             if not among:
@@ -270,7 +271,7 @@ class Controller:
         return self.limits.session_ms / 4
 
     def heartbeat(self, run: BrokerRun, now_ms: float) -> None:
-        """A broker says that it is there."""
+        """A broker says that it is there; the controller's own broker has to say so too."""
         self._heard[run.broker] = Heard(run.incarnation, now_ms)
 
     def decide(

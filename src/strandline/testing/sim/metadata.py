@@ -188,6 +188,21 @@ class MetadataLife:
         process.directory = self._name("dir")
         self.records.wipe(process.id)
 
+    def swap_disk(self) -> None:
+        """A follower gets a new disk while a change that lets it join the ISR is under way."""
+        joining = {b for command in self.records.mail for b in command.changes[0].isr}
+        process = self.rng.choice(self.processes)
+        if process.id not in joining:
+            return
+        process.is_running = False
+        self._lose_disk(process)
+        for _ in range(8):
+            self.tick()
+        self.propose(ForgetDirectory(process.id))
+        self._start(process)
+        self.tick()
+        self.deliver()
+
     def stop(self) -> None:
         """A broker is asked to stop; it may live on for a while, and dies by itself."""
         process = self.rng.choice(self.processes)
@@ -396,6 +411,7 @@ class MetadataLife:
             self.retry,
             self.deliver,
             self.die,
+            self.swap_disk,
             self.stop,
             self.impostor,
         )
