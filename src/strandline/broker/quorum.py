@@ -295,13 +295,13 @@ class Quorum:
         if not entries:
             self._finish(ready)
             return
-        first = entries[0].index
-        start = store.make_room(first)
-        if start < first:  # a batch was cut in its middle
-            entries = (*self._raft.state.log.between(start, first - 1), *entries)
+        store.make_room(entries[0].index)
         self._is_out = True
+        raft = self._raft
 
         def done(error: StrandlineError | None) -> None:
+            if raft is not self._raft:
+                return  # started again meanwhile
             self._is_out = False
             if error is not None:
                 self._fail(error)
@@ -372,6 +372,11 @@ class Quorum:
             logger.info("broker %d is %s the metadata, term %d", self.me, what, self.term)
             for callback in self.on_leadership:
                 callback()
+
+    def fail(self, error: StrandlineError) -> None:
+        """Storage has failed: fall silent, until it was reopened and ``restart`` called."""
+        if self._failure is None:
+            self._fail(error)
 
     def _fail(self, error: StrandlineError) -> None:
         """Fall silent: what is on disk is not certain any more."""

@@ -116,30 +116,25 @@ class QuorumStore:
         self.save_snapshot(snapshot)
 
     def batches(self, entries: Iterable[Entry], now_ns: TimestampNs) -> list[bytearray]:
-        """The entries as batches, one for each run of equal terms.
+        """The entries as batches, each one its own.
+
+        Batches are cut whole, and what this member has vouched for must never be cut with what a
+        new leader replaces.
 
         Args:
             entries: in order of index.
             now_ns: their timestamp, for whoever reads the log later.
         """
-        runs: list[list[Entry]] = []
-        for entry in entries:
-            if not runs or runs[-1][0].term != entry.term:
-                runs.append([])
-            runs[-1].append(entry)
-        return [_batch(run, now_ns) for run in runs]
+        return [_batch(entry, now_ns) for entry in entries]
 
-    def make_room(self, index: Index) -> Index:
+    def make_room(self, index: Index) -> None:
         """Cut the log so that the entry at ``index`` can be appended.
-
-        Returns:
-            The index that comes next: batches are cut whole, so it may be less, and the entries
-            from there on have to be written again.
 
         Raises:
             UnavailableError: the log cannot be cut.
         """
-        return Index(self.log.truncate_to(index - 1) + 1)
+        end = self.log.truncate_to(index - 1)
+        assert end == index - 1, "entries have no gaps, and each its batch"
 
     def _term_at(self, offset: Offset) -> Term | None:
         if not self.log.log_start_offset <= offset < self.log.log_end_offset:
@@ -172,12 +167,10 @@ class QuorumStore:
         raise _damaged(path)
 
 
-def _batch(run: list[Entry], now_ns: TimestampNs) -> bytearray:
-    """Entries of one term as a batch."""
-    first = run[0]
-    stamp = Stamp(Offset(first.index - 1), LeaderEpoch(first.term), now_ns, "none")
-    values = [_encode(_Stored(entry.kind, entry.data)) for entry in run]
-    return encode_records(values, [SUBJECT] * len(run), stamp)
+def _batch(entry: Entry, now_ns: TimestampNs) -> bytearray:
+    """An entry as a batch."""
+    stamp = Stamp(Offset(entry.index - 1), LeaderEpoch(entry.term), now_ns, "none")
+    return encode_records([_encode(_Stored(entry.kind, entry.data))], [SUBJECT], stamp)
 
 
 def _entries_of(batch: memoryview) -> list[Entry]:

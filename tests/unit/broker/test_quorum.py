@@ -1,0 +1,267 @@
+"""Members of the consensus group with real turns, journals and logs, over a network of a list."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from strandline.broker import quorum as quorum_module
+from strandline.broker.partition import Admission
+from strandline.broker.quorum import Quorum
+from strandline.broker.quorum_store import LOG_ID, QuorumStore
+from strandline.broker.syncer import Syncer
+from strandline.broker.turn import Turn
+from strandline.clock import SystemClock
+from strandline.config import LimitsConfig
+from strandline.consensus.messages import HardState, Members, Snapshot
+from strandline.errors import CorruptBatchError, NotLeaderError, StrandlineError
+from strandline.storage.recovery import LogPlan, recover
+from strandline.telemetry import Telemetry
+
+IDS = (1, 2, 3)
+FOUNDERS = Members(voters=IDS)
+
+
+class Words:
+    """A machine that keeps every command, in order."""
+
+    def __init__(self):
+        self.words = []
+
+    def apply(self, command):
+        self.words.append(command)
+        return len(self.words)
+
+    def snapshot(self):
+        return b" ".join(self.words)
+
+    def restore(self, data):
+        self.words = data.split(b" ") if data else []
+
+
+class Member:
+    """One broker's storage, turn and member."""
+
+    def __init__(self, number, directory, *, disk, net):
+        self.number, self.directory, self.disk, self.net = number, directory, disk, net
+        self.clock = SystemClock()
+        self.machine = Words()
+        loop = asyncio.get_running_loop()
+        plans = {LOG_ID: LogPlan(directory / "quorum", 64 << 10, 10**9)}
+        self.storage = recover(directory, plans, disk=disk, file_bytes=64 << 10)
+        admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.turn.wake())
+        self.poisoned = []
+        self.turn = Turn(
+            loop,
+            admission=admission,
+            clock=self.clock,
+            telemetry=Telemetry(),
+            on_poisoned=self.poisoned.append,
+        )
+        self.syncer = Syncer(loop, disk.fdatasync)
+        self.turn.attach(self.storage.journal, self.syncer)
+        self.store = QuorumStore(directory, disk=disk, log=self.storage.logs[LOG_ID])
+        self.quorum = Quorum(
+            number,
+            FOUNDERS,
+            store=self.store,
+            machine=self.machine,
+            turn=self.turn,
+            clock=self.clock,
+            send=net.carry,
+        )
+        self.ticking = asyncio.create_task(self.quorum.run())
+
+    def kill(self):
+        """Nothing is finished, and nothing more is heard or said."""
+        self.ticking.cancel()
+        self.net.members.pop(self.number, None)
+        self.syncer.close()
+        self.storage.journal.close()
+        for log in self.storage.logs.values():
+            log.close()
+
+
+class Net:
+    """Members that hear each other a moment later, except those cut off."""
+
+    def __init__(self, tmp_path, kit):
+        self.tmp_path, self.kit = tmp_path, kit
+        self.members, self.disks, self.cut_off = {}, {}, set()
+
+    def carry(self, envelope):
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._deliver, envelope)
+
+    def _deliver(self, envelope):
+        target = self.members.get(envelope.receiver)
+        if target is not None and not {envelope.sender, envelope.receiver} & self.cut_off:
+            target.quorum.receive(envelope)
+
+    def start(self, number):
+        disk = self.disks.setdefault(number, self.kit.Disk())
+        directory = Path(self.tmp_path) / str(number)
+        directory.mkdir(exist_ok=True)
+        self.members[number] = Member(number, directory, disk=disk, net=self)
+        return self.members[number]
+
+    async def leader(self):
+        """The member that leads, once one does that the others follow."""
+        found = []
+
+        def agreed():
+            inside = [m for n, m in self.members.items() if n not in self.cut_off]
+            leading = [m for m in inside if m.quorum.is_leading]
+            found[:] = leading
+            return len(leading) == 1 and all(
+                m.quorum.leader == leading[0].number for m in inside if m.quorum.leader
+            )
+
+        await self.kit.until(agreed)
+        return found[0]
+
+    async def say(self, *words):
+        """Propose words to whoever leads; retried until they are in."""
+        for word in words:
+            async with asyncio.timeout(10):
+                while True:
+                    leader = await self.leader()
+                    try:
+                        await leader.quorum.propose(word, timeout_s=5)
+                        break
+                    except NotLeaderError:
+                        await asyncio.sleep(0.01)
+
+    async def agree(self, words, *numbers):
+        """Wait until members have applied just these words."""
+        for number in numbers or tuple(self.members):
+            machine = self.members[number].machine
+            await self.kit.until(lambda machine=machine: machine.words == words)
+
+
+@pytest.fixture
+async def net(tmp_path, kit, monkeypatch):
+    monkeypatch.setattr(quorum_module, "TICK_MS", 5.0)
+    made = Net(tmp_path, kit)
+    for number in IDS:
+        made.start(number)
+    yield made
+    for member in list(made.members.values()):
+        member.kill()
+
+
+async def test_what_a_quorum_confirmed_is_applied_everywhere_in_order(net):
+    """Commands proposed to the leader reach every machine, and the proposer hears its answer."""
+    leader = await net.leader()
+    assert await leader.quorum.propose(b"a", timeout_s=5) == 1
+    answers = [leader.quorum.propose(word, timeout_s=5) for word in (b"b", b"c", b"d")]
+    assert await asyncio.gather(*answers) == [2, 3, 4]
+    await net.agree([b"a", b"b", b"c", b"d"])
+    await leader.quorum.barrier(timeout_s=5)
+
+
+async def test_a_member_that_does_not_lead_says_so(net):
+    """Nothing is done for who asks the wrong member."""
+    leader = await net.leader()
+    other = next(m for n, m in net.members.items() if n != leader.number)
+    with pytest.raises(NotLeaderError):
+        await other.quorum.propose(b"a", timeout_s=1)
+
+
+async def test_crashes_forget_nothing_confirmed(net):
+    """Each member in turn is killed and reloads from its disk; every word is there, once."""
+    said = []
+    for number in IDS:
+        words = [b"%d-%d" % (number, n) for n in range(5)]
+        await net.say(*words)
+        said += words
+        net.members[number].kill()
+        await net.say(b"%d-away" % number)
+        said.append(b"%d-away" % number)
+        net.start(number)
+        await net.agree(said, number)
+    for member in list(net.members.values()):
+        member.kill()
+    for number in IDS:
+        net.start(number)
+    await net.say(b"after all")
+    await net.agree([*said, b"after all"])
+
+
+async def test_a_deposed_leaders_words_are_replaced(net):
+    """What a leader without a quorum took is cut from its log when the others went on."""
+    await net.say(b"common")
+    old = await net.leader()
+    net.cut_off.add(old.number)
+    lost = asyncio.gather(
+        *(old.quorum.propose(b"lost-%d" % n, timeout_s=20) for n in range(3)),
+        return_exceptions=True,
+    )
+    await net.say(b"new")
+    net.cut_off.clear()
+    await net.say(b"later")
+    await net.agree([b"common", b"new", b"later"])
+    old.kill()
+    net.start(old.number)
+    await net.agree([b"common", b"new", b"later"])
+    assert all(isinstance(each, StrandlineError) for each in await lost)
+
+
+async def test_a_member_far_behind_is_given_a_snapshot(net, monkeypatch):
+    """What the others have dropped comes as their state, and the log goes on behind it."""
+    monkeypatch.setattr(quorum_module, "SNAPSHOT_ENTRIES", 20)
+    monkeypatch.setattr(quorum_module, "KEPT_ENTRIES", 5)
+    leader = await net.leader()
+    away = next(n for n in IDS if n != leader.number)
+    net.members[away].kill()
+    words = [b"%d" % n for n in range(60)]
+    await net.say(*words)
+    net.start(away)
+    await net.agree(words)
+    assert net.members[away].store.log.log_start_offset > 0, "it began at the snapshot"
+    await net.say(b"behind")
+    net.members[away].kill()
+    net.start(away)
+    await net.agree([*words, b"behind"])
+
+
+async def test_a_member_with_a_full_disk_takes_part_again_when_there_is_space(net):
+    """While it cannot write it is silent; the others decide without it, and it catches up."""
+    await net.say(b"before")
+    leader = await net.leader()
+    number = next(n for n in IDS if n != leader.number)
+    net.disks[number].fail("create", "journal", code=errno.ENOSPC)
+    words = [b"x" * 3000 + b"%d" % n for n in range(40)]
+    await net.say(*words)
+    assert len(net.members[number].machine.words) < 41, "there was no room for all of them"
+    net.disks[number].mend()
+    await net.say(b"after")
+    await net.agree([b"before", *words, b"after"])
+
+
+async def test_votes_survive_and_damage_to_them_is_refused(net):
+    """Term and vote are read back as written; a damaged file is never guessed at."""
+    await net.say(b"a")
+    member = net.members[1]
+    member.kill()
+    path = member.directory / "quorum-vote"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CorruptBatchError):
+        net.start(1)
+    path.write_bytes(data)
+    net.start(1)
+    await net.agree([b"a"])
+
+
+async def test_the_state_on_disk_is_the_state_that_was_saved(net):
+    """A store gives back hard state and snapshot exactly, and continues empty at the snapshot."""
+    store = net.members[2].store
+    net.members[2].ticking.cancel()
+    net.members.pop(2)
+    store.save_hard(HardState(term=9, vote=3))
+    snapshot = Snapshot(index=500, term=9, members=FOUNDERS, data=b"all")
+    store.install(snapshot)
+    assert store.load(FOUNDERS) == (HardState(term=9, vote=3), snapshot, [])
+    assert store.log.log_start_offset == store.log.log_end_offset == 500
