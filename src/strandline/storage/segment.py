@@ -147,7 +147,8 @@ class Segment:
         index, times = self.index, self.times
         assert index is not None, "an active segment has its index in memory"
         assert times is not None, "and both of them"
-        if not index.positions or position - index.positions[-1] >= INTERVAL_BYTES:
+        positions = index.positions
+        if not positions or position - positions[-1] >= INTERVAL_BYTES:
             times.add(self.max_timestamp, position)
             index.add(header.base_offset, position)
         if self.first_timestamp == TIMESTAMP_MIN:

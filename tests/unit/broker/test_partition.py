@@ -44,7 +44,7 @@ def partition(tmp_path, disk, admission):
 
 def turn(partition, *, upto=None):
     """What a turn does to one partition, without the journal."""
-    chunks = partition.take(1 << 30, 1 << 30)
+    chunks, _, _ = partition.take(1 << 30, 1 << 30)
     partition._admission.dirty.clear()
     for chunk in chunks[:upto]:
         partition.write(chunk, partition._admission.now_ns)
@@ -193,7 +193,7 @@ async def test_a_repeat_waits_for_its_own_record_only(partition, answers, kit):
 async def test_a_repeat_of_what_is_being_synced_waits_for_the_sync(partition, answers, kit):
     """Written is not durable: the duplicate is answered at the commit."""
     kit.put(partition, answers, "a", message_id="m")
-    [chunk] = partition.take(1 << 30, 1 << 30)
+    [chunk], _, _ = partition.take(1 << 30, 1 << 30)
     partition.write(chunk, partition._admission.now_ns)
     kit.put(partition, answers, "again", message_id="m")
     kit.put(partition, answers, "next")
@@ -205,7 +205,7 @@ async def test_a_repeat_of_what_is_being_synced_waits_for_the_sync(partition, an
 async def test_a_repeat_of_what_fails_to_sync_fails_too(partition, answers, kit):
     """If the sync fails, the duplicate is told so."""
     kit.put(partition, answers, "a", message_id="m")
-    chunks = partition.take(1 << 30, 1 << 30)
+    chunks, _, _ = partition.take(1 << 30, 1 << 30)
     partition.write(chunks[0], partition._admission.now_ns)
     kit.put(partition, answers, "again", message_id="m")
     partition.reject_from(chunks, DiskFullError("full"))
@@ -300,11 +300,11 @@ async def test_a_turn_takes_whole_chunks_within_its_limits(partition, answers, k
             pa.record_batch({"value": [bytes(90)] * size}), responder=answers, token=object()
         )
     one = partition._chunks[0].size
-    assert len(partition.take(1, 1)) == 1
-    assert len(partition.take(2 * one, 19)) == 1
+    assert partition.take(1, 1)[1:] == (one, 10)
+    assert len(partition.take(2 * one, 19)[0]) == 1
     assert partition.has_pending
-    assert len(partition.take(1 << 30, 1 << 30)) == 1
-    assert partition.take(1, 1) == []
+    assert len(partition.take(1 << 30, 1 << 30)[0]) == 1
+    assert partition.take(1, 1) == ([], 0, 0)
 
 
 async def test_timestamps_never_run_backwards(partition, answers, kit, admission, clock):
@@ -336,7 +336,7 @@ async def test_rejecting_gives_the_offsets_back(partition, answers, kit):
 async def test_readers_see_committed_records_only(partition, answers, kit):
     """A record that is written but not committed is not served; its offset is out of range."""
     kit.put(partition, answers, "a", "b")
-    [chunk] = partition.take(1 << 30, 1 << 30)
+    [chunk], _, _ = partition.take(1 << 30, 1 << 30)
     partition.write(chunk, partition._admission.now_ns)
     assert partition.log_end_offset == 2
     assert partition.read(0, 1000).size == 0
