@@ -161,7 +161,7 @@ class Machine(RuleBasedStateMachine):
             assert decode_json(encode_json(self.image)) == self.image
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestMetadataMachine = Machine.TestCase
 
 

@@ -111,7 +111,9 @@ def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
 def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     """Whether a fenced broker is there: this very run of it was heard a moment ago."""
     heard = view.heard.get(broker.id)
-    if heard is None or heard.incarnation != broker.incarnation or broker.is_stopping:
+    if not broker.incarnation or broker.is_stopping:
+        return False  # its directory was forgotten, or it is on its way out: it has to register
+    if heard is None or heard.incarnation != broker.incarnation:
         return False
     return view.now_ms - heard.at_ms <= limits.session_ms
 

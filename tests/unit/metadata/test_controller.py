@@ -11,6 +11,7 @@ from strandline.metadata.commands import (
     ElectLeader,
     Fence,
     FinishReassignment,
+    ForgetDirectory,
     Move,
     ReassignReplicas,
     Unfence,
@@ -123,6 +124,16 @@ def test_an_earlier_run_is_not_heard(office):
     assert work.made.image.brokers[1].is_fenced
     work.hear(1)
     assert work.decide() == ["Unfence"]
+
+
+def test_a_forgotten_broker_is_not_back_before_it_registers(office):
+    """It has no run then, and a heartbeat that names none is not taken for it."""
+    work = office(3)
+    work.hear(1, 2, 3)
+    work.made.fence(2)
+    work.made.must(ForgetDirectory(2))
+    work.hear(2)
+    assert work.decide() == []
 
 
 def test_no_leader_is_better_than_one_that_lacks_records(office):
