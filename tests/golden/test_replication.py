@@ -212,7 +212,8 @@ class Story:
     def sync(self, number):
         number = int(number)
         self.logs[number].begin_sync()
-        self.step(number, ev.Synced(self.logs[number].end_sync()))
+        self.logs[number].end_sync()
+        self.step(number, ev.Synced(self.logs[number].take_synced()))
         self.step(number, ev.Flush())
 
     def deliver(self, link=None):

@@ -63,9 +63,9 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """A sync ended. ``offset`` is the log end when it began, lowered by every truncation since.
+    """A sync ended. ``offset``: the log end when it began, lowered by truncations until this is told.
 
-    After a reset since it began, it says nothing and is not reported.
+    After a reset since it began it says nothing, and is not told.
     """
 
     offset: Offset

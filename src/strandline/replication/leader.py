@@ -184,8 +184,7 @@ class Leader:
         if not is_current or progress.next_offset != event.from_offset or self._deposed:
             return []
         if not event.batches:
-            self._await_answer(progress, now_ms, anew=True, even_so=True)
-            return []  # damaged here; ``is_reading`` keeps us from trying in a circle
+            return []  # damaged here: ``is_reading`` until the timer, or we would go in a circle
         progress.is_reading = False
         return [self._replicate(progress, event.batches, event.buffers, now_ms=now_ms)]
 
@@ -239,6 +238,7 @@ class Leader:
                 refs, buffers = zip(*tail, strict=True)
                 return [self._replicate(progress, refs, buffers, now_ms=now_ms)]
             progress.is_reading = True
+            self._await_answer(progress, now_ms)
             bytes_max = min(room, self._limits.read_bytes)
             reader = progress.broker, progress.session, progress.next_offset
             effects.append(ReadLog(*reader, bytes_max))
@@ -287,11 +287,9 @@ class Leader:
         self._await_answer(progress, now_ms)
         return Send(progress.broker, message, buffers)
 
-    def _await_answer(
-        self, progress: Progress, now_ms: int, *, anew: bool = False, even_so: bool = False
-    ) -> None:
+    def _await_answer(self, progress: Progress, now_ms: int, *, anew: bool = False) -> None:
         """Set the follower's timer if it owes an answer; ``anew``: it just gave one."""
-        if not progress.is_outstanding and not even_so:
+        if not progress.is_outstanding:
             progress.resend_ms = None
         elif anew or progress.resend_ms is None:
             progress.resend_ms = now_ms + self._limits.resend_ms

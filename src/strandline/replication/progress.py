@@ -112,11 +112,15 @@ class Progress:
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether an answer is due: for batches, for the high watermark, or the session's first."""
+        """Whether an answer is due: the session's first, for batches or the high watermark.
+
+        Or a read of our own log: one that fails is tried again after the same time.
+        """
         return self.phase is Phase.MISPLACED or (
             self.phase is Phase.STREAMING
             and (
                 not self.acked
+                or self.is_reading
                 or self.durable_offset < self.next_offset
                 or self.heard_high_watermark < self.told_high_watermark
             )

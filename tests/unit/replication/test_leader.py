@@ -160,6 +160,17 @@ def test_a_batch_that_cannot_be_read_is_not_tried_in_a_circle(leader):
     assert fx.ReadLog(2, 5, 4, 50) in leader.step(ev.Flush(), 100)
 
 
+def test_a_read_that_failed_is_repeated_though_acks_come(leader):
+    """The follower's answer to what was sent before must not stop the timer of the read."""
+    told(leader, 2, Fetch(2, 5, 4, 1))
+    leader.step(ev.Flush(), 0)
+    leader.step(ev.BatchesRead(2, 5, 4, (), ()), 0)
+    told(leader, 2, Acked(2, 5, 4, 10), 10)
+    assert leader.deadline_ms == 110
+    leader.step(ev.TimePassed(), 110)
+    assert fx.ReadLog(2, 5, 4, 50) in leader.step(ev.Flush(), 110)
+
+
 def test_an_idle_partition_has_no_timer_and_sends_nothing(leader):
     """A thousand of them cost nothing."""
     join(leader, 2)

@@ -55,6 +55,11 @@ class Publish:
     is_taken: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SyncEnded:
+    """Tells a turn that the disk is done; how far is asked then, as the log may be cut before."""
+
+
 @dataclass(slots=True)
 class Hosted:
     """A partition's replica on this broker."""
@@ -84,7 +89,7 @@ class SimBroker:
         self.hosted: list[Hosted] = []
         self._around = around
         self._world = around.world
-        self._inbox: list[tuple[int, Event | Publish]] = []
+        self._inbox: list[tuple[int, Event | Publish | SyncEnded]] = []
         self._scheduled = False
         self._syncing = False
         self._wake_ms = 0.0
@@ -146,7 +151,7 @@ class SimBroker:
 
     # The turn
 
-    def take(self, number: int, item: Event | Publish) -> None:
+    def take(self, number: int, item: Event | Publish | SyncEnded) -> None:
         """Put something into the inbox of a partition."""
         if self.alive:
             self._inbox.append((number, item))
@@ -166,6 +171,8 @@ class SimBroker:
         for number, item in inbox:
             if isinstance(item, Publish):
                 self._accept(self.hosted[number], item)
+            elif isinstance(item, SyncEnded):
+                self._learn(number)
             else:
                 self._step(number, item)
         for number in touched:
@@ -221,12 +228,17 @@ class SimBroker:
             return
         self._syncing = False
         for number, log in enumerate(self.logs):
-            end = log.end_sync()
-            if end is not None:
-                self.take(number, ev.Synced(end))
+            log.end_sync()
+            self.take(number, SyncEnded())
             if self._world.rng.random() < 0.1:
                 # As checkpointed: only ever what was exposed, and durable.
                 log.high_watermark = min(self.hosted[number].exposed, log.disk.end)
+
+    def _learn(self, number: int) -> None:
+        """Tell a replica how far its log is durable."""
+        end = self.logs[number].take_synced()
+        if end is not None:
+            self._step(number, ev.Synced(end))
 
     def _plan_wake(self, touched: list[int]) -> None:
         """Be called when the next timer is due, unless that is planned."""

@@ -33,13 +33,13 @@ _flush, _start = Follower.flush, Follower.start
 
 
 def _ack_what_is_not_synced(self: Follower, now_ms: int) -> list[Effect]:
-    effects = []
+    effects: list[Effect] = []
     self._owes_ack |= self.standing is Standing.STREAMING and bool(self.log.log_end_offset)
     for effect in _flush(self, now_ms):
         assert isinstance(effect, Send)
         end = self.log.log_end_offset
         effects.append(Send(effect.to, msgspec.structs.replace(effect.message, durable_offset=end)))
-    return effects  # type: ignore[return-value]  # a list of one kind of effect
+    return effects
 
 
 def _commit_below_min_isr(self: Leader) -> Offset:
@@ -200,7 +200,7 @@ def _go_back_to_old_epochs(self: Replica, event: Assigned, now_ms: int) -> list[
     return _assigned(self, event, now_ms)
 
 
-_assigned = vars(Replica)["_assigned"]
+_assigned: Callable[[Replica, Assigned, int], list[Effect]] = vars(Replica)["_assigned"]
 
 
 def _sync_covers_what_was_cut(self: SimLog, offset: int) -> None:

@@ -85,6 +85,7 @@ class SimLog:
         self._changes: list[tuple[Callable[..., None], object]] = []
         self._sync_size = 0
         self._sync_end: int | None = None
+        self._synced_end: int | None = None
 
     # Changes
 
@@ -103,12 +104,14 @@ class SimLog:
         self.damaged = {base for base in self.damaged if base < offset}
         if self._sync_end is not None:
             self._sync_end = min(self._sync_end, offset)
+        if self._synced_end is not None:
+            self._synced_end = min(self._synced_end, offset)
 
     def reset_to(self, offset: int) -> None:
         """Start again; a sync under way says nothing about the new log."""
         self._change(Image.reset_to, offset)
         self.damaged = set()
-        self._sync_end = None
+        self._sync_end = self._synced_end = None
 
     def truncate_before(self, offset: int) -> None:
         """Retention."""
@@ -131,13 +134,17 @@ class SimLog:
         self._sync_size = len(self._changes)
         self._sync_end = self.seen.end
 
-    def end_sync(self) -> Offset | None:
-        """It is; returns how far the log as it is now is certain to survive, None if not at all."""
+    def end_sync(self) -> None:
+        """It is; the broker hears of it later, and may cut the log before."""
         for how, what in self._changes[: self._sync_size]:
             how(self.disk, what)
         del self._changes[: self._sync_size]
         self._sync_size = 0
-        end, self._sync_end = self._sync_end, None
+        self._synced_end, self._sync_end = self._sync_end, None
+
+    def take_synced(self) -> Offset | None:
+        """How far the log as it is now is certain to survive; None if that is not known."""
+        end, self._synced_end = self._synced_end, None
         return None if end is None else Offset(end)
 
     def crash(self, rng: random.Random) -> int:
@@ -147,7 +154,7 @@ class SimLog:
             how(self.disk, what)
         lost = len(self._changes) - kept
         self._changes.clear()
-        self._sync_size, self._sync_end = 0, None
+        self._sync_size, self._sync_end, self._synced_end = 0, None, None
         self.seen = self.disk.copy()
         return lost
 
