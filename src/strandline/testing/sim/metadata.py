@@ -132,12 +132,12 @@ class MetadataLife:
         """What every broker does with an entry, and what must hold then."""
         before = self.image
         self.image, outcome = apply_entry(before, decode_entry(encode_entry(entry)))
+        command = entry.command if isinstance(entry, Proposed) else entry
         self.world.events += 1
-        self.world.note(f"{type(entry).__name__} {outcome.code} {outcome.message}")
+        self.world.note(f"{command} {outcome}")
         wrong = [*check.check_image(self.image), *check.check_step(before, self.image)]
         if wrong:
             raise ViolationError(f"after {entry}: {'; '.join(wrong)}")
-        command = entry.command if isinstance(entry, Proposed) else entry
         self.records.note(before, self.image, command)
         return outcome
 
