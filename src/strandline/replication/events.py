@@ -63,7 +63,7 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """A sync ended. ``offset``: the log end when it began, lowered by truncations until this is told.
+    """A sync ended. ``offset``: the log end when it began, lowered by truncations until it is told.
 
     After a reset since it began it says nothing, and is not told.
     """

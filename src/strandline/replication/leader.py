@@ -179,9 +179,10 @@ class Leader:
 
     def batches_read(self, event: BatchesRead, now_ms: int) -> list[Effect]:
         """The log was read for a follower that is behind."""
-        progress = self.followers[event.follower]
-        is_current = progress.session == event.session and progress.is_reading
-        if not is_current or progress.next_offset != event.from_offset or self._deposed:
+        progress = self.followers.get(event.follower)
+        if progress is None or progress.session != event.session or self._deposed:
+            return []
+        if not progress.is_reading or progress.next_offset != event.from_offset:
             return []
         if not event.batches:
             return []  # damaged here: ``is_reading`` until the timer, or we would go in a circle
@@ -199,14 +200,15 @@ class Leader:
         """Nothing to do: the follower opens."""
         return []
 
-    def reassigned(self, replicas: tuple[BrokerId, ...], now_ms: int) -> list[Effect]:
-        """Replicas were added or removed within the epoch."""
+    def reassigned(self, assignment: Assigned, now_ms: int) -> list[Effect]:
+        """The same leadership again: the ISR, and the replicas, may have changed in it."""
+        self.isr.changed(assignment.version, assignment.isr)
+        brokers = {*assignment.replicas, *self.isr.counted} - {self.me}
         end = self.log.log_end_offset
         self.followers = {
             broker: self.followers.get(broker)
             or Progress(broker, log_end_offset=end, now_ms=now_ms)
-            for broker in sorted(replicas)
-            if broker != self.me
+            for broker in sorted(brokers)
         }
         return self._settle(now_ms)
 

@@ -229,11 +229,10 @@ class Replica:
         leader = self.leader
         if leader is None or event.epoch != self.epoch:
             return []
-        effects: list[Effect] = []
-        if event.replicas != self._replicas:
-            self._replicas = event.replicas
-            effects += leader.reassigned(event.replicas, now_ms)
-        return effects + leader.isr_changed(event.version, event.isr, now_ms)
+        if event.version <= leader.isr.version:
+            return []
+        self._replicas = event.replicas
+        return leader.reassigned(event, now_ms)
 
     # Messages
 

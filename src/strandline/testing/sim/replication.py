@@ -154,6 +154,7 @@ class Cluster:
 
     def _decide(self, ballot: "_Ballot") -> None:
         outcome = self.oracle.propose(ballot.number, ballot.proposal)
+        self.checkers[ballot.number].joined(self.isr(ballot.number))
         self.world.send((METADATA, ballot.broker.id), self._decided, ballot, outcome)
 
     def _decided(self, ballot: "_Ballot", outcome: ev.IsrChanged | ev.IsrRefused) -> None:
@@ -245,8 +246,10 @@ class Cluster:
             self.start(broker)
 
     def _wipe(self, broker: SimBroker) -> None:
-        """Replace the disk, unless it is the last that has everything."""
+        """Replace the disk, unless it is the last that has everything, or something, whole."""
         if any(partition.isr == (broker.id,) for partition in self.oracle.partitions):
+            return
+        if any(log.damaged for checker in self.checkers for log in checker.logs.values()):
             return
         self.world.counts["wiped"] += 1
         self.oracle.wipe(broker.id)
@@ -278,12 +281,17 @@ class Cluster:
             self.brokers[broker].take(number, ev.Damaged(Offset(base), after))
 
     def retain(self, number: int) -> None:
-        """Retention on one replica: move its log start to a batch that is committed."""
+        """Retention on one replica: move its log start to a batch that is committed.
+
+        Not over what is damaged elsewhere: this may be the last whole copy of it.
+        """
         broker = self.brokers[self.world.rng.choice(self.ids)]
         if not broker.alive:
             return
         hosted = broker.hosted[number]
-        bases = [base for base in hosted.log.seen.batches if base <= hosted.exposed]
+        damaged = set().union(*(log.damaged for log in self.checkers[number].logs.values()))
+        limit = min([hosted.exposed, *damaged])
+        bases = [base for base in hosted.log.seen.batches if base <= limit]
         if bases:
             start = self.world.rng.choice(bases)
             hosted.log.truncate_before(start)

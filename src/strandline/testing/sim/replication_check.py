@@ -78,6 +78,12 @@ class Checker:
         if len(holders) < self._min_isr:
             self.fail(f"committed to {after} with {holders} only; min_isr is {self._min_isr}")
 
+    def joined(self, isr: tuple[int, ...]) -> None:
+        """Metadata changed the ISR: any of them may have to lead."""
+        for member in isr:
+            if not self._has_synced(member, 0, self.committed):
+                self.fail(f"ISR {isr}, but {member} lacks what is committed to {self.committed}")
+
     def _has_synced(self, broker: int, first: int, after: int) -> bool:
         """Whether the disk of a broker holds the new truth."""
         disk = self.logs[broker].disk
