@@ -87,6 +87,8 @@ class Cleaner:
         if any(policy) and apply_retention(log, policy, now_ns=self._clock.now_ns()) is not None:
             self._telemetry.retention_segments += max(0, segments - len(log.segments))
             self._telemetry.retention_bytes += max(0, before - log.size_bytes)
+            if partition.seat is not None:
+                partition.seat.log_start_moved()
 
     async def _compact(self, partition: Partition) -> None:
         """Rewrite sealed segments so that only the newest record of each key remains."""

@@ -1,5 +1,8 @@
 """A partition as its leader sees it: accept records, write them in the turn, expose what is safe.
 
+In a cluster a replica is attached to it, which says whether records are accepted and how far they
+are committed; without one, what is synced here is committed.
+
 Invariants:
 - ``log_start_offset <= high_watermark <= log_end_offset <= next_offset``;
 - ``next_offset - log_end_offset`` records are pending, in the order in which they were accepted;
@@ -11,6 +14,7 @@ Threads: everything runs on the loop's thread, except ``read``, ``wait_beyond``,
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -49,6 +53,22 @@ class Admission:
         self.dirty: list[Partition] = []
 
 
+class Seat(Protocol):
+    """A partition's place in a cluster; told by the turn what became of its chunks."""
+
+    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
+        """The chunk is in the log and in the journal, not yet synced."""
+        ...
+
+    def synced(self, chunk: Chunk, next_offset: Offset) -> None:
+        """The chunk, which ends at ``next_offset``, is on this disk."""
+        ...
+
+    def log_start_moved(self) -> None:
+        """Retention has removed records."""
+        ...
+
+
 class Partition:
     """One partition, led by this broker."""
 
@@ -78,6 +98,12 @@ class Partition:
         self._waiters: list[threading.Event] = []
         self._is_dirty = False
         self._closed_by: StrandlineError | None = None
+        self._refused_by: StrandlineError | None = None
+        self.seat: Seat | None = None
+        self.needs_sync = config.acks != "memory"
+        """Whether a turn with its records has to sync."""
+        self.addresses: tuple[str, ...] = ()
+        """In a cluster: where Flight reads it, the leader first."""
 
     @property
     def log_start_offset(self) -> Offset:
@@ -155,7 +181,7 @@ class Partition:
             chunk.decorate(key, headers)
         if responder is not None:
             waiting = Waiting(responder, token, self.next_offset)
-            (chunk.early if acks == "memory" else chunk.waiting).append(waiting)
+            (chunk.waiting if acks is None else self._waiting(chunk, acks)).append(waiting)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + 1)
@@ -198,18 +224,25 @@ class Partition:
         if responder is not None:
             last = self._chunks[-1]
             waiting = Waiting(responder, token, first)
-            (last.early if acks == "memory" else last.waiting).append(waiting)
+            (last.waiting if acks is None else self._waiting(last, acks)).append(waiting)
         self._open = None
         if not self._is_dirty:
             self._mark_dirty()
+
+    def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
+        """Who is told of the chunk at the same time as a publish that asked for ``acks``."""
+        if acks == "memory":
+            return chunk.early
+        is_less = acks == "disk" and self.seat is not None and self.config.acks == "replicated"
+        return chunk.on_disk if is_less else chunk.waiting
 
     def _refusal(self, size: int) -> StrandlineError | None:
         """Why a record of ``size`` bytes is not accepted, or None."""
         admission = self._admission
         if admission.refusal is not None:
             return admission.refusal
-        if self._closed_by is not None:
-            return self._closed_by
+        if self._refused_by is not None:
+            return self._refused_by
         if admission.pending_bytes > admission.limits.pending_bytes:
             limit = admission.limits.pending_bytes
             return UnavailableError(
@@ -310,7 +343,8 @@ class Partition:
         if self._waiters:
             self._wake_waiters()
         if self._late:
-            told, self._late = self._late, []
+            told = [late for late in self._late if late.offset < offset]
+            self._late = [late for late in self._late if late.offset >= offset]
             for late in told:
                 late.responder.acked(late.token, self.name, late.offset, duplicate=True)
 
@@ -332,12 +366,44 @@ class Partition:
         for each in late:
             each.responder.rejected(each.token, error)
 
-    def rebind(self, log: Log) -> None:
-        """Continue on a log that was reopened after a failure; nothing is pending."""
+    def rebind(self, log: Log, high_watermark: Offset | None = None) -> None:
+        """Continue on a log that was reopened after a failure; nothing is pending.
+
+        Args:
+            log: as reopened.
+            high_watermark: as far as it is committed; None: all of it.
+        """
         assert not self._chunks, "everything was rejected when the storage failed"
         self.log = log
         self.dedup = None
-        self.next_offset = self.high_watermark = log.log_end_offset
+        self.next_offset = log.log_end_offset
+        self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
+        self._wake_waiters()
+
+    # The seat
+
+    def take_seat(self, seat: Seat, high_watermark: Offset) -> None:
+        """Be a replica of a cluster from now on; committed is what the seat says is."""
+        self.seat = seat
+        self.needs_sync = True
+        self.high_watermark = high_watermark
+
+    def lead(self, leader_epoch: LeaderEpoch) -> None:
+        """Accept records in a new leadership, behind what the log holds; nothing is pending."""
+        assert not self._chunks, "a follower accepts nothing"
+        self.leader_epoch = leader_epoch
+        self.dedup = None  # who led before knew other ids
+        self.next_offset = self.log_end_offset
+
+    def refuse(self, error: StrandlineError | None) -> None:
+        """Refuse records with this error from now on; None: accept them."""
+        if self._closed_by is None:
+            self._refused_by = error
+
+    def move(self, high_watermark: Offset) -> None:
+        """The log was restarted elsewhere: what is committed there may be read."""
+        self.next_offset = self.log_end_offset
+        self.high_watermark = high_watermark
         self._wake_waiters()
 
     def close(self, error: StrandlineError) -> None:
@@ -345,7 +411,7 @@ class Partition:
 
         The log stays usable for those that are reading.
         """
-        self._closed_by = error
+        self._closed_by = self._refused_by = error
         self._wake_waiters()
 
     # Reading, from any thread

@@ -29,7 +29,17 @@ class Waiting(NamedTuple):
 class RecordChunk:
     """Records that came one by one, as columns."""
 
-    __slots__ = ("base_offset", "early", "headers", "keys", "size", "subjects", "values", "waiting")
+    __slots__ = (
+        "base_offset",
+        "early",
+        "headers",
+        "keys",
+        "on_disk",
+        "size",
+        "subjects",
+        "values",
+        "waiting",
+    )
 
     def __init__(self, base_offset: Offset) -> None:
         self.base_offset = base_offset
@@ -39,6 +49,7 @@ class RecordChunk:
         self.headers: list[Headers | None] | None = None
         self.waiting: list[Waiting] = []
         self.early: list[Waiting] = []
+        self.on_disk: list[Waiting] = []
         self.size = 0
 
     @property
@@ -82,7 +93,7 @@ class RecordChunk:
 class ArrowChunk:
     """Records that came as one Arrow batch."""
 
-    __slots__ = ("base_offset", "batch", "default_subject", "early", "size", "waiting")
+    __slots__ = ("base_offset", "batch", "default_subject", "early", "on_disk", "size", "waiting")
 
     def __init__(self, base_offset: Offset, batch: pa.RecordBatch, default_subject: str) -> None:
         self.base_offset = base_offset
@@ -91,6 +102,7 @@ class ArrowChunk:
         self.size = int(batch.nbytes)
         self.waiting: list[Waiting] = []
         self.early: list[Waiting] = []
+        self.on_disk: list[Waiting] = []
 
     @property
     def is_full(self) -> bool:
@@ -113,8 +125,9 @@ Chunk = RecordChunk | ArrowChunk
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
     """Tell everyone who waits for the chunks, and forget them: nobody is told twice."""
     for chunk in chunks:
-        waiting = [*chunk.early, *chunk.waiting]
+        waiting = [*chunk.early, *chunk.on_disk, *chunk.waiting]
         chunk.early.clear()
+        chunk.on_disk.clear()
         chunk.waiting.clear()
         for each in waiting:
             each.responder.rejected(each.token, error)

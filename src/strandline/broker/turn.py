@@ -83,12 +83,19 @@ class Turn:
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.turn_end_callbacks: list[Callable[[], None]] = []
+        self.replication: Callable[[], None] | None = None
+        """In a cluster: called after each journal write and after each sync."""
 
     def attach(self, journal: Journal, syncer: Syncer) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
         assert not self._is_busy, "a turn ends with the journal it began with"
         self._journal = journal
         self._syncer = syncer
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn is between write and answer."""
+        return self._is_busy
 
     @property
     def is_idle(self) -> bool:
@@ -143,13 +150,17 @@ class Turn:
         """Drain, write, and sync or hand over to the sync thread."""
         self._is_busy = True
         self._under_way = self._drain()
+        # Copies first: a follower that has just become the leader goes on behind them.
+        parts = self._raw.write()
         written = self._write()
-        parts: list[tuple[LogId, Bytes]] = [(item.partition.log_id, item.batch) for item in written]
-        parts += self._raw.write()
+        parts += [(item.partition.log_id, item.batch) for item in written]
         if parts and self._journal_write(parts):
             for item in written:
                 if item.chunk.early:
                     self._answer(item.partition, item.chunk.early)
+                if item.partition.seat is not None:
+                    item.partition.seat.journaled(item.chunk, item.batch)
+            self._flush()
             self._sync(written)
         else:
             self._under_way = []
@@ -231,8 +242,8 @@ class Turn:
         journal = self._journal
         assert journal is not None
         assert self._syncer is not None, "attached together"
-        needs_no_sync = all(item.partition.config.acks == "memory" for item in written)
-        if needs_no_sync and self._raw.is_idle:
+        needs_sync = any(item.partition.needs_sync for item in written)
+        if not needs_sync and self._raw.is_idle:
             self._complete(written)
             return
         started_ms = self._clock.monotonic_ms()
@@ -268,19 +279,28 @@ class Turn:
         telemetry = self._telemetry
         records = 0
         for partition, chunk, batch, next_offset in written:
-            partition.commit(next_offset)
-            if chunk.waiting:
-                self._answer(partition, chunk.waiting)
+            if partition.seat is not None:
+                partition.seat.synced(chunk, next_offset)
+            else:
+                partition.commit(next_offset)
+                if chunk.waiting:
+                    self._answer(partition, chunk.waiting)
             telemetry.bytes_appended += len(batch)
             records += chunk.count
         self._under_way = []
         self._is_busy = False
         self._raw.complete()
+        self._flush()
         telemetry.turns += 1
         telemetry.disk_full = int(self._met_full_disk)
         telemetry.batches_appended += len(written)
         telemetry.records_appended += records
         telemetry.turn_records.observe(records)
+
+    def _flush(self) -> None:
+        """Let the replicas of a cluster say what this step of the turn gave them to say."""
+        if self.replication is not None:
+            self.replication()
 
     def _answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell each responder where its record is; who was told leaves the list."""

@@ -50,7 +50,7 @@ class Member:
         loop = asyncio.get_running_loop()
         plans = {LOG_ID: LogPlan(directory / "quorum", 64 << 10, 10**9)}
         self.storage = recover(directory, plans, disk=disk, file_bytes=64 << 10)
-        admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.turn.wake())
+        admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.turn.wake())  # noqa: PLW0108  made later
         self.poisoned = []
         self.turn = Turn(
             loop,
