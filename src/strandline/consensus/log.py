@@ -80,15 +80,18 @@ class RaftLog:
             batch.append(entry)
         return tuple(batch)
 
-    def members(self) -> tuple[Members, Index]:
+    def members(self, *, before: int | None = None) -> tuple[Members, Index]:
         """The newest membership in the log, committed or not, and the entry that holds it.
 
         A membership counts from the moment its entry is in the log (thesis 4.1).
+
+        Args:
+            before: only those in entries before this index; None: all.
         """
         for entry in reversed(self._entries):
             if entry.index <= self.snapshot.index:
                 break
-            if entry.kind is Kind.MEMBERS:
+            if entry.kind is Kind.MEMBERS and (before is None or entry.index < before):
                 return decode_members(entry.data), entry.index
         return self.snapshot.members, self.snapshot.index
 

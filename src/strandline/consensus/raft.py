@@ -106,7 +106,7 @@ class Raft:
             self._step_down_if_deposed()
             return
         self._quiet_ticks += 1
-        if self._quiet_ticks >= self._patience_ticks and self.state.is_voter:
+        if self._quiet_ticks >= self._patience_ticks and self.state.may_stand:
             self._campaign(pre=True)
 
     def propose(self, data: bytes) -> tuple[Index, Term]:

@@ -85,6 +85,18 @@ class State:
         """Whether this member takes part in decisions."""
         return self.me in self.members.voters
 
+    @property
+    def may_stand(self) -> bool:
+        """Whether this member may stand for election.
+
+        A voter that is being removed may until that is committed, without a vote of its own: it may
+        be the only one whose log is new enough for the others to go on (thesis 4.2.2).
+        """
+        if self.is_voter or self.members_index <= self.log.commit_index:
+            return self.is_voter
+        before, _ = self.log.members(before=self.members_index)
+        return self.me in before.voters
+
     # Outbox
 
     def send(self, receiver: BrokerId, message: Message, *, early: bool = False) -> None:

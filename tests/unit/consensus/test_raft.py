@@ -331,6 +331,29 @@ def test_a_leader_that_removed_itself_steps_down_when_that_is_committed():
     assert raft.role == Follower(None)
 
 
+def test_a_voter_that_is_being_removed_may_still_be_needed():
+    """Its log may be the newest: then nobody else can be elected, until it has led once more."""
+    raft = elected(voters=(1, 2))
+    accept(raft, 2)
+    raft.change_members(Members((2,)))
+    settle(raft)
+    tick(raft, 20)
+    assert raft.role == Follower(None)
+    tick(raft, 20)
+    request = VoteRequest(term=2, last_index=2, last_term=1, pre=True)
+    assert (2, request) in settle(raft)
+    assert raft.role == Candidate(pre=True)
+    tell(raft, 2, VoteReply(2, granted=True, pre=True))
+    settle(raft)
+    tell(raft, 2, VoteReply(2, granted=True))
+    settle(raft)
+    accept(raft, 2)
+    assert raft.role == Follower(None), "its removal is committed now"
+    settle(raft)
+    tick(raft, 100)
+    assert settle(raft) == []
+
+
 def test_handing_over_waits_for_the_heir_and_refuses_proposals():
     """The heir is told to stand only when it has everything."""
     raft = elected()

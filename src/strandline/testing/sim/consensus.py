@@ -7,7 +7,6 @@ elections. Judged: see ``ConsensusChecker``. After some time everything heals, a
 has to agree again soon.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -96,9 +95,8 @@ class Member:
     def start(self) -> None:
         """Begin a life with what is on disk."""
         world, disk = self.group.world, self.disk
-        self.is_up, self.is_syncing = True, False
+        self.is_up, self.is_syncing, self.is_called = True, False, False
         self.lives += 1
-        self.inbox: deque[Envelope | None] = deque()
         self.proposed: dict[tuple[Index, Term], bytes] = {}
         self.asked: dict[int, Index] = {}
         self.allowed: list[tuple[int, Index]] = []
@@ -113,6 +111,7 @@ class Member:
             settings=self.group.settings,
         )
         self.restore(disk.snapshot)
+        self.group.checker.observe(self.me, self.raft)
         world.after(world.rng.uniform(0, TICK_MS), self.tick, self.lives)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -120,6 +119,7 @@ class Member:
         self.applied = snapshot.index
         self.chain = int(snapshot.data or b"0")
         self.group.checker.restored(self.applied, self.chain)
+        self.group.checker.restored_members(self.applied, snapshot.members)
 
     def crash(self) -> None:
         """Die; of what was not synced any first part may be on disk."""
@@ -134,28 +134,45 @@ class Member:
         """Time passes, at this member's own speed."""
         if self.is_up and life == self.lives:
             self.group.world.after(self.tick_ms, self.tick, life)
-            self.receive(None)
+            self.take(None)
 
-    def receive(self, envelope: Envelope | None) -> None:
-        """A message has come, or a tick."""
+    def receive(self, envelope: Envelope) -> None:
+        """A message has come."""
         if self.is_up:
-            self.inbox.append(envelope)
+            self.take(envelope)
+
+    def take(self, envelope: Envelope | None) -> None:
+        """A message or a tick, for the core at once, also while a sync runs."""
+        was_leader = isinstance(self.raft.role, Leader)
+        if envelope is None:
+            self.raft.tick()
+        else:
+            self.raft.step(envelope)
+        self.group.checker.observe(self.me, self.raft)
+        if isinstance(self.raft.role, Leader) and not was_leader:
+            self.group.elected(self)
+        self.call()
+
+    def call(self) -> None:
+        """See to what the core wants, now or a little later, as busy processes do."""
+        if self.is_called:
+            return
+        if self.group.world.rng.random() < self.group.laziness:
+            self.is_called = True
+            self.group.world.after(self.group.world.rng.uniform(0, 3), self.called, self.lives)
+        else:
+            self.work()
+
+    def called(self, life: int) -> None:
+        """Later has come."""
+        if life == self.lives:
+            self.is_called = False
             self.work()
 
     def work(self) -> None:
-        """Take in what waits, then do what the core wants; while a sync runs, nothing."""
+        """Do what the core wants; while a sync runs, nothing."""
         if self.is_syncing or not self.is_up:
             return
-        while self.inbox:
-            envelope = self.inbox.popleft()
-            was_leader = isinstance(self.raft.role, Leader)
-            if envelope is None:
-                self.raft.tick()
-            else:
-                self.raft.step(envelope)
-            if isinstance(self.raft.role, Leader) and not was_leader:
-                self.group.elected(self)
-        self.group.checker.observe(self.me, self.raft)
         ready = self.raft.ready()
         if not ready:
             return
@@ -178,7 +195,6 @@ class Member:
             self.disk.sync()
             self.is_syncing = False
             self.finish(ready)
-            self.work()
 
     def finish(self, ready: Ready) -> None:
         """What may only happen once the ``Ready`` is on disk."""
@@ -193,8 +209,7 @@ class Member:
             self.asked.pop(int(str(context)), None)
         self.answer_reads()
         self.compact_maybe()
-        if self.inbox or self.raft.state.log.last_index > self.raft.state.log.stable_index:
-            self.group.world.after(0, self.work)
+        self.group.world.after(0, self.work)
 
     def apply(self, entry: Entry) -> None:
         """Apply a committed entry; tell its client."""
@@ -237,7 +252,7 @@ class Member:
             self.proposed[self.raft.propose(command)] = command
         except UnavailableError:
             self.group.world.counts["refused"] += 1
-        self.work()
+        self.call()
 
     def read(self, number: int, must_see: Index) -> None:
         """A client's read, which must see what was acked before."""
@@ -246,7 +261,7 @@ class Member:
             self.asked[number] = must_see
         except UnavailableError:
             self.group.world.counts["refused"] += 1
-        self.work()
+        self.call()
 
     def change_members(self, members: Members) -> None:
         """An operator's change."""
@@ -255,7 +270,7 @@ class Member:
             self.group.world.counts["membership changes"] += 1
         except (UnavailableError, InvalidRequestError):
             self.group.world.counts["refused changes"] += 1
-        self.work()
+        self.call()
 
     def hand_over(self, heir: BrokerId) -> None:
         """An operator's wish."""
@@ -264,7 +279,7 @@ class Member:
             self.group.world.counts["hand-overs"] += 1
         except (UnavailableError, InvalidRequestError):
             self.group.world.counts["refused changes"] += 1
-        self.work()
+        self.call()
 
 
 class Group:
@@ -277,22 +292,23 @@ class Group:
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
         rng = self.world.rng
-        self.checker = ConsensusChecker(self.world)
         voters = rng.choice((1, 2, 3, 3, 4, 5))
         self.changes_members = rng.random() < 0.5
         spares = 2 if self.changes_members else 0
         self.ids = tuple(BrokerId(number) for number in range(1, voters + spares + 1))
         self.sync_ms: Sequence[float] = rng.choice(((0.1,), (0.1, 1, 5, 30), (5, 80, 150)))
         self.snapshot_every = rng.choice((8, 30, 10**9))
-        self.pace_ms = rng.choice((1_500, 500, 150))
+        self.pace_ms = rng.choice((1_500, 500, 150, 50))
+        self.laziness = rng.choice((0, 0.3))
         self.settings = RaftSettings(batch_bytes_max=rng.choice((30, 100, 256 << 10)))
         self.world.faults = NetworkFaults(
             loss=rng.choice((0, 0.02, 0.15)),
             repeat=rng.choice((0, 0.02, 0.1)),
             delay_ms_max=rng.choice((2, 10, 60)),
-            straggler=0.03,
+            straggler=rng.choice((0.03, 0.15)),
         )
         members = Members(voters=self.ids[:voters])
+        self.checker = ConsensusChecker(self.world, members)
         self.members = {me: Member(self, me, members) for me in self.ids}
         self.commands = 0
 
@@ -350,7 +366,7 @@ class Group:
             return
         self.commands += 1
         member = rng.choice(up)
-        if rng.random() < 0.25:
+        if rng.random() < 0.4:
             member.read(self.commands, self.checker.acked_index)
         else:
             member.propose(b"c%d" % self.commands)

@@ -71,6 +71,12 @@ CONSENSUS_BUGS: Final = (
         "self._confirmed_by(voter) >= read.round - 1",
     ),
     Bug(
+        "a voter that is being removed stands aside at once (found by seed 180)",
+        _STATE + "may_stand",
+        "if self.is_voter or self.members_index <= self.log.commit_index:",
+        "if True:",
+    ),
+    Bug(
         "two voters change at once",
         _LEADER + "change_members",
         "len(changed) > 1",

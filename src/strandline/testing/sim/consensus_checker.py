@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from strandline.consensus.leader import Leader
 from strandline.consensus.log import decode_members
-from strandline.consensus.messages import Entry, Index, Kind, Term
+from strandline.consensus.messages import Entry, Index, Kind, Members, Term
 from strandline.consensus.raft import Raft
 from strandline.testing.sim.world import ViolationError, World
 from strandline.types import BrokerId
@@ -23,10 +23,12 @@ class ConsensusChecker:
 
     Args:
         world: whose fingerprint takes in what happens.
+        founders: the members at the beginning.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, founders: Members) -> None:
         self._world = world
+        self._memberships: list[tuple[Index, Members]] = [(Index(0), founders)]
         self._leaders: dict[Term, BrokerId] = {}
         self._entries: dict[Index, tuple[Term, Kind, bytes]] = {}
         self._chains: dict[Index, int] = {Index(0): 0}
@@ -57,6 +59,8 @@ class ConsensusChecker:
             other = self._entries[entry.index]
             raise ViolationError(f"two values at {entry.index}: {other} and {value}")
         self.restored(entry.index, chain)
+        if entry.kind is Kind.MEMBERS and entry.index > self._memberships[-1][0]:
+            self._memberships.append((entry.index, decode_members(entry.data)))
         if entry.kind is Kind.COMMAND:
             first = self._commands.setdefault(entry.data, entry.index)
             if first != entry.index:
@@ -67,6 +71,12 @@ class ConsensusChecker:
         """A member's state after ``index`` has this checksum."""
         if self._chains.setdefault(index, chain) != chain:
             raise ViolationError(f"two states after entry {index}")
+
+    def restored_members(self, index: Index, members: Members) -> None:
+        """A member goes on from a snapshot that holds this membership."""
+        known = [each for at, each in self._memberships if at <= index]
+        if known[-1] != members:
+            raise ViolationError(f"the snapshot at {index} holds {members}, not {known[-1]}")
 
     def acked(self, command: bytes, index: Index) -> None:
         """A client was told that its command is done."""
