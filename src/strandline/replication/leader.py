@@ -202,7 +202,8 @@ class Leader:
 
     def reassigned(self, assignment: Assigned, now_ms: int) -> list[Effect]:
         """The same leadership again: the ISR, and the replicas, may have changed in it."""
-        self.isr.changed(assignment.version, assignment.isr)
+        if not self.isr.changed(assignment.version, assignment.isr):
+            return []
         brokers = {*assignment.replicas, *self.isr.counted} - {self.me}
         end = self.log.log_end_offset
         self.followers = {

@@ -229,9 +229,6 @@ class Replica:
         leader = self.leader
         if leader is None or event.epoch != self.epoch:
             return []
-        if event.version <= leader.isr.version:
-            return []
-        self._replicas = event.replicas
         return leader.reassigned(event, now_ms)
 
     # Messages

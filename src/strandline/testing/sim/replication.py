@@ -103,13 +103,14 @@ class Cluster:
 
     def flap(self, a: BrokerId, b: BrokerId, *, down_ms: float) -> None:
         """A link breaks; both sides notice, and notice when it is back."""
-        self._tell_both(a, b, ev.PeerLost)
-        self.world.after(down_ms, self._tell_both, a, b, ev.PeerBack)
+        for one, other in ((a, b), (b, a)):
+            self._tell(one, ev.PeerLost(other))
+            self.world.after(down_ms, self._tell, one, ev.PeerBack(other))
 
-    def _tell_both(self, a: BrokerId, b: BrokerId, what: type[ev.PeerLost | ev.PeerBack]) -> None:
+    def _tell(self, broker: BrokerId, event: ev.PeerLost | ev.PeerBack) -> None:
+        """What a broker notices of a link, it tells all its replicas."""
         for number in range(len(self.checkers)):
-            self.brokers[a].take(number, what(b))
-            self.brokers[b].take(number, what(a))
+            self.brokers[broker].take(number, event)
 
     # Metadata
 
@@ -221,9 +222,9 @@ class Cluster:
         self.beat(broker, broker.life)
         for other in self.ids:
             if other != broker.id:
-                self.world.after(
-                    self.world.rng.uniform(1, 60), self._tell_both, other, broker.id, ev.PeerBack
-                )
+                delay_ms = self.world.rng.uniform(1, 60)
+                self.world.after(delay_ms, self._tell, other, ev.PeerBack(broker.id))
+                self.world.after(delay_ms, self._tell, broker.id, ev.PeerBack(other))
 
     def crash(self, broker: SimBroker, *, down_ms: float, is_wiped: bool = False) -> None:
         """A broker dies and comes back."""
@@ -235,8 +236,7 @@ class Cluster:
         broker.crash()
         for other in self.ids:
             if other != broker.id and world.rng.random() < 0.7:
-                for number in range(len(self.checkers)):
-                    self.brokers[other].take(number, ev.PeerLost(broker.id))
+                self._tell(other, ev.PeerLost(broker.id))
         if is_wiped:
             self._wipe(broker)
         world.after(down_ms, self._restart, broker, broker.life)
@@ -293,9 +293,25 @@ class Cluster:
         limit = min([hosted.exposed, *damaged])
         bases = [base for base in hosted.log.seen.batches if base <= limit]
         if bases:
-            start = self.world.rng.choice(bases)
+            everything = [limit] * 3 if limit == hosted.exposed else []
+            start = self.world.rng.choice([*bases, *everything])
             hosted.log.truncate_before(start)
             broker.take(number, ev.LogStartMoved(Offset(start)))
+
+    def elect_fast(self, number: int) -> None:
+        """Leaders change faster than they can replicate, as one of them is cut off."""
+        world = self.world
+        world.partition([world.rng.choice(self.ids)], self.ids, one_way=0.0)
+        for _ in range(3):
+            world.after(world.rng.uniform(1, 250), self._elect, number)
+        world.after(300, world.heal)
+
+    def _elect(self, number: int) -> None:
+        """Another leader, and everybody hears of it soon."""
+        self.oracle.elect_another(number)
+        for broker in self.brokers.values():
+            if broker.alive:
+                self._heard(broker, broker.life)
 
     def resign(self, broker: SimBroker) -> None:
         """A broker is asked to stop: it hands over, and is gone a little later."""
@@ -343,6 +359,8 @@ class Cluster:
                 self.retain(number)
             case "resign":
                 self.resign(broker)
+            case "elections":
+                self.elect_fast(number)
         world.after(rng.expovariate(1 / 120), self.misbehave)
 
     # The end
@@ -358,10 +376,6 @@ class Cluster:
             broker.paused_until = 0.0
             if not broker.alive:
                 self.start(broker)
-        for a in self.ids:
-            for b in self.ids:
-                if a < b:
-                    self._tell_both(a, b, ev.PeerBack)
 
     def scrub(self) -> None:
         """Read every log through: damage that nobody met is found."""
@@ -385,6 +399,7 @@ class Cluster:
 FAULTS = (
     *("crash", "crash", "crash", "crash all", "pause", "pause", "partition", "partition"),
     *("flap", "network", "network", "slow disk", "slow disk", "damage", "retention", "resign"),
+    *("elections", "elections"),
 )
 NETWORKS = (
     *((0.0, 0.0, 2.0, 0.0), (0.0, 0.0, 2.0, 0.0), (0.02, 0.02, 5.0, 0.0)),

@@ -145,15 +145,6 @@ def _overlook_gaps(
     return effects + self._advance()
 
 
-def _take_any_session(
-    self: Follower, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
-) -> list[Effect]:
-    return _replicate(self, msgspec.structs.replace(message, session=self.session), buffers, now_ms)
-
-
-_replicate = Follower.replicate
-
-
 def _never_repeat_fetch(self: Follower, now_ms: int) -> list[Effect]:
     del self, now_ms
     return []
@@ -277,7 +268,6 @@ BUGS = (
     Bug("truncation without walking back", Follower, "_parting", _cut_where_the_leader_says),
     Bug("truncation on an old answer", Follower, "diverged", _cut_on_any_answer),
     Bug("gaps are overlooked", Follower, "replicate", _overlook_gaps),
-    Bug("batches of any session are taken", Follower, "replicate", _take_any_session),
     Bug("a fetch is never repeated", Follower, "time_passed", _never_repeat_fetch),
     Bug("the leader never asks again", Leader, "time_passed", _never_ask_again),
     Bug("a reset counts as durable at once", LogState, "reset_to", _count_a_reset_as_durable),

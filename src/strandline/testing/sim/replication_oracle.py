@@ -100,6 +100,12 @@ class Oracle:
             if partition.leader == broker:
                 self._elect(partition, avoid=broker)
 
+    def elect_another(self, number: int) -> None:
+        """The controller moves a leadership, to a replica that is as good."""
+        partition = self.partitions[number]
+        if self._electable(partition) - {partition.leader}:
+            self._elect(partition, avoid=partition.leader)
+
     def hand_over(self, number: int, epoch: int, candidates: tuple[BrokerId, ...]) -> None:
         """A leader that wants to stop names successors."""
         partition = self.partitions[number]
