@@ -92,7 +92,7 @@ def shown(effect):
             return f"STUCK: {trouble}"
         case fx.AskMetadata(epoch):
             return f"ask metadata about e{epoch}"
-        case fx.HighWatermark(offset):
+        case fx.Committed(offset):
             return f"high watermark {offset}"
         case fx.TruncateTo(offset):
             return f"truncate to {offset}"

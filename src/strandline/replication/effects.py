@@ -8,7 +8,7 @@ Ordering rules, which the safety of the protocol rests on:
 3. ``Send`` may leave at once. What must wait for a sync is not handed out before it: ``Acked`` only
    follows ``Synced``. ``Replicate`` leaves before the leader's own sync on purpose: the syncs of
    all replicas run side by side, and the leader counts itself only when its own has ended.
-4. ``HighWatermark`` may be checkpointed whenever convenient: an old one is safe.
+4. ``Committed`` may be checkpointed whenever convenient: an old one is safe.
 5. ``ProposeIsr`` is retried until metadata has decided, and decided once: a proposal that was
    refused must not be applied from a repeat.
 6. After a failed write or sync nothing more is stepped: the replica is dropped, and starts again
@@ -92,7 +92,7 @@ class Repair(msgspec.Struct, frozen=True):
     buffers: tuple[Buffer, ...]
 
 
-class HighWatermark(msgspec.Struct, frozen=True):
+class Committed(msgspec.Struct, frozen=True):
     """Records below ``offset`` are committed: ack and expose them."""
 
     offset: Offset
@@ -146,7 +146,7 @@ Effect = (
     | ReadLog
     | ReadRange
     | Repair
-    | HighWatermark
+    | Committed
     | ProposeIsr
     | Refusing
     | HandOver

@@ -28,8 +28,8 @@ from enum import Enum
 
 from strandline.replication.effects import (
     Append,
+    Committed,
     Effect,
-    HighWatermark,
     ResetTo,
     Send,
     Stuck,
@@ -189,7 +189,7 @@ class Follower:
         if self.standing is not Standing.STREAMING:
             return []
         offset = min(self._heard, self.log.durable_offset)
-        return [HighWatermark(offset)] if self.log.advance(offset) else []
+        return [Committed(offset)] if self.log.advance(offset) else []
 
     def flush(self, _now_ms: int) -> list[Effect]:
         """Ack once for all that was synced since the last turn."""
@@ -213,7 +213,7 @@ class Follower:
             return self._get_stuck(Trouble.BELOW_HIGH_WATERMARK)
         is_loss = target < log.high_watermark
         log.truncate_to(target)
-        lost: list[Effect] = [HighWatermark(target)] if is_loss else []
+        lost: list[Effect] = [Committed(target)] if is_loss else []
         return [TruncateTo(target), *lost, *self.start(now_ms)]
 
     def _parting(self, message: Diverged) -> Offset:
@@ -242,7 +242,7 @@ class Follower:
             return self._get_stuck(Trouble.BELOW_HIGH_WATERMARK)
         log.reset_to(message.log_start_offset)
         offset = message.log_start_offset
-        return [ResetTo(offset), HighWatermark(offset), *self.start(now_ms)]
+        return [ResetTo(offset), Committed(offset), *self.start(now_ms)]
 
     def _get_stuck(self, trouble: Trouble) -> list[Effect]:
         """Stop, and say why."""

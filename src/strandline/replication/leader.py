@@ -20,9 +20,9 @@ Must not know what a batch holds or where the log is.
 """
 
 from strandline.replication.effects import (
+    Committed,
     Effect,
     HandOver,
-    HighWatermark,
     ReadLog,
     Refusal,
     Refusing,
@@ -343,7 +343,7 @@ class Leader:
         self._adjust_isr(effects, now_ms)
         offset = self._committed()
         if self.log.advance(offset):
-            effects.append(HighWatermark(offset))
+            effects.append(Committed(offset))
         effects += self._tell_refusal()
         self._hand_over(effects)
         return effects

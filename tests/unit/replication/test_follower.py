@@ -43,10 +43,8 @@ def test_it_acks_only_what_it_has_synced(follower):
 
 def test_readers_see_what_is_committed_and_durable_here(follower):
     """The leader's high watermark may be ahead of our disk."""
-    assert told(follower, stream(ref(10, 12, epoch=2), hw=11), (b"x",))[1:] == [
-        fx.HighWatermark(10)
-    ]
-    assert follower.step(ev.Synced(12), 0) == [fx.HighWatermark(11)]
+    assert told(follower, stream(ref(10, 12, epoch=2), hw=11), (b"x",))[1:] == [fx.Committed(10)]
+    assert follower.step(ev.Synced(12), 0) == [fx.Committed(11)]
 
 
 def test_nothing_is_committed_before_the_logs_agree(follower):
@@ -123,14 +121,14 @@ def test_an_operator_may_choose_to_lose_what_is_committed(make, assigned):
     replica = make(2, 10, hw=6)
     replica.step(assigned(2, 1, unclean=True), 0)
     effects = told(replica, Diverged(2, FIRST, 1, 5))
-    assert effects[:2] == [fx.TruncateTo(5), fx.HighWatermark(5)]
+    assert effects[:2] == [fx.TruncateTo(5), fx.Committed(5)]
 
 
 def test_a_log_that_cannot_be_compared_starts_again(follower):
     """Below what the leader keeps; nothing counts as durable before the next sync."""
     effects = told(follower, StartAt(2, FIRST, 20))
     again = fx.Send(1, Fetch(2, FIRST + 1, 20, -1, "run 2"))
-    assert effects == [fx.ResetTo(20), fx.HighWatermark(20), again]
+    assert effects == [fx.ResetTo(20), fx.Committed(20), again]
     assert follower.disk_offset == 0
     told(follower, stream(base=20, session=FIRST + 1, hw=20, wants_ack=True))
     assert follower.step(ev.Flush(), 0) == [fx.Send(1, Acked(2, FIRST + 1, 0, 20))]

@@ -59,7 +59,7 @@ def test_a_record_is_committed_when_all_in_sync_replicas_have_synced_it(leader):
     publish(leader, 10, 12)
     assert told(leader, 2, Acked(2, 2, 12, 10)) == []
     assert told(leader, 3, Acked(2, 3, 12, 10)) == []
-    assert leader.step(ev.Synced(12), 0) == [fx.HighWatermark(12)]
+    assert leader.step(ev.Synced(12), 0) == [fx.Committed(12)]
     assert (leader.memory_offset, leader.disk_offset, leader.replicated_offset) == (12, 12, 12)
 
 
@@ -263,7 +263,7 @@ def test_a_resigning_leader_hands_over_when_all_is_committed(leader):
     assert leader.step(ev.Resign(), 0) == [fx.Refusing(Refusal.RESIGNING)]
     told(leader, 2, Acked(2, 2, 11, 10))
     told(leader, 3, Acked(2, 3, 11, 10))
-    assert leader.step(ev.Synced(11), 0) == [fx.HighWatermark(11), fx.HandOver((2, 3))]
+    assert leader.step(ev.Synced(11), 0) == [fx.Committed(11), fx.HandOver((2, 3))]
     assert leader.step(ev.Resign(), 0) == []
 
 

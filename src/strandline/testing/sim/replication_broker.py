@@ -269,7 +269,7 @@ class SimBroker:
                 around.carry(self.id, number, effect)
             case fx.Append():
                 self._append(number, hosted, effect)
-            case fx.HighWatermark():
+            case fx.Committed():
                 self._expose(number, hosted, effect.offset)
             case fx.ReadLog():
                 self._read_log(number, hosted, effect)

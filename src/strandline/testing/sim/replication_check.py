@@ -44,9 +44,9 @@ class Checker:
             self.fail(f"broker {broker} exposes {after}, its log ends at {log.seen.end}")
         if after > self.committed:
             self._commit(broker, after, isr)
-        self._agree(broker, log.seen.batches, max(before, log.seen.start), after)
+        self._agree(broker, log.seen.batches, first=max(before, log.seen.start), after=after)
 
-    def _agree(self, broker: int, batches: dict[int, Stored], first: int, after: int) -> None:
+    def _agree(self, broker: int, batches: dict[int, Stored], *, first: int, after: int) -> None:
         """Whether what a replica holds is what was exposed first."""
         while first < after:
             stored, known = batches.get(first), self.truth.get(first)
@@ -122,7 +122,7 @@ class Checker:
         if first >= high_watermark:
             return first
         if not log.damaged:
-            self._agree(broker, log.seen.batches, first, high_watermark)
+            self._agree(broker, log.seen.batches, first=first, after=high_watermark)
         return high_watermark
 
     # The end
@@ -137,6 +137,6 @@ class Checker:
                 # Where retention has left it nowhere else, nobody can help.
                 if any(base in other.seen.batches for b, other in self.logs.items() if b != broker):
                     self.fail(f"broker {broker} was not repaired at {base}")
-            self._agree(broker, log.seen.batches, log.seen.start, log.seen.end)
+            self._agree(broker, log.seen.batches, first=log.seen.start, after=log.seen.end)
         if self.acked_end > self.committed:
             self.fail(f"acked to {self.acked_end}, committed to {self.committed} only")
