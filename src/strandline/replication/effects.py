@@ -38,7 +38,7 @@ class Trouble(StrEnum):
     """The leader lacks records that were committed here; only an unclean election may drop them."""
 
     MISALIGNED = "misaligned"
-    """The leader's batches do not begin where batches begin here, though the epochs agree."""
+    """The leader's batches or answers contradict each other: the log here is no part of its log."""
 
 
 class Send(msgspec.Struct, frozen=True):

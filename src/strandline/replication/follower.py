@@ -208,7 +208,9 @@ class Follower:
             return []
         log = self.log
         target = self._parting(message)
-        assert target < log.log_end_offset, "each answer cuts something, so the walk ends"
+        if target >= log.log_end_offset:
+            # A right answer cuts something, so the walk ends; this one would lead in a circle.
+            return self._get_stuck(Trouble.MISALIGNED)
         if target < log.high_watermark and not self._may_lose:
             return self._get_stuck(Trouble.BELOW_HIGH_WATERMARK)
         is_loss = target < log.high_watermark

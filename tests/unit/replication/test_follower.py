@@ -109,6 +109,11 @@ def test_an_answer_to_an_old_question_cuts_nothing(follower):
     assert follower.log.log_end_offset == 9
 
 
+def test_an_answer_that_cuts_nothing_stops_the_follower(follower):
+    """A leader that sees a difference where there is none would be asked for ever."""
+    assert told(follower, Diverged(2, FIRST, 1, 12)) == [fx.Stuck(fx.Trouble.MISALIGNED)]
+
+
 def test_what_is_committed_is_never_cut(follower):
     """It stops and says so: somebody assigned a leader that lacks committed records."""
     assert told(follower, Diverged(2, FIRST, 1, 5)) == [fx.Stuck(fx.Trouble.BELOW_HIGH_WATERMARK)]

@@ -7,13 +7,12 @@ prevent. ``hunt`` plants one, runs seeds until a judge complains, and says how m
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from strandline.replication import leader as leader_module
 from strandline.replication import repair as repair_module
-from strandline.replication.effects import Effect, Send, TruncateTo
+from strandline.replication.effects import Committed, Effect, ProposeIsr, Send, TruncateTo
 from strandline.replication.events import Assigned, IsrChanged, IsrRefused
 from strandline.replication.follower import Follower, Standing
 from strandline.replication.isr import InSync
@@ -124,11 +123,11 @@ def _cut_where_the_leader_says(self: Follower, message: Diverged) -> Offset:
 
 
 def _cut_on_any_answer(self: Follower, message: Diverged, now_ms: int) -> list[Effect]:
-    target = self._parting(message)
-    if not self.log.high_watermark <= target < self.log.log_end_offset:
-        return []
-    self.log.truncate_to(target)
-    return [TruncateTo(target), *self.start(now_ms)]
+    self.standing = Standing.FETCHING
+    return _diverged(self, msgspec.structs.replace(message, session=self.session), now_ms)
+
+
+_diverged = Follower.diverged
 
 
 def _overlook_gaps(
@@ -164,15 +163,18 @@ def _count_a_reset_as_durable(self: LogState, offset: Offset) -> None:
 _reset_to = LogState.reset_to
 
 
-def _start_where_the_log_ends(self: Leader, fetch: Fetch) -> Any:
-    answer = _disagreement(self, fetch)
-    has_reached = fetch.end_offset >= self.log.log_start_offset
-    return None if has_reached and fetch.end_offset <= self.log.log_end_offset and (
-        self.log.epochs.end_of(fetch.last_epoch, log_end_offset=Offset(0)) is None
-    ) else answer  # fmt: skip
+def _commit_all_at_the_start(self: Leader) -> list[Effect]:
+    effects: list[Effect] = []
+    if self.log.advance(self.log.log_end_offset):
+        effects.append(Committed(self.log.log_end_offset))
+    return effects + self._tell_refusal()
 
 
-_disagreement = vars(Leader)["_disagreement"]
+def _commit_without_the_silent(self: Leader) -> Offset:
+    if len(self.isr.members) < self.min_isr:
+        return self.log.high_watermark
+    heard = tuple(b for b in self.isr.counted if b == self.me or self.followers[b].acked)
+    return max(min(_durable(self, heard)), self.log.high_watermark)
 
 
 def _go_back_to_old_epochs(self: Replica, event: Assigned, now_ms: int) -> list[Effect]:
@@ -212,7 +214,9 @@ def _elect_anybody(self: Oracle, partition: Partition) -> set[BrokerId]:
     return {b for b in partition.replicas if b in self._lives and b not in self._fenced}
 
 
-def _decide_repeats_anew(self: Oracle, number: int, proposal: Any) -> IsrChanged | IsrRefused:
+def _decide_repeats_anew(
+    self: Oracle, number: int, proposal: ProposeIsr
+) -> IsrChanged | IsrRefused:
     return self._decide(self.partitions[number], proposal)
 
 
@@ -246,6 +250,8 @@ BUGS = (
     Bug("a follower acks what it has not synced", Follower, "flush", _ack_what_is_not_synced),
     Bug("the leader commits below min_isr", Leader, "_committed", _commit_below_min_isr),
     Bug("the leader commits on a majority of the ISR", Leader, "_committed", _commit_on_a_majority),
+    Bug("a new leader commits all it has", Leader, "start", _commit_all_at_the_start),
+    Bug("who is silent is not counted", Leader, "_committed", _commit_without_the_silent),
     Bug("the leader counts itself before its sync", Leader, "_committed", _commit_before_own_sync),
     Bug(
         "a joining replica is not counted yet", InSync, "counted", property(_count_the_old_isr_only)
@@ -271,9 +277,6 @@ BUGS = (
     Bug("a fetch is never repeated", Follower, "time_passed", _never_repeat_fetch),
     Bug("the leader never asks again", Leader, "time_passed", _never_ask_again),
     Bug("a reset counts as durable at once", LogState, "reset_to", _count_a_reset_as_durable),
-    Bug(
-        "a log that cannot be compared is kept", Leader, "_disagreement", _start_where_the_log_ends
-    ),
     Bug("epochs go back", Replica, "_assigned", _go_back_to_old_epochs),
     Bug("a sync covers what was cut", SimLog, "truncate_to", _sync_covers_what_was_cut),
     Bug("a broker leads on after a restart", Oracle, "beat", _lead_on_after_a_restart),
