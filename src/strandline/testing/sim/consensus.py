@@ -90,6 +90,7 @@ class Member:
         self.disk = Disk(HardState(), snapshot, (Index(0), Term(0)))
         self.lives = 0
         self.is_up = False
+        self.paused_until_ms = 0.0
         self.start()
 
     def start(self) -> None:
@@ -121,6 +122,18 @@ class Member:
         self.group.checker.restored(self.applied, self.chain)
         self.group.checker.restored_members(self.applied, snapshot.members)
 
+    @property
+    def pause_ms(self) -> float:
+        """How much longer it stands still."""
+        return max(0.0, self.paused_until_ms - self.group.world.now_ms)
+
+    def pause(self, pause_ms: float) -> None:
+        """Stand still, as under SIGSTOP; then clients that have waited ask at once."""
+        world = self.group.world
+        world.counts["pauses"] += 1
+        self.paused_until_ms = world.now_ms + pause_ms
+        world.after(pause_ms, self.group.ask, self)
+
     def crash(self) -> None:
         """Die; of what was not synced any first part may be on disk."""
         if self.is_up:
@@ -133,12 +146,15 @@ class Member:
     def tick(self, life: int) -> None:
         """Time passes, at this member's own speed."""
         if self.is_up and life == self.lives:
-            self.group.world.after(self.tick_ms, self.tick, life)
-            self.take(None)
+            self.group.world.after(self.tick_ms + self.pause_ms, self.tick, life)
+            if not self.pause_ms:
+                self.take(None)
 
     def receive(self, envelope: Envelope) -> None:
         """A message has come."""
-        if self.is_up:
+        if self.pause_ms:
+            self.group.world.after(self.pause_ms, self.receive, envelope)
+        elif self.is_up:
             self.take(envelope)
 
     def take(self, envelope: Envelope | None) -> None:
@@ -171,7 +187,7 @@ class Member:
 
     def work(self) -> None:
         """Do what the core wants; while a sync runs, nothing."""
-        if self.is_syncing or not self.is_up:
+        if self.is_syncing or not self.is_up or self.pause_ms:
             return
         ready = self.raft.ready()
         if not ready:
@@ -191,7 +207,9 @@ class Member:
 
     def synced(self, ready: Ready, life: int) -> None:
         """The sync is done, unless it died with the process."""
-        if self.is_up and life == self.lives:
+        if self.pause_ms:
+            self.group.world.after(self.pause_ms, self.synced, ready, life)
+        elif self.is_up and life == self.lives:
             self.disk.sync()
             self.is_syncing = False
             self.finish(ready)
@@ -265,6 +283,8 @@ class Member:
 
     def change_members(self, members: Members) -> None:
         """An operator's change."""
+        if self.pause_ms:
+            return
         try:
             self.raft.change_members(members)
             self.group.world.counts["membership changes"] += 1
@@ -274,6 +294,8 @@ class Member:
 
     def hand_over(self, heir: BrokerId) -> None:
         """An operator's wish."""
+        if self.pause_ms:
+            return
         try:
             self.raft.hand_over(heir)
             self.group.world.counts["hand-overs"] += 1
@@ -296,7 +318,7 @@ class Group:
         self.changes_members = rng.random() < 0.5
         spares = 2 if self.changes_members else 0
         self.ids = tuple(BrokerId(number) for number in range(1, voters + spares + 1))
-        self.sync_ms: Sequence[float] = rng.choice(((0.1,), (0.1, 1, 5, 30), (5, 80, 150)))
+        self.sync_ms: Sequence[float] = rng.choice(((0.1,), (0.1, 1, 5, 20), (5, 20, 60)))
         self.snapshot_every = rng.choice((8, 30, 10**9))
         self.pace_ms = rng.choice((1_500, 500, 150, 50))
         self.laziness = rng.choice((0, 0.3))
@@ -304,7 +326,7 @@ class Group:
         self.world.faults = NetworkFaults(
             loss=rng.choice((0, 0.02, 0.15)),
             repeat=rng.choice((0, 0.02, 0.1)),
-            delay_ms_max=rng.choice((2, 10, 60)),
+            delay_ms_max=rng.choice((2, 10, 30)),
             straggler=rng.choice((0.03, 0.15)),
         )
         members = Members(voters=self.ids[:voters])
@@ -364,12 +386,18 @@ class Group:
         up = self.leading() or [m for m in self.members.values() if m.is_up]
         if not up:
             return
-        self.commands += 1
         member = rng.choice(up)
-        if rng.random() < 0.4:
-            member.read(self.commands, self.checker.acked_index)
-        else:
+        if rng.random() < 0.3:
+            self.ask(member)
+        elif not member.pause_ms:
+            self.commands += 1
             member.propose(b"c%d" % self.commands)
+
+    def ask(self, member: Member) -> None:
+        """A client's read."""
+        if member.is_up and not member.pause_ms:
+            self.commands += 1
+            member.read(self.commands, self.checker.acked_index)
 
     def elected(self, member: Member) -> None:
         """Where membership bugs live: a change at once, then alone with a few, or dead."""
@@ -389,8 +417,15 @@ class Group:
             return
         others = [each for each in self.ids if each != member.me]
         few = self.world.rng.randrange(0, max(1, len(others) // 2 + 1))
-        side = [member.me, *self.world.rng.sample(others, few)]
-        self.world.partition(side, self.ids, one_way=0)
+        self.cut_off([member.me, *self.world.rng.sample(others, few)], one_way=0)
+
+    def cut_off(self, side: Sequence[BrokerId], *, one_way: float) -> None:
+        """Cut a side off for a while: long enough for the others to elect, short enough to go on.
+
+        What is cut meanwhile replaces it, and heals with it.
+        """
+        self.world.partition(side, self.ids, one_way=one_way)
+        self.world.after(self.world.rng.uniform(20, 600), self.world.heal)
 
     def change_members(self, member: Member) -> None:
         """Add a learner, make one a voter, or remove somebody."""
@@ -424,8 +459,8 @@ class Group:
                 self.kill(member)
         elif dice < 0.5:
             side = rng.sample(self.ids, rng.randrange(len(self.ids)))
-            world.partition(side, self.ids, one_way=rng.choice((0, 0.3)))
-        elif dice < 0.7:
+            self.cut_off(side, one_way=rng.choice((0, 0.3)))
+        elif dice < 0.6:
             world.heal()
         elif leading:
             member = rng.choice(leading)
@@ -435,13 +470,16 @@ class Group:
                 member.hand_over(rng.choice(self.ids))
 
     def strike(self, leader: Member) -> None:
-        """Kill a leader or cut it off."""
-        if self.world.rng.random() < 0.5:
+        """Kill a leader, cut it off, or let it sleep through an election."""
+        dice = self.world.rng.random()
+        if dice < 0.35:
             self.kill(leader)
-        else:
+        elif dice < 0.7:
             self.isolate(leader)
+        else:
+            leader.pause(self.world.rng.uniform(50, 500))
 
     def kill(self, member: Member) -> None:
         """Crash a member, to be started again."""
         member.crash()
-        self.world.after(self.world.rng.uniform(5, 800), self.restart, member)
+        self.world.after(self.world.rng.uniform(5, 400), self.restart, member)
