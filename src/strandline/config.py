@@ -105,6 +105,52 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     saves the hop through nats-server; 0 picks a free one, -1 turns it off."""
 
 
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One broker among several; see docs/cluster.md."""
+
+    broker_id: int = 0
+    """Number of this broker, 1 or more, for ever; 0: the broker stands alone."""
+    name: str = ""
+    """Name of the cluster: brokers of another one are refused."""
+    peer_port: int = 9295
+    """Port on which the other brokers reach this one; 0 picks a free one."""
+    peers: list[str] = []
+    """Every broker of the cluster, this one too, as ``ID=HOST:PORT``."""
+    nats_peers: list[str] = []
+    """Where the nats-server of each broker meets the others', as ``ID=HOST:PORT``; empty: apart."""
+    rack: str = ""
+    """Copies are spread over racks where there are enough."""
+    tls_certificate: str = ""
+    """PEM file of this broker's certificate; empty: brokers talk without TLS."""
+    tls_key: str = ""
+    """PEM file of its key."""
+    tls_authority: str = ""
+    """PEM file of who signs the certificates of the cluster's brokers."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the broker is one of a cluster."""
+        return self.broker_id > 0
+
+    @property
+    def peer_addresses(self) -> dict[int, tuple[str, int]]:
+        """Host and port of every broker.
+
+        Raises:
+            InvalidConfigError: an entry is not ``ID=HOST:PORT``.
+        """
+        return parse_peers(self.peers, "cluster.peers")
+
+    @property
+    def nats_addresses(self) -> dict[int, tuple[str, int]]:
+        """Host and port of every broker's nats-server for the others.
+
+        Raises:
+            InvalidConfigError: an entry is not ``ID=HOST:PORT``.
+        """
+        return parse_peers(self.nats_peers, "cluster.nats_peers")
+
+
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a broker is told at start."""
 
@@ -119,8 +165,27 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nats: NatsConfig = NatsConfig()
     journal: JournalConfig = JournalConfig()
     limits: LimitsConfig = LimitsConfig()
+    cluster: ClusterConfig = ClusterConfig()
     cleaner_interval_ms: int = 10_000
     """How often retention and compaction look for work."""
+
+
+def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:
+    """Brokers and their addresses in a list of ``ID=HOST:PORT``.
+
+    Raises:
+        InvalidConfigError: an entry is something else, or an id is given twice.
+    """
+    found: dict[int, tuple[str, int]] = {}
+    for entry in entries:
+        number, _, address = entry.partition("=")
+        host, _, port = address.rpartition(":")
+        if not (number.isdigit() and port.isdigit() and host and 0 < int(number) < 1 << 31):
+            raise InvalidConfigError(f"{key}: {entry!r} is not ID=HOST:PORT")
+        if int(number) in found or not 0 < int(port) < 1 << 16:
+            raise InvalidConfigError(f"{key}: {entry!r} repeats an id or has no possible port")
+        found[int(number)] = (host.strip("[]"), int(port))
+    return found
 
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
+from strandline.broker.cluster.identity import load_identity
 from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
@@ -23,6 +24,7 @@ from strandline.broker.turn import Turn
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
+    InvalidConfigError,
     LogPoisonedError,
     OffsetOutOfRangeError,
     ShuttingDownError,
@@ -30,7 +32,12 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.metadata.commands import CreateStream, DeleteStream
-from strandline.metadata.image import PartitionImage, StreamImage, unknown_stream_message
+from strandline.metadata.image import (
+    MetadataImage,
+    PartitionImage,
+    StreamImage,
+    unknown_stream_message,
+)
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
@@ -90,8 +97,7 @@ class Broker:
         try:
             self._assemble()
             self._storage = self._open()
-            for name, image in self._store.image.streams.items():
-                self._streams[name] = self._make_stream(image)
+            self._begin()
         except BaseException:
             self._syncer.close()
             self._lock.release()
@@ -103,7 +109,7 @@ class Broker:
 
     def _assemble(self) -> None:
         """Make the parts; nothing is opened yet but the metadata."""
-        self._store = MetadataStore(self.data_dir, self.disk)
+        self._load_metadata()
         self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
         self.admission.now_ns = self.clock.now_ns()
         self.turn = Turn(
@@ -128,6 +134,24 @@ class Broker:
             telemetry=self.telemetry,
             interval_ms=self.config.cleaner_interval_ms,
         )
+
+    def _load_metadata(self) -> None:
+        """Read what streams there are."""
+        identity = load_identity(self.data_dir, disk=self.disk)
+        if identity is not None:
+            raise InvalidConfigError(
+                f"{self.data_dir} belongs to broker {identity.broker} of cluster "
+                f"{identity.cluster!r}; start it as that broker, or choose another directory"
+            )
+        self._store = MetadataStore(self.data_dir, self.disk)
+
+    def _begin(self) -> None:
+        """Make the streams there are."""
+        for name, image in self._store.image.streams.items():
+            self._streams[name] = self._make_stream(image)
+
+    async def prepare_stop(self) -> None:
+        """Before the front ends stop: let nobody depend on this broker who need not."""
 
     async def stop(self) -> None:
         """Refuse new records, finish the turn, checkpoint and let go of the directory.
@@ -175,7 +199,7 @@ class Broker:
         try:
             return self._streams[name]
         except KeyError:
-            message = unknown_stream_message(name, self._store.image.streams)
+            message = unknown_stream_message(name, self._image.streams)
             raise UnknownStreamError(message) from None
 
     def partitions(self) -> list[Partition]:
@@ -234,12 +258,15 @@ class Broker:
     def _remove_logs(self, partitions: Iterable[Partition | PartitionImage]) -> None:
         """Remove the logs of a stream that is not, or no more, in the metadata."""
         for partition in partitions:
-            log = self._storage.logs.pop(LogId(partition.log_id), None)
-            try:
-                if log is not None:
-                    log.delete()
-            except StrandlineError as error:
-                logger.warning("a deleted log is left to the next start: %s", error)
+            self._remove_log(LogId(partition.log_id))
+
+    def _remove_log(self, log_id: LogId) -> None:
+        log = self._storage.logs.pop(log_id, None)
+        try:
+            if log is not None:
+                log.delete()
+        except StrandlineError as error:
+            logger.warning("a deleted log is left to the next start: %s", error)
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
         """Delete records below ``offset``; returns the new log start offset.
@@ -284,6 +311,11 @@ class Broker:
 
     # Inside
 
+    @property
+    def _image(self) -> MetadataImage:
+        """What streams there are."""
+        return self._store.image
+
     def _wake(self) -> None:
         self.turn.wake()
 
@@ -327,7 +359,7 @@ class Broker:
     def _open(self) -> Recovered:
         """Recover the logs of the streams in the image and attach the journal to the turn."""
         started_ms = self.clock.monotonic_ms()
-        storage = open_storage(self.data_dir, self._store.image, self.config, disk=self.disk)
+        storage = self._open_storage()
         seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
         report = storage.report
         logger.info(
@@ -346,6 +378,9 @@ class Broker:
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         return storage
+
+    def _open_storage(self) -> Recovered:
+        return open_storage(self.data_dir, self._store.image, self.config, disk=self.disk)
 
     def _make_stream(self, image: StreamImage) -> Stream:
         """The stream of an image, its logs opened (or made)."""
@@ -398,13 +433,17 @@ class Broker:
                 try:
                     self._close_storage()
                     self._storage = self._open()
+                    self._reopened()
                 except StrandlineError as error:
                     logger.error("storage is still failing: %s", error)  # noqa: TRY400  no trace
                     continue
-                for partition in self.partitions():
-                    partition.rebind(self._storage.logs[LogId(partition.log_id)])
             if not isinstance(self.admission.refusal, ShuttingDownError):
                 self.admission.refusal = None
             self.telemetry.journal_poisoned = 0
             logger.warning("storage was reopened and verified; accepting appends again")
             return
+
+    def _reopened(self) -> None:
+        """Let the partitions go on with the logs as they were verified."""
+        for partition in self.partitions():
+            partition.rebind(self._storage.logs[LogId(partition.log_id)])

@@ -39,7 +39,7 @@ def open_storage(
         for partition in stream.partitions:
             log_id = LogId(partition.log_id)
             plans[log_id] = log_plan(data_dir, log_id, stream.config)
-    others = [found for found in _log_directories(data_dir / LOGS_NAME) if found[0] not in plans]
+    others = [found for found in log_directories(data_dir / LOGS_NAME) if found[0] not in plans]
     for log_id, directory in others:
         if log_id >= image.next_log_id and any(disk.listing(directory).values()):
             raise CorruptBatchError(
@@ -53,7 +53,7 @@ def open_storage(
     return recovered
 
 
-def _log_directories(logs_dir: Path) -> Iterator[tuple[LogId, Path]]:
+def log_directories(logs_dir: Path) -> Iterator[tuple[LogId, Path]]:
     """Log id and path of each log there is, deleted or not."""
     try:
         names = sorted(path.name for path in logs_dir.iterdir() if path.is_dir())

@@ -104,6 +104,8 @@ class Partition:
         """Whether a turn with its records has to sync."""
         self.addresses: tuple[str, ...] = ()
         """In a cluster: where Flight reads it, the leader first."""
+        self.elsewhere: StrandlineError | None = None
+        """In a cluster: why it cannot be read here at all; None: it can."""
 
     @property
     def log_start_offset(self) -> Offset:

@@ -17,11 +17,13 @@ from strandline.cli.output import (
 )
 
 NETWORK = "Listeners"
+CLUSTER = "Cluster"
 
 EPILOG = examples(
     "strandline serve                                  # data in ./strandline-data",
     "strandline serve --data-dir /srv/log --nats nats://10.0.0.5:4222",
     "strandline serve --config strandline.yaml --log-level debug",
+    "strandline serve --broker-id 1 --cluster-id prod --peers 1=h1:9295,2=h2:9295,3=h3:9295",
     "strandline serve --nats-port 0 --ingest-port 0 --flight-port 0 --http-port 0 -o json",
 )
 
@@ -80,6 +82,39 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,
+    broker_id: Annotated[
+        int | None,
+        typer.Option(help="Number of this broker in a cluster, from 1.", rich_help_panel=CLUSTER),
+    ] = None,
+    cluster_id: Annotated[
+        str | None, typer.Option(help="Name of the cluster.", rich_help_panel=CLUSTER)
+    ] = None,
+    peer_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Where the other brokers reach this one.",
+            show_default="9295",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID=HOST:PORT,…", help="Every broker, this one too.", rich_help_panel=CLUSTER
+        ),
+    ] = None,
+    nats_peers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID=HOST:PORT,…",
+            help="Where the nats-servers of all brokers meet.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
+    rack: Annotated[
+        str | None,
+        typer.Option(help="Copies are spread over racks.", rich_help_panel=CLUSTER),
+    ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Start a broker, with a nats-server of its own unless --nats names yours.
@@ -102,6 +137,14 @@ def serve(
             "http_port": http_port,
             "log_level": log_level,
             "nats": {"servers": nats or None, "port": nats_port, "ingest_port": ingest_port},
+            "cluster": {
+                "broker_id": broker_id,
+                "name": cluster_id,
+                "peer_port": peer_port,
+                "peers": peers.split(",") if peers else None,
+                "nats_peers": nats_peers.split(",") if nats_peers else None,
+                "rack": rack,
+            },
         },
     )
     started_s = time.monotonic()

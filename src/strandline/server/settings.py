@@ -15,7 +15,7 @@ import msgspec
 import msgspec.structs
 import yaml
 
-from strandline.config import BrokerConfig, decode_config, refuse_unknown_keys
+from strandline.config import BrokerConfig, ClusterConfig, decode_config, refuse_unknown_keys
 from strandline.errors import InvalidConfigError
 
 ENVIRON_PREFIX: Final = "STRANDLINE_"
@@ -25,6 +25,7 @@ ENVIRON_KUBERNETES: Final = re.compile(r"STRANDLINE_(SERVICE_(HOST|PORT)|PORT)(_
 """What Kubernetes injects for a service named ``strandline``; never ours."""
 FILE_BYTES_MAX: Final = 1 << 20
 PORT_MAX: Final = 65_535
+CLUSTER_NAME_MAX: Final = 128
 NUMBER_MAX: Final = 1 << 53
 """Larger sizes and times are typing errors, and every language's JSON can hold this one."""
 
@@ -194,6 +195,8 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         "nats.port": (config.nats.port, 0),
         "nats.ingest_port": (config.nats.ingest_port, -1),
     }
+    if config.cluster.is_on:
+        ports["cluster.peer_port"] = (config.cluster.peer_port, 0)
     for key, (port, lowest) in ports.items():
         if not lowest <= port <= PORT_MAX:
             raise InvalidConfigError(f"{key} is {port}; a port is {lowest} to {PORT_MAX}")
@@ -206,7 +209,34 @@ def _refuse_impossible(config: BrokerConfig) -> None:
                 raise InvalidConfigError(f"{key} is {value}; it must be at least 1")
             if value > NUMBER_MAX:
                 raise InvalidConfigError(f"{key} is {value}; it must be at most {NUMBER_MAX}")
+    _refuse_impossible_cluster(config.cluster)
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
     if config.limits.record_bytes > config.limits.batch_bytes:
         raise InvalidConfigError("limits.record_bytes is over limits.batch_bytes; raise the latter")
+
+
+def _refuse_impossible_cluster(cluster: ClusterConfig) -> None:
+    """Check who the brokers of a cluster are."""
+    if not cluster.is_on:
+        if cluster.peers or cluster.name or cluster.broker_id < 0:
+            raise InvalidConfigError(
+                "cluster.broker_id is missing; a broker of a cluster has a number from 1"
+            )
+        return
+    if not cluster.name or len(cluster.name) > CLUSTER_NAME_MAX:
+        raise InvalidConfigError(
+            f"cluster.name has 1 to {CLUSTER_NAME_MAX} characters; give every broker the same"
+        )
+    for key, addresses in (
+        ("cluster.peers", cluster.peer_addresses),
+        ("cluster.nats_peers", cluster.nats_addresses or {cluster.broker_id: ("", 0)}),
+    ):
+        if cluster.broker_id not in addresses:
+            raise InvalidConfigError(
+                f"{key} does not name broker {cluster.broker_id}; name every broker of the "
+                "cluster, this one too, as ID=HOST:PORT"
+            )
+    files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
+    if any(files) and not all(files):
+        raise InvalidConfigError("TLS needs cluster.tls_certificate, tls_key and tls_authority")

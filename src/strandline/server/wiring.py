@@ -8,6 +8,7 @@ import asyncio
 from typing import Protocol
 
 from strandline.broker.broker import Broker
+from strandline.broker.cluster.broker import ClusterBroker
 from strandline.clock import Clock
 from strandline.config import BrokerConfig
 from strandline.frontends.flight.server import FlightFrontEnd
@@ -47,7 +48,8 @@ class BrokerApp:
         clock: Clock | None = None,
     ) -> None:
         self.config = config
-        self.broker = Broker(config, disk=disk, clock=clock)
+        kind = ClusterBroker if config.cluster.is_on else Broker
+        self.broker = kind(config, disk=disk, clock=clock)
         self._flight = FlightFrontEnd(self.broker, config)
         self._http = HttpFrontEnd(self.broker, config)
         self._nats = NatsFrontEnd(self.broker, config) if with_nats else None
@@ -88,10 +90,13 @@ class BrokerApp:
         except BaseException:
             await self.stop()
             raise
+        if isinstance(self.broker, ClusterBroker):
+            self.broker.announce(self.flight_port, f"{self.config.host}:{self.nats_port or 0}")
 
     async def stop(self) -> None:
-        """Stop listening, finish the turn, flush and let go of the data directory."""
+        """Hand over, stop listening, finish the turn and let go of the data directory."""
         try:
+            await self.broker.prepare_stop()
             while self._started:
                 await self._started.pop().stop()
         finally:
@@ -99,6 +104,8 @@ class BrokerApp:
 
     def ready_line(self) -> dict[str, object]:
         """What ``strandline serve --output json`` prints when it is ready."""
+        cluster = self.config.cluster
+        part = {"broker_id": cluster.broker_id, "peer_port": cluster.peer_port}
         return {
             "event": "ready",
             "data_dir": str(self.broker.data_dir),
@@ -108,6 +115,7 @@ class BrokerApp:
             "flight_port": self.flight_port,
             "http_port": self.http_port,
             "grpc_port": None,
+            **(part if cluster.is_on else {}),
         }
 
 

@@ -1,7 +1,8 @@
 """Streams as Flight describes them: StreamInfo, and FlightInfo with an endpoint per partition.
 
 An endpoint's ticket has its start and stop resolved, so that whoever reads it, whenever, reads the
-same records. Its locations name the brokers that can serve it: the leader, for now the only one.
+same records. Its locations name the brokers that can serve it: a broker alone itself, in a cluster
+the leader and then the other replicas in service.
 """
 
 import pyarrow.flight as fl
@@ -95,11 +96,16 @@ def flight_info(
     return fl.FlightInfo(
         plan.schema,
         descriptor,
-        [_endpoint(plan, extent, location) for extent in plan.ranges],
+        [_endpoint(plan, extent, _locations(extent, location)) for extent in plan.ranges],
         records,
         -1,
         app_metadata=encode(stream_info(stream)),
     )
+
+
+def _locations(extent: PartitionRange, here: str) -> list[str]:
+    """Where a partition can be read: in a cluster at each replica in service."""
+    return [f"grpc+tcp://{address}" for address in extent.partition.addresses] or [here]
 
 
 def _records(extent: PartitionRange) -> int:
@@ -107,7 +113,7 @@ def _records(extent: PartitionRange) -> int:
     return max(0, extent.stop - extent.start) if extent.stop is not None else 0
 
 
-def _endpoint(plan: ReadPlan, extent: PartitionRange, location: str) -> fl.FlightEndpoint:
+def _endpoint(plan: ReadPlan, extent: PartitionRange, locations: list[str]) -> fl.FlightEndpoint:
     """The endpoint of one partition, its extent resolved."""
     old = plan.request
     request = ReadRequest(
@@ -129,6 +135,6 @@ def _endpoint(plan: ReadPlan, extent: PartitionRange, location: str) -> fl.Fligh
     )
     return fl.FlightEndpoint(
         encode(request),
-        [location],
+        locations,
         app_metadata=encode(partition_info(extent.partition)),
     )

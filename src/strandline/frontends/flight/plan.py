@@ -69,6 +69,8 @@ def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
 
 def _range(request: ReadRequest, partition: Partition) -> PartitionRange:
     """The extent of one partition's part."""
+    if partition.elsewhere is not None:
+        raise partition.elsewhere
     bound: Bound = request.start
     if request.starts is not None:
         bound = request.starts[partition.name.partition]

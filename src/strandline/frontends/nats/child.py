@@ -16,9 +16,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from strandline.errors import UnavailableError
 from strandline.frontends.nats.tasks import end_task, start_task
@@ -70,6 +70,36 @@ def find_binary() -> str:
     return found
 
 
+class Routes(NamedTuple):
+    """How nats-servers of a cluster meet, so that a message reaches every broker.
+
+    Attributes:
+        cluster: name of the cluster.
+        host: address to listen on.
+        port: port to listen on.
+        others: host and port of each of the others.
+    """
+
+    cluster: str
+    host: str
+    port: int
+    others: tuple[tuple[str, int], ...]
+
+    def configuration(self) -> Iterator[str]:
+        """The lines of nats-server's configuration."""
+        yield "cluster {"
+        yield f"  name: {json.dumps(self.cluster)}"
+        yield f"  host: {json.dumps(self.host)}"
+        yield f"  port: {self.port}"
+        urls = [f"nats-route://{_bracketed(host)}:{port}" for host, port in self.others]
+        yield f"  routes: {json.dumps(urls)}"
+        yield "}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 class NatsServerChild:
     """A nats-server process that is kept alive.
 
@@ -79,6 +109,7 @@ class NatsServerChild:
         port: port to listen on; 0 picks a free one, kept from then on.
         payload_max: largest message, in bytes.
         on_restart: called after each restart.
+        routes: how it meets the nats-servers of other brokers; None: it does not.
     """
 
     def __init__(
@@ -89,12 +120,14 @@ class NatsServerChild:
         port: int,
         payload_max: int,
         on_restart: Callable[[], None],
+        routes: Routes | None = None,
     ) -> None:
         self._directory = directory.resolve()
         self._host = host
         self.port = port
         self._payload_max = payload_max
         self._on_restart = on_restart
+        self._routes = routes
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -229,6 +262,7 @@ class NatsServerChild:
                 f"max_payload: {self._payload_max}",
                 f"max_pending: {max(MAX_PENDING_BYTES, self._payload_max)}",
                 'write_deadline: "60s"',
+                *(self._routes.configuration() if self._routes is not None else ()),
                 "",
             )
         )

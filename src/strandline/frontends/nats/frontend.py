@@ -8,7 +8,7 @@ that come and go are re-bound at once.
 from pathlib import Path
 
 from strandline.config import BrokerConfig
-from strandline.frontends.nats.child import NatsServerChild
+from strandline.frontends.nats.child import NatsServerChild, Routes
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
@@ -111,6 +111,7 @@ class NatsFrontEnd:
             port=config.nats.port,
             payload_max=min(config.limits.record_bytes + MESSAGE_SLACK_BYTES, PAYLOAD_BYTES_MAX),
             on_restart=restarted,
+            routes=_routes(config),
         )
         await self._child.start()
         host = LOOPBACK.get(config.host, config.host)
@@ -132,3 +133,13 @@ class NatsFrontEnd:
             self._listener.streams_changed()
         if self._subscriber is not None:
             self._subscriber.streams_changed(bindings)
+
+
+def _routes(config: BrokerConfig) -> Routes | None:
+    """How the child meets those of the other brokers, if it is to."""
+    cluster = config.cluster
+    addresses = cluster.nats_addresses
+    if not cluster.is_on or not addresses:
+        return None
+    others = tuple(at for number, at in addresses.items() if number != cluster.broker_id)
+    return Routes(cluster.name, config.host, addresses[cluster.broker_id][1], others)

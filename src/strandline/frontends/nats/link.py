@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
+from strandline.errors import (
+    DisconnectedError,
+    InvalidSubjectError,
+    NotLeaderError,
+    StrandlineError,
+)
 from strandline.frontends.nats.connection import PING, PONG
 from strandline.frontends.nats.flow import Peer
 from strandline.frontends.nats.protocol import (
@@ -211,7 +216,9 @@ class Link(Peer):
         self.output.append(template % (reply, sequence))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue an error reply."""
+        """Queue an error reply, unless the leader, which hears every message too, answers."""
+        if isinstance(error, NotLeaderError):
+            return
         self.deliver(cast("bytes", token), error_reply(error))
 
     def deliver(self, to: bytes, payload: bytes) -> None:

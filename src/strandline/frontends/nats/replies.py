@@ -15,6 +15,7 @@ from strandline.clock import Clock
 from strandline.errors import (
     DiskFullError,
     InvalidRequestError,
+    NotLeaderError,
     RecordTooLargeError,
     StrandlineError,
     UnavailableError,
@@ -159,6 +160,8 @@ class EnvelopeResponder:
         """Send the reason, whatever the policy."""
         if token is not None:
             self._sink.rejected(token, error)
+        if isinstance(error, NotLeaderError):
+            return  # the leader, which hears every message too, answers
         reason = next(
             (found for cls, found in _ENVELOPE_ERRORS if isinstance(error, cls)),
             envelope.AckError.UNKNOWN,

@@ -34,6 +34,8 @@ class FakePartition:
         self.log_start_offset = 0
         self.high_watermark = 0
         self.closed = False
+        self.addresses: tuple[str, ...] = ()
+        self.elsewhere: Exception | None = None
         self.appended: list[dict] = []
         self.refuse: Exception | None = None
         self.holds_acks = False

@@ -1,0 +1,429 @@
+"""A broker of a cluster: its streams are those of the metadata log, its partitions have replicas.
+
+Rules: what exists is decided by the metadata; this broker follows the image, also when it was the
+one to propose the change. Recovery opens every log there is, because the image that says which
+streams exist lies in one of them; what the image then shows to be deleted is removed, and what it
+has never heard of is left alone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.identity import begin_life
+from strandline.broker.cluster.node import Node, Reached
+from strandline.broker.cluster.remote import RemotePartition
+from strandline.broker.cluster.replicas import not_leader
+from strandline.broker.cluster.watermarks import load_watermarks, save_watermarks
+from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
+from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
+from strandline.broker.partition import Partition
+from strandline.broker.quorum_store import LOG_ID, QuorumStore
+from strandline.broker.stream import Stream
+from strandline.config import StreamConfig
+from strandline.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from strandline.metadata.commands import CreateStream, DeleteStream
+from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
+from strandline.metadata.placement import place
+from strandline.metadata.streams import check_stream_config
+from strandline.storage.log import Log, delete_log_directory
+from strandline.storage.recovery import LogPlan, Recovered, recover
+from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+QUORUM_NAME = "quorum"
+QUORUM_SEGMENT_BYTES = 16 << 20
+ANY_CONFIG = StreamConfig(name="any", subject="any")
+"""Sizes of a log until its stream's are known; they matter only where it grows."""
+CHANGE_TIMEOUT_S = 30.0
+WATERMARK_INTERVAL_S = 5.0
+RETRY_S = 1.0
+POLL_S = 0.01
+COMMIT_WAIT_S = 5.0
+
+
+class ClusterBroker(Broker):
+    """One broker of a cluster; arguments as for ``Broker``."""
+
+    node: Node
+
+    # Life
+
+    async def start(self) -> None:
+        """Recover, and take part in the cluster; clients are served after ``announce``.
+
+        Raises:
+            InvalidConfigError: the data directory belongs to another broker.
+            StrandlineError: as ``Broker.start``, or the peer port cannot be had.
+        """
+        await super().start()
+        self.is_ready = False
+        self._spawn(self._keep_watermarks(), "watermarks")
+        try:
+            await self.node.start(self._identity)
+        except BaseException:
+            await self.stop()
+            raise
+
+    def announce(self, flight_port: int, nats_url: str = "") -> None:
+        """The front ends listen: let the cluster know where."""
+        host = self.config.cluster.peer_addresses[self.config.cluster.broker_id][0]
+        self.node.announce(Reached(f"{host}:{flight_port}", nats_url))
+
+    def _load_metadata(self) -> None:
+        cluster = self.config.cluster
+        if self.disk.exists(self.data_dir / ALONE_NAME):
+            raise InvalidConfigError(
+                f"{self.data_dir} was made by a broker that stood alone; a broker of a cluster "
+                "needs a data directory of its own"
+            )
+        self._identity = begin_life(
+            self.data_dir, cluster.name, BrokerId(cluster.broker_id), disk=self.disk
+        )
+        self._watermarks = load_watermarks(self.data_dir, disk=self.disk)
+
+    def _open_storage(self) -> Recovered:
+        plans = {
+            LOG_ID: LogPlan(
+                self.data_dir / QUORUM_NAME, QUORUM_SEGMENT_BYTES, ANY_CONFIG.segment_age_ms
+            )
+        }
+        for log_id, directory in list(log_directories(self.data_dir / LOGS_NAME)):
+            plan = log_plan(self.data_dir, log_id, ANY_CONFIG)
+            if plan.directory == directory:
+                plans[log_id] = plan
+            else:
+                delete_log_directory(plan.directory, disk=self.disk)
+        return recover(
+            self.data_dir, plans, disk=self.disk, file_bytes=self.config.journal.file_bytes
+        )
+
+    def _begin(self) -> None:
+        self._store_of_quorum = QuorumStore(
+            self.data_dir, disk=self.disk, log=self._storage.logs[LOG_ID]
+        )
+        self.node = Node(
+            self.config,
+            self._store_of_quorum,
+            self.turn,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            wake=self._wake,
+            on_image=self._follow,
+        )
+        self._has_swept = False
+        self._retry: asyncio.TimerHandle | None = None
+
+    @property
+    def _image(self) -> MetadataImage:
+        return self.node.machine.image
+
+    async def prepare_stop(self) -> None:
+        """Hand over what this broker leads."""
+        self.is_ready = False
+        await self.node.hand_over()
+
+    async def stop(self) -> None:
+        """As ``Broker.stop``, after leaving the others."""
+        if self._retry is not None:
+            self._retry.cancel()
+        await self.quiesce()
+        self._note_watermarks()
+        await self.node.stop(ShuttingDownError("the broker is stopping; retry at another"))
+        await super().stop()
+
+    async def quiesce(self) -> None:
+        """Wait for the turn, and a while for what others have to confirm."""
+        await super().quiesce()
+        deadline_ms = self.clock.monotonic_ms() + COMMIT_WAIT_S * 1e3
+        while self.node.replicas.has_waiting and self.clock.monotonic_ms() < deadline_ms:  # noqa: ASYNC110  no bookkeeping in the hot path for this
+            await asyncio.sleep(POLL_S)
+
+    # Failing storage
+
+    def _on_poisoned(self, error: StrandlineError) -> None:
+        for log in self._storage.logs.values():
+            log.poisoned = True  # what they hold is known only after reopening
+        self._note_watermarks()
+        self.node.fail(error)
+        super()._on_poisoned(error)
+
+    def _reopened(self) -> None:
+        """A new life on the logs as they were verified; replicas follow with the registration."""
+        logs = self._storage.logs
+        cluster = self.config.cluster
+        self._identity = begin_life(
+            self.data_dir, cluster.name, BrokerId(cluster.broker_id), disk=self.disk
+        )
+        self._store_of_quorum.log = logs[LOG_ID]
+        for partition in self.partitions():
+            if not isinstance(partition, RemotePartition):
+                log = logs[partition.log_id]
+                partition.rebind(log, min(partition.high_watermark, log.log_end_offset))
+        self.node.begin_again(self._identity)
+
+    # Following the image
+
+    def _follow(self, image: MetadataImage) -> None:
+        """Make streams and replicas what the image says."""
+        streams: dict[str, Stream] = {}
+        is_changed, is_whole = False, True
+        for name, wanted in image.streams.items():
+            known = self._streams.get(name)
+            if known is not None and self._is_same(known, wanted):
+                streams[name] = known
+                continue
+            try:
+                streams[name] = self._make_stream(wanted)
+                is_changed = True
+            except StrandlineError as error:
+                is_whole = False
+                logger.error("stream %s cannot be opened here: %s", name, error)  # noqa: TRY400  no trace
+        gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
+        self._streams = streams
+        self._let_go(gone, image)
+        is_whole = self._seat_replicas() and is_whole
+        self.node.replicas.assign(image)
+        self._describe(image)
+        if is_changed or gone:
+            self._announce()
+            self._count_streams()
+        self._sweep(image)
+        self.is_ready = not isinstance(self.admission.refusal, ShuttingDownError)
+        if not is_whole and self._retry is None:
+            self._retry = self._loop.call_later(RETRY_S, self._follow_again)
+
+    def _follow_again(self) -> None:
+        self._retry = None
+        self._follow(self._image)
+
+    def _is_same(self, stream: Stream, wanted: StreamImage) -> bool:
+        """Whether a stream here is the one in the image, with the same copies on this broker."""
+        have = [(p.log_id, not isinstance(p, RemotePartition)) for p in stream.partitions]
+        return have == [(p.log_id, self.node.me in p.replicas) for p in wanted.partitions]
+
+    def _make_stream(self, image: StreamImage) -> Stream:
+        known = {
+            partition.log_id: partition
+            for stream in self._streams.values()
+            for partition in stream.partitions
+            if not isinstance(partition, RemotePartition)
+        }
+        partitions = []
+        for number, item in enumerate(image.partitions):
+            name = PartitionName(image.config.name, number)
+            is_here = self.node.me in item.replicas
+            if is_here and item.log_id in known:
+                partitions.append(known[item.log_id])
+            else:
+                partitions.append(self._make_partition(name, image.config, item))
+        return Stream(image.config, image.created_ns, partitions)
+
+    def _make_partition(
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> Partition:
+        """A partition with the log it has here, or one that is elsewhere."""
+        if self.node.me not in image.replicas:
+            return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
+        plan = log_plan(self.data_dir, image.log_id, config)
+        log = self._storage.logs.get(image.log_id)
+        if log is None:
+            log = Log.open(
+                plan.directory,
+                disk=self.disk,
+                segment_bytes=plan.segment_bytes,
+                segment_age_ms=plan.segment_age_ms,
+            )
+            # Its name must outlive a power loss: recovery knows logs by their directories.
+            self.disk.sync_directory(plan.directory.parent)
+            self._storage.logs[image.log_id] = log
+        log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
+        return Partition(
+            name,
+            config,
+            log,
+            log_id=image.log_id,
+            leader_epoch=LeaderEpoch(image.leader_epoch),
+            admission=self.admission,
+        )
+
+    def _seat_replicas(self) -> bool:
+        """Make the replicas that are missing; False if one could not be made."""
+        is_whole = True
+        drivers = self.node.replicas.drivers
+        for partition in self.partitions():
+            if isinstance(partition, RemotePartition) or partition.log_id in drivers:
+                continue
+            noted = self._watermarks.get(partition.log_id, Offset(0))
+            if partition.seat is not None:
+                noted = max(noted, partition.high_watermark)
+            try:
+                self.node.replicas.add(partition, noted)
+            except StrandlineError as error:
+                is_whole = False
+                logger.error("%s cannot be opened here: %s", partition.name, error)  # noqa: TRY400  no trace
+        return is_whole
+
+    def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
+        """Close what is in the image no more, and remove its logs beside."""
+        kept = {partition.log_id for s in self._streams.values() for partition in s.partitions}
+        closing = [p for stream in gone for p in stream.partitions if p.log_id not in kept]
+        for partition in closing:
+            error = UnknownStreamError(f"stream {partition.name.stream!r} was deleted")
+            self.node.replicas.drop(partition.log_id, error)
+            partition.close(error)
+            partition.reject_from((), error)
+        ours = self._log_ids_here(image)
+        gone_ids = {p.log_id for p in closing if not isinstance(p, RemotePartition)} - ours
+        if gone_ids:
+            self._spawn(self._remove(gone_ids), "remove-logs")
+        for stream in gone:
+            if stream.name not in image.streams:
+                logger.info("stream %s was deleted", stream.name)
+
+    def _log_ids_here(self, image: MetadataImage) -> set[LogId]:
+        """The logs that this broker keeps according to the image."""
+        return {p.log_id for _, p in image.partitions() if self.node.me in p.replicas}
+
+    async def _remove(self, log_ids: set[LogId]) -> None:
+        """Remove logs that the metadata has given up."""
+        async with self._admin:
+            await self.turn.passed()
+            async with self._checkpoints.lock:
+                for log_id in sorted(log_ids):
+                    self._remove_log(log_id)
+
+    def _describe(self, image: MetadataImage) -> None:
+        """Tell partitions where Flight finds them."""
+        for name, partition in image.partitions():
+            stream = self._streams.get(name.stream)
+            if stream is None:
+                continue
+            here = stream.partitions[name.partition]
+            order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
+            brokers = [image.brokers[b] for b in order if b in image.brokers]
+            here.addresses = tuple(
+                b.flight_address for b in brokers if b.flight_address and not b.is_fenced
+            )
+            if isinstance(here, RemotePartition):
+                here.describe(not_leader(image, name, partition))
+
+    def _sweep(self, image: MetadataImage) -> None:
+        """Once: remove logs of streams that were deleted while this broker was away."""
+        if self._has_swept:
+            return
+        self._has_swept = True
+        unknown = self._storage.logs.keys() - self._log_ids_here(image) - {LOG_ID}
+        for log_id in sorted(unknown):
+            if log_id >= image.next_log_id:
+                logger.error("log %d is of a stream nobody knows; it is left alone", log_id)
+        deleted = {log_id for log_id in unknown if log_id < image.next_log_id}
+        if deleted:
+            self._spawn(self._remove(deleted), "remove-logs")
+
+    # Watermarks
+
+    async def _keep_watermarks(self) -> None:
+        """Note now and then what is committed, until cancelled."""
+        while True:
+            await asyncio.sleep(WATERMARK_INTERVAL_S)
+            self._note_watermarks()
+
+    def _note_watermarks(self) -> None:
+        offsets = dict(self.node.replicas.high_watermarks())
+        if not offsets or offsets == self._watermarks:
+            return
+        try:
+            save_watermarks(self.data_dir, offsets, disk=self.disk)
+            self._watermarks = offsets
+        except UnavailableError as error:
+            logger.warning("what is committed could not be noted: %s", error)
+
+    # Streams
+
+    async def create_stream(self, config: StreamConfig) -> Stream:
+        """Let the cluster create a stream, and wait until it is known here.
+
+        Raises:
+            InvalidRequestError: the settings are wrong or the name is taken.
+            UnavailableError: the cluster cannot decide it now.
+        """
+        self._check_member()
+        _check_available_in_cluster(config)
+        check_stream_config(config, is_cluster=True)
+        now_ns = self.clock.now_ns()
+        assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
+        command = CreateStream(config=config, now_ns=now_ns, assignment=assignment)
+        outcome = await self.node.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
+        outcome.raise_if_refused()
+        await self._until(lambda: self._created_ns(config.name) == now_ns)
+        await self._wait_until_bound(config.name)
+        return self.stream(config.name)
+
+    def _created_ns(self, name: str) -> int | None:
+        stream = self._streams.get(name)
+        return stream.created_ns if stream is not None else None
+
+    async def delete_stream(self, name: str) -> None:
+        """Let the cluster delete a stream and its records.
+
+        Raises:
+            UnknownStreamError: there is none.
+            UnavailableError: the cluster cannot decide it now.
+        """
+        self._check_member()
+        known = self._created_ns(self.stream(name).name)
+        outcome = await self.node.admin.propose(DeleteStream(name=name), timeout_s=CHANGE_TIMEOUT_S)
+        outcome.raise_if_refused()
+        await self._until(lambda: self._created_ns(name) != known)
+
+    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+        """Not for streams of a cluster.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        raise InvalidRequestError(
+            f"records of {name}/{partition} before {offset} are deleted by retention only: a "
+            "cluster does not delete up to an offset yet"
+        )
+
+    def _check_member(self) -> None:
+        self._check_available()
+        if not self.is_ready:
+            raise UnavailableError("this broker has not joined the cluster yet; retry")
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what was decided is known here.
+
+        Raises:
+            RequestTimeoutError: it takes too long.
+        """
+        try:
+            async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                while not condition():  # noqa: ASYNC110  as simple as it is rare
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise RequestTimeoutError("it was decided, and is not known here yet") from None
+
+
+def _check_available_in_cluster(config: StreamConfig) -> None:
+    """Refuse what a cluster cannot do yet.
+
+    Raises:
+        InvalidConfigError: naming the setting.
+    """
+    if config.queue_group:
+        raise InvalidConfigError("queue_group is not available in a cluster yet")
+    if config.compact and config.replicas > 1:
+        raise InvalidConfigError("compact needs replicas 1 yet: copies are not compacted together")

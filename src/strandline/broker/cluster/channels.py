@@ -1,0 +1,133 @@
+"""What travels between brokers: three channels of the peer link and what their frames hold.
+
+Channel 1 carries the consensus group's messages, channel 2 those of replicas (the log id, then the
+message; batches are attachments), channel 3 requests and their answers. Rules: a new field goes
+last, with a default, so that old and new brokers understand each other; what cannot be read is an
+error of the peer, never ours.
+"""
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from strandline.broker.peers.frame import Frame
+from strandline.consensus.messages import Envelope
+from strandline.errors import InvalidRecordError
+from strandline.metadata.commands import BrokerRun
+from strandline.metadata.outcome import Outcome
+from strandline.record.batch import read_header
+from strandline.replication import messages
+from strandline.replication.events import Received
+from strandline.replication.messages import Message, Range, Replicate
+from strandline.types import BrokerId, LogId
+
+CONSENSUS: Final = 1
+REPLICATION: Final = 2
+REQUESTS: Final = 3
+_LOG_ID = struct.Struct("<Q")
+TIMEOUT_MS_MAX: Final = 60_000
+
+
+class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """To the leader of the quorum: let this entry be decided."""
+
+    number: int
+    entry: bytes
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)]
+
+
+class Decided(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The answer: what became of the entry."""
+
+    number: int
+    outcome: Outcome
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The answer: it was not decided here, or not in time."""
+
+    number: int
+    code: str
+    message: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """To the leader of the quorum: this run of this broker is there."""
+
+    run: BrokerRun
+
+
+Request = Propose | Decided | Failed | Heartbeat
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """A message of the consensus group as a frame's header."""
+    return _encode(envelope)
+
+
+def decode_envelope(frame: Frame, sender: BrokerId, me: BrokerId) -> Envelope:
+    """The message of a frame, which must be from ``sender`` to ``me``.
+
+    Raises:
+        InvalidRecordError: it is not.
+    """
+    try:
+        envelope = _decode_envelope(frame.header)
+    except msgspec.MsgspecError as error:
+        raise InvalidRecordError(f"not a consensus message: {error}") from error
+    if (envelope.sender, envelope.receiver) != (sender, me):
+        raise InvalidRecordError(f"a message from {envelope.sender} to {envelope.receiver}")
+    return envelope
+
+
+def encode_request(request: Request) -> bytes:
+    """A request or an answer as a frame's header."""
+    return _encode(request)
+
+
+def decode_request(frame: Frame) -> Request:
+    """The request of a frame.
+
+    Raises:
+        InvalidRecordError: it is none.
+    """
+    try:
+        request: Request = _decode_request(frame.header)
+    except msgspec.MsgspecError as error:
+        raise InvalidRecordError(f"not a request: {error}") from error
+    return request
+
+
+def encode_replication(log_id: LogId, message: Message) -> bytes:
+    """A message between replicas as a frame's header."""
+    return _LOG_ID.pack(log_id) + messages.encode(message)
+
+
+def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]:
+    """Which log a frame is about, and the event it is.
+
+    Raises:
+        InvalidRecordError: it is no message, or its batches are not what it says they are.
+        CorruptBatchError: a batch is damaged.
+    """
+    if len(frame.header) < _LOG_ID.size:
+        raise InvalidRecordError("a replication message is cut short")
+    (log_id,) = _LOG_ID.unpack_from(frame.header)
+    message = messages.decode(frame.header[_LOG_ID.size :], list(frame.attachments))
+    if isinstance(message, Replicate | Range):
+        for ref, batch in zip(message.batches, frame.attachments, strict=True):
+            _check_batch(ref, batch)
+    return LogId(log_id), Received(sender, message, frame.attachments)
+
+
+def _check_batch(ref: messages.BatchRef, batch: memoryview) -> None:
+    """Refuse a batch that is not the one named; the frame's checksum has vouched for its bytes."""
+    header = read_header(batch)
+    found = header.base_offset, header.next_offset, header.leader_epoch, header.length
+    if found != (ref.base_offset, ref.next_offset, ref.leader_epoch, len(batch)):
+        raise InvalidRecordError(f"batch {found} came in the place of {ref}")

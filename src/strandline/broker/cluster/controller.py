@@ -1,0 +1,99 @@
+"""The office of the controller: held by the broker that leads the metadata's quorum.
+
+Rules: decisions are ``metadata.controller``'s; here they get their heartbeats and their time, and
+are proposed one after the other. Each names what it was decided on, so one that comes too late is
+refused and decided anew.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from strandline.broker.quorum import Quorum
+from strandline.clock import Clock
+from strandline.errors import UnavailableError
+from strandline.metadata.commands import BrokerRun, encode_entry
+from strandline.metadata.controller import Controller, ControllerLimits
+from strandline.metadata.image import MetadataImage
+from strandline.metadata.outcome import Outcome
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.25
+PROPOSE_TIMEOUT_S = 5.0
+
+
+class ControllerOffice:
+    """Decides while this broker leads the quorum.
+
+    Args:
+        quorum: this broker's member.
+        image: gives the newest image.
+        clock: dates heartbeats and decisions.
+        limits: how patient to be.
+    """
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        image: Callable[[], MetadataImage],
+        *,
+        clock: Clock,
+        limits: ControllerLimits | None = None,
+    ) -> None:
+        self._quorum = quorum
+        self._image = image
+        self._clock = clock
+        self._limits = limits
+        self._controller: Controller | None = None
+        self._changed = asyncio.Event()
+        quorum.on_leadership.append(self._leadership_changed)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this broker is the controller."""
+        return self._controller is not None
+
+    def _leadership_changed(self) -> None:
+        is_leading = self._quorum.is_leading
+        now_ms = self._clock.monotonic_ms()
+        self._controller = Controller(now_ms, self._limits) if is_leading else None
+        self._changed.set()
+
+    def heartbeat(self, run: BrokerRun) -> None:
+        """A broker, perhaps this one, says that it is there."""
+        if self._controller is not None:
+            self._controller.heartbeat(run, self._clock.monotonic_ms())
+
+    def image_changed(self) -> None:
+        """There may be something to decide."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Decide whenever something changed, and now and then, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass  # time alone may bring a decision: somebody has been silent for too long
+            self._changed.clear()
+            if self._controller is not None:
+                await self._decide(self._controller)
+
+    async def _decide(self, controller: Controller) -> None:
+        try:
+            # Without it a new leader would decide on what its predecessor had told it last.
+            await self._quorum.barrier(timeout_s=PROPOSE_TIMEOUT_S)
+            for command in controller.decide(self._image(), self._clock.monotonic_ms()):
+                outcome = await self._quorum.propose(
+                    encode_entry(command), timeout_s=PROPOSE_TIMEOUT_S
+                )
+                assert isinstance(outcome, Outcome), "what the machine answers"
+                name = type(command).__name__
+                if outcome.is_applied:
+                    logger.info("controller: %s", command)
+                else:
+                    logger.warning("controller: %s was refused: %s", name, outcome.message)
+        except UnavailableError as error:
+            logger.info("controller: nothing was decided: %s", error)

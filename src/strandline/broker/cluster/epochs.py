@@ -1,0 +1,62 @@
+"""The leader epochs of a log, found in its batches.
+
+Epochs only grow along a log, so a few dozen headers tell all of them: no second file could ever
+disagree with the batches, and none has to be synced before a batch counts.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import BatchHeader, read_header
+from strandline.storage.log import Log
+from strandline.types import LeaderEpoch, Offset
+
+Entry = tuple[LeaderEpoch, Offset]
+
+
+def leader_epochs(log: Log) -> tuple[Entry, ...]:
+    """(epoch, start offset) of a log, in order; the first begins at the log start.
+
+    Raises:
+        UnavailableError: the log cannot be read.
+    """
+    end = log.log_end_offset
+    found: list[Entry] = []
+    offset = log.log_start_offset
+    while (header := _header_from(log, offset)) is not None:
+        start = offset if not found else header.base_offset
+        found.append((header.leader_epoch, Offset(start)))
+        offset = _first(offset, end, partial(_is_after, log, epoch=header.leader_epoch))
+    return tuple(found)
+
+
+def _is_after(log: Log, offset: Offset, *, epoch: LeaderEpoch) -> bool:
+    """Whether what is at ``offset`` or follows it is of a later epoch."""
+    header = _header_from(log, offset)
+    return header is None or header.leader_epoch > epoch
+
+
+def _first(low: Offset, high: Offset, holds: Callable[[Offset], bool]) -> Offset:
+    """The first offset in a range for which something holds from there on."""
+    while low < high:
+        middle = Offset((low + high) // 2)
+        if holds(middle):
+            high = middle
+        else:
+            low = Offset(middle + 1)
+    return low
+
+
+def _header_from(log: Log, offset: Offset) -> BatchHeader | None:
+    """Of the batch at ``offset``, or of the first after it where damage or compaction left none."""
+    while offset < log.log_end_offset:
+        try:
+            found = log.read(offset, 1, verify=False)
+        except CorruptBatchError as damage:
+            offset = Offset(max(damage.next_offset, offset + 1))
+            continue
+        if found.buffer:
+            return read_header(found.buffer)
+        offset = Offset(max(found.next_offset, offset + 1))
+    return None

@@ -1,0 +1,69 @@
+"""Who a data directory belongs to: one broker of one cluster, for ever.
+
+A small file, replaced whole at each start, its checksum in the first line. The directory's id is
+random, so that two brokers started with one number are told apart; the number of starts makes
+each life of its replicas distinct.
+"""
+
+from pathlib import Path
+
+import msgspec
+from crc32c import crc32c
+
+from strandline.errors import CorruptBatchError, InvalidConfigError
+from strandline.storage.disk import Disk
+from strandline.types import BrokerId
+
+FILE_NAME = "broker.json"
+
+
+class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a data directory says of its broker."""
+
+    cluster: str
+    broker: BrokerId
+    directory_id: str
+    starts: int = 0
+
+
+def begin_life(directory: Path, cluster: str, broker: BrokerId, *, disk: Disk) -> DirectoryIdentity:
+    """Count a start of the broker; a directory that is new becomes the broker's.
+
+    Raises:
+        InvalidConfigError: the directory belongs to another broker.
+        CorruptBatchError: the file is damaged.
+        UnavailableError: it cannot be written.
+    """
+    disk.make_directory(directory)
+    known = load_identity(directory, disk=disk)
+    if known is None:
+        directory_id = disk.entropy(8).hex()
+        known = DirectoryIdentity(cluster=cluster, broker=broker, directory_id=directory_id)
+    if (known.cluster, known.broker) != (cluster, broker):
+        raise InvalidConfigError(
+            f"{directory} belongs to broker {known.broker} of cluster {known.cluster!r}, not to "
+            f"broker {broker} of {cluster!r}; give each broker a data directory of its own"
+        )
+    identity = msgspec.structs.replace(known, starts=known.starts + 1)
+    body = msgspec.json.encode(identity)
+    disk.write_atomically(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body))
+    return identity
+
+
+def load_identity(directory: Path, *, disk: Disk) -> DirectoryIdentity | None:
+    """What the directory says; None if no broker of a cluster has used it.
+
+    Raises:
+        CorruptBatchError: the file is damaged.
+    """
+    path = directory / FILE_NAME
+    data = disk.read_bytes(path)
+    if data is None:
+        return None
+    crc, _, body = data.rstrip(b"\n").partition(b"\n")
+    try:
+        if int(crc, 16) == crc32c(body):
+            return msgspec.json.decode(body, type=DirectoryIdentity)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CorruptBatchError("damaged; restore it from a backup", file=str(path)) from error
+    raise CorruptBatchError("checksum mismatch; restore it from a backup", file=str(path))

@@ -1,0 +1,332 @@
+"""What a broker does among others: links, quorum, controller's office, registration, replicas.
+
+Rules: everything runs on the loop. Images older than one already seen (a member that started again
+begins at its snapshot), or without this start's own registration, reach neither streams nor
+replicas. A frame that is not what it should be costs its sender the frame, never this broker.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from strandline.broker.cluster import channels
+from strandline.broker.cluster.channels import Decided, Failed, Heartbeat, Propose, Request
+from strandline.broker.cluster.controller import ControllerOffice
+from strandline.broker.cluster.identity import DirectoryIdentity
+from strandline.broker.cluster.machine import MetadataMachine
+from strandline.broker.cluster.replicas import Life, Replicas
+from strandline.broker.cluster.requests import Requests, Session
+from strandline.broker.peers.frame import Frame
+from strandline.broker.peers.handshake import Identity
+from strandline.broker.peers.limits import LinkLimits
+from strandline.broker.peers.link import PeerLinks
+from strandline.broker.peers.peer import Address
+from strandline.broker.peers.tls import TlsFiles
+from strandline.broker.quorum import Quorum
+from strandline.broker.quorum_store import QuorumStore
+from strandline.broker.turn import Turn
+from strandline.clock import Clock
+from strandline.config import BrokerConfig
+from strandline.consensus.messages import Envelope, Members
+from strandline.errors import StrandlineError, UnavailableError
+from strandline.metadata.commands import BeginShutdown, BrokerRun, RegisterBroker
+from strandline.metadata.image import MetadataImage
+from strandline.replication.messages import Session as StreamSession
+from strandline.telemetry import Telemetry
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.3
+REGISTER_TIMEOUT_S = 10.0
+HAND_OVER_S = 5.0
+POLL_S = 0.01
+FRAME_BYTES_MIN = 64 << 20
+SESSIONS_PER_LIFE = 32
+"""Bits of a stream session that count within one life of the broker."""
+
+
+class Reached(NamedTuple):
+    """Where clients find this broker."""
+
+    flight: str = ""
+    nats: str = ""
+
+
+class Node:
+    """One broker's part in its cluster.
+
+    Args:
+        config: of the broker.
+        store: the quorum member's disk.
+        turn: writes everything.
+        clock: the time.
+        telemetry: counters.
+        wake: lets a turn end soon.
+        on_image: told of each image that streams and replicas may go by.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: QuorumStore,
+        turn: Turn,
+        *,
+        clock: Clock,
+        telemetry: Telemetry,
+        wake: Callable[[], None],
+        on_image: Callable[[MetadataImage], None],
+    ) -> None:
+        self.me = BrokerId(config.cluster.broker_id)
+        self._config = config
+        self._store = store
+        self._on_image = on_image
+        self._loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._registering: asyncio.Task[None] | None = None
+        self._is_told = False
+        self._seen_index = 0
+        self.incarnation = ""
+        self._directory_id = ""
+        self._reached = Reached()
+        self._links = self._make_links(config)
+        self.machine = MetadataMachine(self._image_changed)
+        addresses = config.cluster.peer_addresses
+        self.quorum = Quorum(
+            self.me,
+            Members(voters=tuple(BrokerId(number) for number in sorted(addresses))),
+            store=store,
+            machine=self.machine,
+            turn=turn,
+            clock=clock,
+            send=self._send_envelope,
+        )
+        self.office = ControllerOffice(self.quorum, self._newest, clock=clock)
+        self._requests = Requests(self.quorum, self._send_request)
+        self.admin = Session(self._requests)
+        self.replicas = Replicas(
+            self._links,
+            turn,
+            clock=clock,
+            telemetry=telemetry,
+            wake=wake,
+            session=Session(self._requests),
+        )
+
+    def _make_links(self, config: BrokerConfig) -> PeerLinks:
+        cluster = config.cluster
+        tls = None
+        if cluster.tls_certificate:
+            tls = TlsFiles(
+                certificate=Path(cluster.tls_certificate),
+                key=Path(cluster.tls_key),
+                authority=Path(cluster.tls_authority),
+            )
+        frame_bytes = max(FRAME_BYTES_MIN, 4 * config.limits.batch_bytes)
+        links = PeerLinks(
+            Identity(cluster_id=cluster.name, broker_id=self.me, incarnation=secrets.token_hex(8)),
+            self,
+            listen=Address(config.host, cluster.peer_port),
+            tls=tls,
+            limits=LinkLimits(frame_bytes_max=frame_bytes, queue_bytes_max=frame_bytes),
+        )
+        for number, (host, port) in cluster.peer_addresses.items():
+            if number != self.me:
+                links.add_peer(BrokerId(number), Address(host, port))
+        return links
+
+    # Life
+
+    async def start(self, identity: DirectoryIdentity) -> None:
+        """Take part, without serving clients yet.
+
+        Raises:
+            UnavailableError: the peer port cannot be had.
+        """
+        self._begin_life(identity)
+        await self._links.start()
+        self._spawn(self.quorum.run(), "quorum")
+        self._spawn(self.office.run(), "controller")
+        self._spawn(self.replicas.run_timers(), "replication-timers")
+        self._spawn(self.replicas.run_proposals(), "isr-proposals")
+
+    def _begin_life(self, identity: DirectoryIdentity) -> None:
+        self.incarnation = secrets.token_hex(8)
+        self._directory_id = identity.directory_id
+        session = StreamSession(identity.starts << SESSIONS_PER_LIFE)
+        self.replicas.begin(Life(self.me, self.incarnation, session))
+
+    def announce(self, reached: Reached) -> None:
+        """The front ends listen: register with the cluster, and stay in touch."""
+        self._reached = reached
+        self._registering = self._spawn(self._stay_in_touch(), "registration")
+
+    def begin_again(self, identity: DirectoryIdentity) -> None:
+        """Storage was reopened: a new life, and a new registration.
+
+        Raises:
+            StrandlineError: the quorum's log cannot be read.
+        """
+        self._begin_life(identity)
+        self.quorum.restart()
+        if self._registering is not None:
+            self._registering.cancel()
+            self.announce(self._reached)
+
+    def fail(self, error: StrandlineError) -> None:
+        """Storage has failed: say and vouch for nothing more until it was reopened."""
+        self.quorum.fail(error)
+        self.replicas.drop_all(error)
+
+    async def hand_over(self) -> None:
+        """Let others lead what this broker leads, as far as they can and time allows."""
+        if self.run.incarnation != self._registered_incarnation():
+            return
+        self.replicas.resign()
+        await self._wait(lambda: self.replicas.may_hand_over, HAND_OVER_S)
+        try:
+            outcome = await self.admin.propose(BeginShutdown(self.run), timeout_s=HAND_OVER_S)
+            if outcome.is_applied:
+                await self._wait(lambda: not self.replicas.leads, HAND_OVER_S)
+        except UnavailableError as error:
+            logger.warning("stopping without handing over: %s", error)
+
+    async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():  # noqa: ASYNC110  conditions of many partitions
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            logger.warning("stopping before everything was handed over")
+
+    async def stop(self, error: StrandlineError) -> None:
+        """Leave the others."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._requests.stop()
+        await self._links.stop()
+        self.replicas.drop_all(error)
+        self.quorum.fail(error)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+        return task
+
+    # Registration
+
+    @property
+    def run(self) -> BrokerRun:
+        """This run of this broker."""
+        return BrokerRun(self.me, self.incarnation)
+
+    def _registered_incarnation(self) -> str:
+        known = self.machine.image.brokers.get(self.me)
+        return known.incarnation if known is not None else ""
+
+    async def _stay_in_touch(self) -> None:
+        """Register, then say now and then that this broker is there, until cancelled."""
+        await self._register()
+        while True:
+            leader = self.quorum.leader
+            if self.quorum.is_leading:
+                self.office.heartbeat(self.run)
+            elif leader is not None:
+                self._send_request(leader, Heartbeat(self.run))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _register(self) -> None:
+        cluster = self._config.cluster
+        host, port = cluster.peer_addresses[self.me]
+        command = RegisterBroker(
+            broker=self.me,
+            directory_id=self._directory_id,
+            incarnation=self.incarnation,
+            peer_address=f"{host}:{port}",
+            flight_address=self._reached.flight,
+            nats_address=self._reached.nats,
+            rack=cluster.rack,
+        )
+        while True:
+            try:
+                outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
+            except UnavailableError as error:
+                logger.warning("not registered yet: %s", error)
+                continue
+            if outcome.is_applied:
+                logger.info("broker %d is registered", self.me)
+                return
+            logger.critical("the cluster refuses this broker: %s", outcome.message)
+            await asyncio.sleep(REGISTER_TIMEOUT_S)
+
+    # The image
+
+    def _newest(self) -> MetadataImage:
+        return self.machine.image
+
+    def _image_changed(self) -> None:
+        """Look at it once the entries at hand are applied."""
+        if not self._is_told:
+            self._is_told = True
+            self._loop.call_soon(self._tell_image)
+
+    def _tell_image(self) -> None:
+        self._is_told = False
+        if self.quorum.applied_index < self._seen_index:
+            return
+        self._seen_index = self.quorum.applied_index
+        self.office.image_changed()
+        image = self.machine.image
+        if self.incarnation and self._registered_incarnation() == self.incarnation:
+            self._on_image(image)
+
+    # PeerEvents
+
+    def on_frame(self, peer: BrokerId, frame: Frame) -> None:
+        """A frame came."""
+        try:
+            if frame.channel == channels.REPLICATION:
+                self.replicas.received(peer, frame)
+            elif frame.channel == channels.CONSENSUS:
+                self.quorum.receive(channels.decode_envelope(frame, peer, self.me))
+            else:
+                self._take_request(peer, channels.decode_request(frame))
+        except StrandlineError as error:
+            logger.warning("a frame of broker %d is ignored: %s", peer, error)
+
+    def _take_request(self, peer: BrokerId, request: Request) -> None:
+        match request:
+            case Heartbeat(run):
+                if run.broker == peer:
+                    self.office.heartbeat(run)
+            case Propose():
+                self._requests.serve(peer, request)
+            case Decided() | Failed():
+                self._requests.answered(request)
+
+    def on_peer_back(self, peer: BrokerId) -> None:
+        """Frames flow both ways."""
+        self.replicas.peer_back(peer)
+
+    def on_peer_lost(self, peer: BrokerId) -> None:
+        """What was sent may not have arrived."""
+        self._requests.peer_lost(peer)
+        self.replicas.peer_lost(peer)
+
+    def _send_envelope(self, envelope: Envelope) -> None:
+        header = channels.encode_envelope(envelope)
+        self._links.send(envelope.receiver, channels.CONSENSUS, header)
+
+    def _send_request(self, broker: BrokerId, request: Request) -> bool:
+        return self._links.send(broker, channels.REQUESTS, channels.encode_request(request))
+
+
+def _report(task: "asyncio.Task[None]") -> None:
+    """A task that ends by itself has a bug: say so loudly."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.critical("task %s died, please report", task.get_name(), exc_info=task.exception())

@@ -1,0 +1,73 @@
+"""Partitions that other brokers keep: known here by name, so that clients are sent there."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from strandline.broker.partition import Admission, Partition
+from strandline.config import StreamConfig
+from strandline.errors import NotLeaderError
+from strandline.storage.log import Log
+from strandline.storage.segment import Segment
+from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
+
+
+class NoLog(Log):
+    """The log of a partition that is not here: empty, and without a file."""
+
+    def __init__(self) -> None:
+        self.directory = Path()
+        self.poisoned = False
+        self.log_start_offset = Offset(0)
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Nothing is here."""
+        return Offset(0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Nothing is here."""
+        return 0
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Nothing is here."""
+        return ()
+
+
+class RemotePartition(Partition):
+    """A partition without a replica on this broker: whoever wants it is told where it is."""
+
+    def __init__(
+        self, name: PartitionName, config: StreamConfig, *, log_id: LogId, admission: Admission
+    ) -> None:
+        super().__init__(
+            name,
+            config,
+            NoLog(),
+            log_id=log_id,
+            leader_epoch=LeaderEpoch(0),
+            admission=admission,
+        )
+        self.describe(NotLeaderError(f"{name} is kept by other brokers"))
+
+    def describe(self, error: NotLeaderError) -> None:
+        """Say where it is from now on."""
+        self.elsewhere = self._away = error
+        self.refuse(error)
+
+    def read(self, offset: Offset, bytes_max: int) -> NoReturn:  # noqa: ARG002  nothing to read
+        """Tell the reader where to go.
+
+        Raises:
+            NotLeaderError: always.
+        """
+        raise self._away
+
+    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> NoReturn:  # noqa: ARG002  nothing to look in
+        """Tell the reader where to go.
+
+        Raises:
+            NotLeaderError: always.
+        """
+        raise self._away

@@ -1,0 +1,379 @@
+"""The replicas of this broker: made from the image, told what comes in, called when time passes.
+
+Rules: an idle partition costs nothing: only replicas that were touched are asked what they have to
+say, and only those with a deadline are looked at as time passes. Assignments are handed over only
+from an image that holds this start's own registration (``replication.events.Assigned``). Changes
+of ISRs that are wanted at one time are proposed together, and tried until they are decided.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from strandline.broker.cluster.channels import REPLICATION, decode_replication, encode_replication
+from strandline.broker.cluster.epochs import leader_epochs
+from strandline.broker.cluster.replica import ReplicaDriver
+from strandline.broker.cluster.requests import Session
+from strandline.broker.partition import Partition
+from strandline.broker.peers.frame import Frame
+from strandline.broker.peers.link import PeerLinks
+from strandline.broker.pending import Waiting
+from strandline.broker.turn import Turn
+from strandline.clock import Clock
+from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
+from strandline.metadata.commands import BrokerRun, ChangeIsr, IsrChange, PartitionAt
+from strandline.metadata.image import MetadataImage, PartitionImage
+from strandline.metadata.outcome import Outcome
+from strandline.replication import events as ev
+from strandline.replication.effects import ProposeIsr, Send
+from strandline.replication.limits import ReplicationLimits
+from strandline.replication.messages import Session as StreamSession
+from strandline.replication.replica import Replica
+from strandline.replication.state import LogState
+from strandline.telemetry import Telemetry
+from strandline.types import BrokerId, LogId, Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+TIMER_S = 0.05
+ISR_TIMEOUT_S = 30.0
+
+
+class Life(NamedTuple):
+    """What every replica of one life of the broker has in common.
+
+    Attributes:
+        me: this broker.
+        incarnation: as registered.
+        session: larger than any in an earlier life.
+    """
+
+    me: BrokerId
+    incarnation: str
+    session: StreamSession
+
+
+class _Wanted(NamedTuple):
+    """An ISR that a leader here wants."""
+
+    driver: ReplicaDriver
+    proposal: ProposeIsr
+
+
+class Replicas:
+    """All replicas of this broker.
+
+    Args:
+        links: to the other brokers.
+        turn: writes copies.
+        clock: for their patience.
+        telemetry: counters.
+        wake: lets a turn end soon, so that front ends send the answers they were given.
+        session: proposes changes of ISRs.
+        limits: how patient replicas are.
+    """
+
+    def __init__(
+        self,
+        links: PeerLinks,
+        turn: Turn,
+        *,
+        clock: Clock,
+        telemetry: Telemetry,
+        wake: Callable[[], None],
+        session: Session,
+        limits: ReplicationLimits | None = None,
+    ) -> None:
+        self.turn = turn
+        self.drivers: dict[LogId, ReplicaDriver] = {}
+        self.image = MetadataImage()
+        self._links = links
+        self._clock = clock
+        self._telemetry = telemetry
+        self._wake = wake
+        self._session = session
+        self._limits = limits or ReplicationLimits()
+        self._life: Life | None = None
+        self._given: dict[LogId, PartitionImage] = {}
+        self._touched: set[ReplicaDriver] = set()
+        self._timed: set[ReplicaDriver] = set()
+        self._cut: set[ReplicaDriver] = set()
+        self._is_scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._wanted: list[_Wanted] = []
+        self._is_wanted = asyncio.Event()
+        self._reading: set[asyncio.Future[None]] = set()
+        turn.replication = self.flush
+
+    # Life
+
+    def begin(self, life: Life) -> None:
+        """Make replicas for this life from now on."""
+        assert not self.drivers, "those of an earlier life were dropped"
+        self._life = life
+
+    def drop_all(self, error: StrandlineError) -> None:
+        """End every replica: storage failed or the broker stops."""
+        drivers, self.drivers = self.drivers, {}
+        self._given.clear()
+        for driver in drivers.values():
+            driver.drop(error)
+
+    def add(self, partition: Partition, high_watermark: Offset) -> None:
+        """Make the replica of a partition from its log as it is.
+
+        Raises:
+            UnavailableError: the log cannot be read.
+        """
+        assert self._life is not None, "begun before"
+        log = partition.log
+        state = LogState(
+            log.log_start_offset,
+            log.log_end_offset,
+            high_watermark=high_watermark,
+            epochs=leader_epochs(log),
+        )
+        me, incarnation, session = self._life
+        replica = Replica(me, state, limits=self._limits, session=session, incarnation=incarnation)
+        self.drivers[partition.log_id] = ReplicaDriver(partition, replica, self)
+
+    def drop(self, log_id: LogId, error: StrandlineError) -> None:
+        """End the replica of a partition that went away."""
+        self._given.pop(log_id, None)
+        driver = self.drivers.pop(log_id, None)
+        if driver is not None:
+            driver.drop(error)
+
+    def assign(self, image: MetadataImage) -> None:
+        """Hand over what the image says to replicas that have not heard it yet."""
+        self.image = image
+        for name, partition in image.partitions():
+            driver = self.drivers.get(partition.log_id)
+            if driver is None or self._given.get(partition.log_id) is partition:
+                continue
+            self._given[partition.log_id] = partition
+            driver.step(_assignment(partition, image, name))
+            driver.describe_leader()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any publisher waits for a commit."""
+        return any(driver.has_waiting for driver in self.drivers.values())
+
+    def resign(self) -> None:
+        """Take no more records where we lead."""
+        for driver in self.drivers.values():
+            driver.step(ev.Resign())
+
+    @property
+    def leads(self) -> bool:
+        """Whether any replica here leads."""
+        return any(driver.replica.leader is not None for driver in self.drivers.values())
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether everything that was taken by leaders that resigned is committed."""
+        leading = (d for d in self.drivers.values() if d.replica.leader is not None)
+        return all(driver.may_hand_over for driver in leading)
+
+    def high_watermarks(self) -> Mapping[LogId, Offset]:
+        """What is committed, as far as known here."""
+        return {log_id: d.partition.high_watermark for log_id, d in self.drivers.items()}
+
+    # From the links
+
+    def received(self, sender: BrokerId, frame: Frame) -> None:
+        """A replica on another broker says something.
+
+        Raises:
+            InvalidRecordError, CorruptBatchError: the frame is not what it should be.
+        """
+        log_id, event = decode_replication(frame, sender)
+        driver = self.drivers.get(log_id)
+        if driver is not None:
+            driver.step(event)
+
+    def peer_back(self, broker: BrokerId) -> None:
+        """Frames to and from a broker flow."""
+        for driver in list(self.drivers.values()):
+            driver.step(ev.PeerBack(broker))
+
+    def peer_lost(self, broker: BrokerId) -> None:
+        """What was under way to and from a broker is lost."""
+        for driver in list(self.drivers.values()):
+            driver.step(ev.PeerLost(broker))
+
+    # Surroundings of a replica
+
+    def now_ms(self) -> int:
+        """The time."""
+        return int(self._clock.monotonic_ms())
+
+    def send(self, log_id: LogId, effect: Send) -> None:
+        """Send a message; it may be lost with the link, of which the replica hears."""
+        header = encode_replication(log_id, effect.message)
+        self._links.send(effect.to, REPLICATION, header, attachments=effect.buffers)
+
+    def touched(self, driver: ReplicaDriver) -> None:
+        """Let the replica say what it has to, at the latest when the loop comes round."""
+        self._touched.add(driver)
+        self._timed.add(driver)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush_soon)
+
+    def _flush_soon(self) -> None:
+        self._is_scheduled = False
+        self._say()
+
+    def flush(self) -> None:
+        """The turn has written to the journal, or synced it."""
+        self._say()
+        if self._cut:
+            cut, self._cut = self._cut, set()
+            for driver in cut:
+                driver.turn_ended()
+
+    def _say(self) -> None:
+        while self._touched:
+            touched, self._touched = self._touched, set()
+            for driver in touched:
+                driver.flush()
+
+    def cut(self, driver: ReplicaDriver) -> None:
+        """Tell the replica when the turn has ended."""
+        self._cut.add(driver)
+
+    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
+        """Tell publishers, and let the front ends send it."""
+        name = partition.name
+        self._telemetry.acks += len(waiting)
+        for responder, token, offset, duplicate in waiting:
+            responder.acked(token, name, offset, duplicate=duplicate)
+        waiting.clear()
+        self._wake()
+
+    def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        """Read files beside the loop."""
+        reading = self._loop.run_in_executor(None, work)
+        self._reading.add(reading)
+
+        def read(future: asyncio.Future[None]) -> None:
+            self._reading.discard(future)
+            if not future.cancelled():
+                future.result()  # a bug is the loop's to report
+                done()
+
+        reading.add_done_callback(read)
+
+    def not_leader(self, partition: Partition) -> NotLeaderError:
+        """Names who leads, and where."""
+        given = self._given.get(partition.log_id)
+        return not_leader(self.image, partition.name, given)
+
+    # Time
+
+    async def run_timers(self) -> None:
+        """Let replicas with a deadline know when it has passed, until cancelled."""
+        while True:
+            await asyncio.sleep(TIMER_S)
+            now_ms = self.now_ms()
+            timed, self._timed = self._timed, set()
+            for driver in timed:
+                deadline_ms = driver.replica.deadline_ms
+                if deadline_ms is not None and deadline_ms <= now_ms:
+                    driver.step(ev.TimePassed())
+                elif deadline_ms is not None:
+                    self._timed.add(driver)
+
+    # ISRs
+
+    def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
+        """Let metadata decide, however long it takes."""
+        self._wanted.append(_Wanted(driver, proposal))
+        self._is_wanted.set()
+
+    async def run_proposals(self) -> None:
+        """Propose what leaders want, until cancelled."""
+        while True:
+            await self._is_wanted.wait()
+            self._is_wanted.clear()
+            wanted, self._wanted = self._wanted, []
+            possible = [each for each in wanted if self._is_possible(each)]
+            if possible:
+                await self._decide(possible)
+
+    def _is_possible(self, wanted: _Wanted) -> bool:
+        """Whether those that join are the runs of brokers that were heard (KIP-903)."""
+        driver, proposal = wanted
+        if proposal.epoch != driver.replica.epoch:
+            return False
+        for broker, incarnation in proposal.joining:
+            known = self.image.brokers.get(broker)
+            if known is None or known.incarnation != incarnation or not known.may_lead:
+                driver.step(ev.IsrRefused(proposal.epoch, proposal.proposal))
+                return False
+        return True
+
+    async def _decide(self, wanted: list[_Wanted]) -> None:
+        """Propose ISRs until it is known what became of them."""
+        assert self._life is not None, "begun before"
+        changes = tuple(
+            IsrChange(
+                PartitionAt(*driver.partition.name, driver.log_id, proposal.version),
+                proposal.epoch,
+                proposal.isr,
+            )
+            for driver, proposal in wanted
+        )
+        command = ChangeIsr(BrokerRun(self._life.me, self._life.incarnation), changes)
+        try:
+            outcome = await self._session.propose(command, timeout_s=ISR_TIMEOUT_S)
+        except UnavailableError as error:
+            # Its number is passed with the next, so it will not be applied once that was. Leaders
+            # that still are wait for it to be decided, which is done anew.
+            logger.warning("no change of ISRs was decided, will try again: %s", error)
+            self._wanted += wanted
+            self._is_wanted.set()
+            return
+        self._tell(wanted, outcome)
+
+    def _tell(self, wanted: list[_Wanted], outcome: Outcome) -> None:
+        """Tell leaders of refusals; what was applied they learn from the image.
+
+        So they do where another version or leader was first: that may have been this very change,
+        proposed twice, and must not be taken for refused before the image shows it.
+        """
+        reasons = {refusal.name: refusal.reason for refusal in outcome.refused}
+        for driver, proposal in wanted:
+            reason = reasons.get(driver.partition.name, outcome.reason)
+            if reason and reason not in ("stale_partition", "not_leader"):
+                logger.info("ISR %s of %s: %s", proposal.isr, driver.partition.name, reason)
+                driver.step(ev.IsrRefused(proposal.epoch, proposal.proposal))
+
+
+def _assignment(
+    partition: PartitionImage, image: MetadataImage, name: PartitionName
+) -> ev.Assigned:
+    """What the image says of a partition, as its replica hears it."""
+    return ev.Assigned(
+        epoch=partition.leader_epoch,
+        leader=partition.leader,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        version=partition.version,
+        min_isr=image.streams[name.stream].config.min_isr,
+    )
+
+
+def not_leader(
+    image: MetadataImage, name: PartitionName, partition: PartitionImage | None
+) -> NotLeaderError:
+    """Says who leads a partition, and where."""
+    if partition is None or partition.leader is None:
+        return NotLeaderError(f"{name} has no leader now; retry")
+    leader = image.brokers[partition.leader]
+    return NotLeaderError(
+        f"broker {leader.id} leads {name}, at {leader.flight_address} (Flight); retry there"
+    )

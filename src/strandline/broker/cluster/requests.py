@@ -1,0 +1,181 @@
+"""Commands for the metadata from any broker: to the quorum's leader, wherever it is.
+
+Rules: a command is proposed until it is decided or the time is over. It may be proposed twice, when
+an answer was lost; so whatever must happen at most once goes through a ``Session``, whose commands
+are numbered and applied once. Registrations and the like do no harm twice and need none.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from strandline.broker.cluster.channels import (
+    TIMEOUT_MS_MAX,
+    Decided,
+    Failed,
+    Propose,
+    Request,
+)
+from strandline.broker.quorum import Quorum
+from strandline.errors import (
+    NotLeaderError,
+    RequestTimeoutError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.metadata.commands import Command, Entry, OpenSession, Proposed, encode_entry
+from strandline.metadata.outcome import Outcome
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+ATTEMPT_S = 5.0
+"""After so long without an answer the command is proposed again."""
+
+
+class _Asked(NamedTuple):
+    """A request to another broker."""
+
+    to: BrokerId
+    answer: asyncio.Future[Outcome]
+
+
+class Requests:
+    """Proposes on behalf of this broker, and of others while this one leads.
+
+    Args:
+        quorum: this broker's member.
+        send: hands a request to a broker; False if it is not there.
+    """
+
+    def __init__(self, quorum: Quorum, send: Callable[[BrokerId, Request], bool]) -> None:
+        self._quorum = quorum
+        self._send = send
+        self._asked: dict[int, _Asked] = {}
+        self._last_number = 0
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def propose(self, entry: Entry, *, timeout_s: float) -> Outcome:
+        """What became of the entry; tried again until it is decided.
+
+        Raises:
+            RequestTimeoutError: not decided in time; it may be applied later.
+        """
+        data = encode_entry(entry)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        reason = "no broker leads the metadata now"
+        while (left_s := deadline - loop.time()) > 0:
+            try:
+                return await self._attempt(data, min(left_s, ATTEMPT_S))
+            except UnavailableError as error:
+                reason = error.message
+            await asyncio.sleep(RETRY_S)
+        raise RequestTimeoutError(
+            f"not decided within {timeout_s:.0f} s ({reason}); it may still happen. Are most of "
+            "the cluster's brokers up?"
+        )
+
+    async def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
+        """Propose once.
+
+        Raises:
+            UnavailableError: not decided; only NotLeaderError says that nothing was done.
+        """
+        leader = self._quorum.leader
+        if leader is None:
+            raise NotLeaderError("no broker leads the metadata now")
+        if self._quorum.is_leading:
+            outcome = await self._quorum.propose(data, timeout_s=timeout_s)
+            assert isinstance(outcome, Outcome), "what the machine answers"
+            return outcome
+        self._last_number += 1
+        number = self._last_number
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._asked[number] = _Asked(leader, answer)
+        try:
+            if not self._send(leader, Propose(number, data, max(1, int(timeout_s * 1e3)))):
+                raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise RequestTimeoutError(f"broker {leader} did not answer") from None
+        finally:
+            del self._asked[number]
+
+    # What comes from others
+
+    def answered(self, answer: Decided | Failed) -> None:
+        """An answer came, perhaps one that nobody waits for any more."""
+        asked = self._asked.get(answer.number)
+        if asked is None or asked.answer.done():
+            return
+        if isinstance(answer, Decided):
+            asked.answer.set_result(answer.outcome)
+        else:
+            asked.answer.set_exception(UnavailableError(answer.message))
+
+    def peer_lost(self, broker: BrokerId) -> None:
+        """What was asked of the broker may or may not happen."""
+        for asked in self._asked.values():
+            if asked.to == broker and not asked.answer.done():
+                asked.answer.set_exception(UnavailableError(f"the link to broker {broker} broke"))
+
+    def serve(self, sender: BrokerId, request: Propose) -> None:
+        """Propose what another broker asks for, and answer."""
+        task = asyncio.create_task(self._serve(sender, request), name="forwarded-proposal")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, sender: BrokerId, request: Propose) -> None:
+        timeout_s = min(request.timeout_ms, TIMEOUT_MS_MAX) / 1e3
+        answer: Request
+        try:
+            outcome = await self._quorum.propose(request.entry, timeout_s=timeout_s)
+            assert isinstance(outcome, Outcome), "what the machine answers"
+            answer = Decided(request.number, outcome)
+        except StrandlineError as error:
+            answer = Failed(request.number, error.code, error.message)
+        self._send(sender, answer)  # lost with the link, of which the asker hears
+
+    async def stop(self) -> None:
+        """Let go of what is under way."""
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+
+class Session:
+    """Commands that are applied once each, however often they had to be proposed.
+
+    Args:
+        requests: proposes them.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._lock = asyncio.Lock()
+        self._client_id = 0
+        self._sequence = 0
+
+    async def propose(self, command: Command, *, timeout_s: float) -> Outcome:
+        """What became of the command.
+
+        Raises:
+            RequestTimeoutError: not decided in time; it may be applied later, once.
+        """
+        async with self._lock:
+            if not self._client_id:
+                opened = await self._requests.propose(OpenSession(), timeout_s=timeout_s)
+                opened.raise_if_refused()
+                self._client_id, self._sequence = opened.value, 0
+            # One that was given up keeps its number: should it come late, it is refused.
+            self._sequence += 1
+            entry = Proposed(self._client_id, self._sequence, command)
+            outcome = await self._requests.propose(entry, timeout_s=timeout_s)
+            if outcome.reason == "session_expired":
+                self._client_id = 0
+                raise UnavailableError(outcome.message)
+            return outcome

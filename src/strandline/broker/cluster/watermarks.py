@@ -1,0 +1,44 @@
+"""How far each partition was known to be committed, in one small file per broker.
+
+Rules: an old value is safe, because leaders and followers find out again; so the file is written
+now and then, never synced for its own sake, and a damaged one counts as missing.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from crc32c import crc32c
+
+from strandline.storage.disk import Disk
+from strandline.types import LogId, Offset
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "high-watermarks"
+
+
+def save_watermarks(directory: Path, offsets: Mapping[LogId, Offset], *, disk: Disk) -> None:
+    """Replace the file.
+
+    Raises:
+        UnavailableError: it cannot be written; the old one stands.
+    """
+    body = msgspec.msgpack.encode(dict(offsets))
+    disk.write_atomically(directory / FILE_NAME, b"%08x\n%b" % (crc32c(body), body))
+
+
+def load_watermarks(directory: Path, *, disk: Disk) -> dict[LogId, Offset]:
+    """What was saved last, or nothing."""
+    data = disk.read_bytes(directory / FILE_NAME)
+    if data is None:
+        return {}
+    crc, _, body = data.partition(b"\n")
+    try:
+        if int(crc, 16) == crc32c(body):
+            return msgspec.msgpack.decode(body, type=dict[LogId, Offset])
+    except (ValueError, msgspec.MsgspecError):
+        pass  # as good as missing, which the next line says
+    logger.warning("%s is damaged and not used; what is committed is found out again", FILE_NAME)
+    return {}

@@ -1,0 +1,133 @@
+"""Brokers of a cluster as real processes: kill -9, restarts, NATS and Flight, every replica read."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from pathlib import Path
+
+import nats
+import pytest
+
+import strandline
+from strandline.errors import StrandlineError
+from strandline.testing import ProcessServer
+
+IDS = (1, 2, 3)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def free_ports(count):
+    """Ports that nobody has now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    ports = free_ports(6)
+    peers = ",".join(f"{n}=127.0.0.1:{ports[n - 1]}" for n in IDS)
+    meeting = ",".join(f"{n}=127.0.0.1:{ports[n + 2]}" for n in IDS)
+    servers = {}
+    for number in IDS:
+        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        arguments += ("--peer-port", str(ports[number - 1]), "--nats-peers", meeting)
+        servers[number] = ProcessServer(tmp_path / f"broker-{number}", arguments=arguments)
+    try:
+        for server in servers.values():
+            server.start()
+        yield servers
+    finally:
+        for server in servers.values():
+            server.kill()
+
+
+async def persist(attempt, *, seconds=40):
+    """Try something until it works, as a client with retries does."""
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                return await attempt()
+            except (StrandlineError, nats.errors.Error, OSError, TimeoutError) as error:
+                last = error
+            await asyncio.sleep(0.05)
+            del last
+
+
+def create(server, name, **settings):
+    with strandline.connect(server.flight) as client:
+        client.create_stream(name, replicas=3, min_isr=2, acks="replicated", **settings)
+
+
+def read(server, name, count):
+    """The first ``count`` values at a broker; an error if it has fewer."""
+    with strandline.connect(server.flight) as client:
+        values = client.read(name, stop=count).read_all()["value"].to_pylist()
+    if len(values) < count:
+        raise StrandlineError(f"{len(values)} of {count}")
+    return values
+
+
+async def publish(servers, subject, value):
+    """Publish one record at any broker that runs, until it is acked; its sequence."""
+
+    async def attempt():
+        for server in servers.values():
+            if not server.is_running:
+                continue
+            client = await nats.connect(server.nats_url, allow_reconnect=False, connect_timeout=1)
+            try:
+                headers = {"Nats-Msg-Id": value}
+                ack = await client.jetstream().publish(
+                    subject, value.encode(), timeout=1, headers=headers
+                )
+            finally:
+                await client.close()
+            return ack.seq
+        raise StrandlineError("no broker runs")
+
+    return await persist(attempt)
+
+
+async def same_everywhere(servers, name, values):
+    wanted = [value.encode() for value in values]
+    for server in servers.values():
+        found = await persist(lambda s=server: asyncio.to_thread(read, s, name, len(wanted)))
+        assert found == wanted
+
+
+async def test_a_killed_leader_loses_no_acked_record(cluster):
+    """Rounds of kill -9, whoever leads: what was acked is on every replica, once and in order."""
+    await persist(lambda: asyncio.to_thread(create, cluster[2], "orders"))
+    values = []
+    for number in range(5):
+        values.append(f"first-{number}")
+        await publish(cluster, "orders", values[-1])
+    await same_everywhere(cluster, "orders", values)
+    for victim in IDS:
+        cluster[victim].kill()
+        for number in range(5):
+            values.append(f"without-{victim}-{number}")
+            await publish(cluster, "orders", values[-1])
+        cluster[victim].start()
+        values.append(f"with-{victim}")
+        await publish(cluster, "orders", values[-1])
+        await same_everywhere(cluster, "orders", values)
+
+
+async def test_every_broker_may_be_killed_at_once(cluster):
+    """After a restart of all the records are there, and more are taken."""
+    await persist(lambda: asyncio.to_thread(create, cluster[1], "orders"))
+    values = [f"v{number}" for number in range(5)]
+    for value in values:
+        await publish(cluster, "orders", value)
+    for server in cluster.values():
+        server.kill()
+    for server in cluster.values():
+        server.start()
+    values.append("again")
+    await publish(cluster, "orders", "again")
+    await same_everywhere(cluster, "orders", values)

@@ -1,0 +1,149 @@
+"""Three brokers of a cluster in one process: real links, turns, logs; front ends are left out."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from strandline.broker import broker as broker_module
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.config import BrokerConfig, ClusterConfig, JournalConfig, StreamConfig
+from strandline.errors import StrandlineError
+
+IDS = (1, 2, 3)
+
+
+def free_ports(count):
+    """Ports that nobody has now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Cluster:
+    """Brokers by id, and what tests do with them."""
+
+    def __init__(self, tmp_path, kit):
+        self.tmp_path, self.kit = Path(tmp_path), kit
+        self.peers = [f"{n}=127.0.0.1:{p}" for n, p in zip(IDS, free_ports(3), strict=True)]
+        self.brokers, self.disks = {}, {}
+
+    async def start(self, *numbers):
+        for number in numbers:
+            port = int(self.peers[number - 1].rpartition(":")[2])
+            config = BrokerConfig(
+                data_dir=str(self.tmp_path / f"broker-{number}"),
+                journal=JournalConfig(file_bytes=1 << 20),
+                cluster=ClusterConfig(
+                    broker_id=number, name="test", peer_port=port, peers=self.peers
+                ),
+            )
+            disk = self.disks.setdefault(number, self.kit.Disk())
+            broker = ClusterBroker(config, disk=disk)
+            await broker.start()
+            broker.announce(10_000 + number)
+            self.brokers[number] = broker
+        await self.kit.until(lambda: all(self.brokers[n].is_ready for n in numbers), seconds=20)
+
+    async def kill(self, number):
+        """As kill -9: nothing is finished."""
+        broker = self.brokers.pop(number)
+        for task in (*broker._tasks, *broker.node._tasks):
+            task.cancel()
+        for connection in list(broker.node._links._connections):
+            connection.abort("killed")
+        broker.node._links._server.close()
+        for log in broker._storage.logs.values():
+            log.poisoned = True
+        broker.turn.replication = None
+        broker.node._links.send = lambda *_, **__: False
+        broker.node.replicas.drop_all(StrandlineError("killed"))
+        await asyncio.sleep(0)
+        self.kit.abandon(broker)
+
+    async def create(self, name="s", *, at=2, **settings):
+        """Create a stream with three replicas, known everywhere."""
+        settings = {"replicas": 3, "min_isr": 2, "acks": "replicated", **settings}
+        config = StreamConfig(name=name, subject=name, segment_bytes=64 << 10, **settings)
+        await self.until_live()
+        await self.brokers[at].create_stream(config)
+        await self.kit.until(
+            lambda: all(name in [s.name for s in b.streams()] for b in self.brokers.values())
+        )
+
+    async def until_live(self):
+        """Until every broker that runs is in service, and said so everywhere."""
+
+        def are_live():
+            for broker in self.brokers.values():
+                known = broker._image.brokers
+                if any(n not in known or known[n].is_fenced for n in self.brokers):
+                    return False
+            return True
+
+        await self.kit.until(are_live, seconds=20)
+
+    def partition(self, number, name="s", index=0):
+        return self.brokers[number].stream(name).partition(index)
+
+    def image(self, name="s", index=0):
+        """The partition as the newest image here has it."""
+        broker = max(self.brokers.values(), key=lambda b: b.node.quorum.applied_index)
+        return broker._image.partition(name, index)
+
+    async def leader(self, name="s", index=0):
+        """The broker that leads a partition and takes records."""
+        found = []
+
+        def leads():
+            found[:] = [
+                n
+                for n, b in self.brokers.items()
+                if b.stream(name).partition(index).seat.replica.refusal is None
+            ]
+            return len(found) == 1 and self.image(name, index).leader == found[0]
+
+        await self.kit.until(leads, seconds=20)
+        return found[0]
+
+    async def put(self, *values, name="s", index=0):
+        """Publish one after the other, each until it is acked."""
+        for value in values:
+            async with asyncio.timeout(30):
+                while True:
+                    answers = self.kit.Answers()
+                    number = await self.leader(name, index)
+                    partition = self.partition(number, name, index)
+                    headers = [("Nats-Msg-Id", value.encode())]
+                    self.kit.put(partition, answers, value, message_id=value, headers=headers)
+                    await answers.wait(1)
+                    if answers.acks:
+                        break
+                    await asyncio.sleep(0.02)
+
+    async def agree(self, values, *, name="s", index=0):
+        """Until every broker that runs serves exactly these values."""
+        wanted = [value.encode() for value in values]
+        for number in self.brokers:
+            partition = self.partition(number, name, index)
+            await self.kit.until(lambda p=partition: p.high_watermark >= len(wanted), seconds=20)
+            assert self.kit.values(partition) == wanted
+
+    async def isr(self, *members, name="s", index=0):
+        """Until the ISR is this."""
+        await self.kit.until(lambda: self.image(name, index).isr == members, seconds=20)
+
+
+@pytest.fixture
+async def cluster(tmp_path, kit, monkeypatch):
+    monkeypatch.setattr(broker_module, "HEAL_INTERVAL_S", 0.01)
+    made = Cluster(tmp_path, kit)
+    yield made
+    for number in list(made.brokers):
+        made.disks[number].mend()
+        await made.kill(number)

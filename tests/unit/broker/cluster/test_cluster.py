@@ -1,0 +1,171 @@
+"""Brokers of a cluster together: streams, commits, lost leaders, restarts, failing disks."""
+
+import asyncio
+
+import pytest
+
+from strandline.errors import (
+    InvalidConfigError,
+    NotLeaderError,
+    StreamExistsError,
+    UnknownStreamError,
+)
+
+
+async def test_records_are_on_every_replica_when_acked(cluster):
+    """A stream made at one broker is known at all, and what is acked is served by each of them."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(at=2)
+    await cluster.put("a", "b", "c")
+    await cluster.agree(["a", "b", "c"])
+    assert cluster.image().isr == (1, 2, 3)
+
+
+async def test_many_records_keep_their_order(cluster, kit):
+    """Records accepted at once are committed in the order in which they came."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    words = [str(n) for n in range(500)]
+    answers = kit.Answers()
+    partition = cluster.partition(await cluster.leader())
+    for word in words:
+        kit.put(partition, answers, word)
+    await answers.wait(500)
+    assert answers.acks == {word: n for n, word in enumerate(words)}
+    await cluster.agree(words)
+
+
+async def test_a_follower_sends_publishers_to_the_leader(cluster, kit):
+    """Who publishes elsewhere hears who leads, and where."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    leader = await cluster.leader()
+    other = next(n for n in (1, 2, 3) if n != leader)
+    answers = kit.Answers()
+    kit.put(cluster.partition(other), answers, "x")
+    assert isinstance(answers.errors["x"], NotLeaderError)
+    await kit.until(lambda: cluster.partition(other).addresses[0] == f"127.0.0.1:{10_000 + leader}")
+    kit.put(cluster.partition(other), answers, "y")
+    assert f"127.0.0.1:{10_000 + leader}" in answers.errors["y"].message
+
+
+async def test_a_killed_leader_costs_nothing_that_was_acked(cluster):
+    """Another replica leads on, with every acked record in order; the old one catches up."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    words = [f"a{n}" for n in range(20)]
+    await cluster.put(*words)
+    old = await cluster.leader()
+    await cluster.kill(old)
+    more = [f"b{n}" for n in range(20)]
+    await cluster.put(*more)
+    assert await cluster.leader() != old
+    await cluster.start(old)
+    await cluster.isr(1, 2, 3)
+    await cluster.agree(words + more)
+
+
+async def test_all_brokers_may_go_and_come_back(cluster):
+    """After all were killed the cluster comes back with its streams and records."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    words = [f"a{n}" for n in range(10)]
+    await cluster.put(*words)
+    for number in (1, 2, 3):
+        await cluster.kill(number)
+    async with asyncio.TaskGroup() as group:
+        for number in (1, 2, 3):
+            group.create_task(cluster.start(number))
+    await cluster.put("again")
+    await cluster.isr(1, 2, 3)
+    await cluster.agree([*words, "again"])
+
+
+async def test_too_few_replicas_refuse_at_once(cluster, kit):
+    """With less than min_isr in sync a publish is refused, until they are back."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(min_isr=3)
+    await cluster.put("a")
+    leader = await cluster.leader()
+    away = next(n for n in (1, 2, 3) if n != leader)
+    await cluster.kill(away)
+    await kit.until(lambda: len(cluster.image().isr) == 2, seconds=20)
+    partition = cluster.partition(cluster.image().leader)
+    await kit.until(lambda: partition.seat.replica.refusal is not None)
+    answers = kit.Answers()
+    kit.put(partition, answers, "b")
+    assert answers.codes == {"b": "unavailable"}
+    assert answers.errors["b"].retriable
+    await cluster.start(away)
+    await cluster.put("c")
+    await cluster.agree(["a", "c"])
+
+
+async def test_a_stop_hands_over_and_loses_nobody(cluster):
+    """A broker that stops cleanly passes its leaderships on before it goes."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(partitions=3, partition_by="subject")
+    for index in range(3):
+        await cluster.put(f"p{index}", index=index)
+    leader = await cluster.leader()
+    broker = cluster.brokers[leader]
+    await broker.prepare_stop()
+    assert cluster.image().leader not in (None, leader)
+    cluster.brokers.pop(leader)
+    await broker.stop()
+    await cluster.put("after")
+    await cluster.agree(["p0", "after"])
+
+
+async def test_deleted_streams_are_gone_everywhere(cluster, kit):
+    """Also at a broker that was away, whose logs are removed when it returns."""
+    await cluster.start(1, 2, 3)
+    await cluster.create("keep")
+    await cluster.create("drop")
+    await cluster.put("x", name="drop")
+    await cluster.kill(3)
+    await kit.until(lambda: cluster.brokers[1]._image.brokers[3].is_fenced, seconds=20)
+    await cluster.brokers[1].delete_stream("drop")
+    await cluster.start(3)
+    for broker in cluster.brokers.values():
+        await kit.until(lambda b=broker: [s.name for s in b.streams()] == ["keep"])
+        logs = broker.data_dir / "logs"
+        await kit.until(lambda logs=logs: len(list(logs.iterdir())) == 1)
+    with pytest.raises(UnknownStreamError):
+        await cluster.brokers[2].delete_stream("drop")
+
+
+async def test_what_a_stream_cannot_be_is_refused_anywhere(cluster):
+    """Names that are taken and settings that a cluster cannot keep are refused."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    with pytest.raises(StreamExistsError):
+        await cluster.create(at=3)
+    with pytest.raises(InvalidConfigError):
+        await cluster.create("t", min_isr=4)
+    with pytest.raises(InvalidConfigError):
+        await cluster.create("t", queue_group="g")
+
+
+async def test_a_broker_whose_disk_fails_comes_back_by_itself(cluster, kit):
+    """A failed sync takes the broker out; reopened, it registers anew and is in sync again."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a")
+    leader = await cluster.leader()
+    before = cluster.brokers[leader].node.incarnation
+    cluster.disks[leader].fail("sync", "journal", times=1)
+    await cluster.put("b", "c")
+    await kit.until(lambda: cluster.brokers[leader].node.incarnation != before)
+    await cluster.isr(1, 2, 3)
+    await cluster.put("d")
+    await cluster.agree(["a", "b", "c", "d"])
+
+
+async def test_a_directory_has_one_broker(cluster, open_broker, tmp_path):
+    """Another id, or no cluster at all, is refused on a data directory of a cluster's broker."""
+    await cluster.start(1, 2, 3)
+    await cluster.kill(1)
+    (tmp_path / "data").symlink_to(tmp_path / "broker-1")
+    with pytest.raises(InvalidConfigError, match="broker 1 of cluster 'test'"):
+        await open_broker()
