@@ -19,9 +19,6 @@ LogId = NewType("LogId", int)
 """The number by which the journal knows a partition's log; never reused within a data directory."""
 
 BrokerId = NewType("BrokerId", int)
-"""Number of a broker, unique in its cluster."""
-
-BrokerId = NewType("BrokerId", int)
 """The number of a broker in its cluster, from 1; given by the operator, kept in its directory."""
 
 TimestampNs = NewType("TimestampNs", int)

@@ -37,15 +37,15 @@ def project(columns: Sequence[str] | None, *, with_partition: bool = False) -> p
     Raises:
         InvalidRequestError: an unknown or repeated column.
     """
-    return _project(None if columns is None else tuple(columns), with_partition)
-
-
-@lru_cache(maxsize=256)
-def _project(columns: tuple[str, ...] | None, with_partition: bool) -> pa.Schema:  # noqa: FBT001
-    """As ``project``; once for each choice, since a read asks for it at every batch."""
     names = list(COLUMNS if columns is None else columns)
     if with_partition and "partition" not in names:
         names.insert(0, "partition")
+    return _schema_of(tuple(names))
+
+
+@lru_cache(maxsize=256)
+def _schema_of(names: tuple[str, ...]) -> pa.Schema:
+    """As ``project``; made once for each choice, since a read asks for it at every batch."""
     unknown = [name for name in names if name not in COLUMNS and name != "partition"]
     if unknown:
         valid = ", ".join(("partition", *COLUMNS))

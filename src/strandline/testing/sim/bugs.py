@@ -60,5 +60,5 @@ def _compiled(bug: Bug, original: object, names: dict[str, Any]) -> object:
     if source.count(right) != 1:
         raise ValueError(f"{bug.name}: its place holds {right!r} {source.count(right)} times")
     space = dict(names)
-    exec(compile(source.replace(right, wrong), f"<{bug.name}>", "exec"), space)  # noqa: S102
+    exec(compile(source.replace(right, wrong), f"<{bug.name}>", "exec"), space)  # noqa: S102 -- our own source
     return space[function.__name__]

@@ -400,11 +400,16 @@ class Group:
             member.read(self.commands, self.checker.acked_index)
 
     def elected(self, member: Member) -> None:
-        """Where membership bugs live: a change at once, then alone with a few, or dead."""
+        """Where bugs live: something to do at once, then alone with a few, or dead."""
         rng = self.world.rng
         self.world.note(f"{member.me} leads {member.raft.state.term}")
         if self.is_over:
             return
+        if rng.random() < 0.3:  # somebody was waiting for a leader
+            self.commands += 1
+            member.propose(b"c%d" % self.commands)
+        if rng.random() < 0.1:
+            self.world.after(rng.uniform(0, 10), self.kill, member)
         if self.changes_members and rng.random() < 0.6:
             for _ in range(rng.choice((1, 1, 2))):
                 self.world.after(0, self.change_members, member)
