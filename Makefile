@@ -12,18 +12,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Variables a caller may set: make test ARGS='-k journal', make sim SEED=7 EXAMPLES=5000.
+# Variables a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim SEEDS=17:18
+# (that one again), make sim-mutants SECONDS=60, make sim-storage SEED=7 EXAMPLES=5000.
 ARGS ?=
 WORKERS ?= 2
 ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 EXAMPLES ?= 1000
+SEEDS ?= 200
+SECONDS ?= 30
 
-.PHONY: help demo test check bench sim docs setup format clean
+.PHONY: help demo test check bench sim sim-mutants sim-storage docs setup format clean
 
 help: ## List these targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(READY) ## Replay real flights through NATS, log and Spark; kill both; check every record
 	@$(BIN)/strandline demo $(ARGS)
@@ -42,7 +45,13 @@ check: $(READY) ## Lint, format, types, layers; under a minute
 bench: $(READY) ## Run the benchmarks briefly; results go to benchmarks/results (ARGS=--help)
 	@$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-sim: $(READY) ## Crash the storage at seeded random places (SEED=n EXAMPLES=n); no cluster yet
+sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repeats exactly
+	@$(BIN)/python -m strandline.testing.sim histories --seeds $(SEEDS)
+
+sim-mutants: $(READY) ## Is each seeded bug found, and in how many seeds? (SECONDS=n for each)
+	@$(BIN)/python -m strandline.testing.sim bugs --seconds $(SECONDS)
+
+sim-storage: $(READY) ## Crash the storage at seeded random places (SEED=n EXAMPLES=n)
 	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
 	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/property --hypothesis-seed=$(SEED) \
 		--timeout 3600 -n $(WORKERS) $(ARGS)

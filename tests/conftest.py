@@ -1,4 +1,4 @@
-"""Settings of every property test: how far Hypothesis searches (`make sim` raises it)."""
+"""Settings of every property test: how far Hypothesis searches (`make sim-storage` raises it)."""
 
 import os
 

@@ -12,39 +12,62 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
-from strandline.testing.sim.bugs import Bug, planted
-from strandline.testing.sim.consensus import Group
+from strandline.testing.sim import consensus, metadata, replication
+from strandline.testing.sim.bugs import SeededBug
 from strandline.testing.sim.consensus_bugs import CONSENSUS_BUGS
-from strandline.testing.sim.world import World
+from strandline.testing.sim.metadata_bugs import METADATA_BUGS
+from strandline.testing.sim.replication_bugs import REPLICATION_BUGS
 
 
-def consensus(seed: int) -> World:
-    """One history of the consensus group."""
-    return Group(seed).run()
+class History(Protocol):
+    """What a simulation tells of a run that broke no promise."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal histories."""
+        ...
+
+    @property
+    def events(self) -> int:
+        """How many there were."""
+        ...
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What kinds of things happened, how often."""
+        ...
 
 
-SIMULATIONS: Final[dict[str, tuple[Callable[[int], World], tuple[Bug, ...]]]] = {
-    "consensus": (consensus, CONSENSUS_BUGS),
+class Simulation(NamedTuple):
+    """One history from its seed, and the bugs that some history must find."""
+
+    run: Callable[[int], History]
+    bugs: tuple[SeededBug, ...]
+
+
+SIMULATIONS: Final = {
+    "consensus": Simulation(consensus.run, CONSENSUS_BUGS),
+    "metadata": Simulation(metadata.run, METADATA_BUGS),
+    "replication": Simulation(replication.run, REPLICATION_BUGS),
 }
-"""Name → one history from its seed, and the bugs it must find."""
 
 
 def run_histories(name: str, seeds: range) -> bool:
     """Run a history for each seed and print what happened in all of them; whether all were good."""
-    run, _ = SIMULATIONS[name]
+    run = SIMULATIONS[name].run
     started_s, events, failures = time.perf_counter(), 0, 0
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
-            world = run(seed)
+            history = run(seed)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the seed is what matters
             failures += 1
             print(f"{name}, seed {seed}: {type(error).__name__}: {error}", flush=True)
         else:
-            events += world.events
-            counts += world.counts
+            events += history.events
+            counts += history.counts
     took_s = time.perf_counter() - started_s
     told = ", ".join(f"{what} {number:,}" for what, number in sorted(counts.items()))
     print(
@@ -54,33 +77,40 @@ def run_histories(name: str, seeds: range) -> bool:
     return not failures
 
 
-def find_bug(name: str, bug: Bug, *, seconds: float, seeds_max: int = 100_000) -> str | None:
-    """Run histories with the bug until one fails.
+class Found(NamedTuple):
+    """How many histories were run with a bug, in how many it was seen, and how at first."""
 
-    Returns:
-        Which seed found it and how; None if none did in time.
+    histories: int
+    seen: int
+    how: str
+
+
+def find_bug(name: str, bug: SeededBug, *, seconds: float, enough: int = 1) -> Found:
+    """Run histories with the bug until it was seen ``enough`` times, or the time is over.
+
+    Crashing is being seen, too.
     """
-    run, _ = SIMULATIONS[name]
-    started_s = time.perf_counter()
-    with planted(bug):
-        for seed in range(seeds_max):
+    run = SIMULATIONS[name].run
+    started_s, seed, seen, how = time.perf_counter(), 0, 0, ""
+    with bug.planted():
+        while seen < enough and time.perf_counter() - started_s < seconds:
             try:
                 run(seed)
-            except Exception as error:  # noqa: BLE001 -- crashing is being found, too
-                return f"seed {seed}: {type(error).__name__}: {error}"
-            if time.perf_counter() - started_s > seconds:
-                break
-    return None
+            except Exception as error:  # noqa: BLE001 -- see above
+                seen += 1
+                how = how or f"seed {seed}: {type(error).__name__}: {error}"
+            seed += 1
+    return Found(seed, seen, how)
 
 
 def find_bugs(name: str, *, seconds: float) -> bool:
-    """Look for each of a simulation's bugs, print which seed found it; whether all were found."""
-    _, bugs = SIMULATIONS[name]
-    missed = 0
+    """Look for each bug of a simulation, print in how many seeds it is seen; whether all are."""
+    bugs, missed = SIMULATIONS[name].bugs, 0
     for bug in bugs:
-        found = find_bug(name, bug, seconds=seconds)
-        missed += found is None
-        print(f"{name}: {bug.name}\n    {found or 'NOT FOUND'}", flush=True)
+        found = find_bug(name, bug, seconds=seconds, enough=5)
+        missed += not found.seen
+        what = f"{found.seen} of {found.histories} seeds" if found.seen else "NOT FOUND"
+        print(f"{name}: {bug.name}: {what}\n    {found.how[:150]}", flush=True)
     print(f"{name}: {len(bugs) - missed} of {len(bugs)} seeded bugs found")
     return not missed
 

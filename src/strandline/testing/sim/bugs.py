@@ -1,7 +1,9 @@
 """Seeded bugs: one small change each to code that is right, to see whether the checkers notice.
 
-A bug is a piece of a function's source and what stands there instead. Planting it compiles the
-function anew; if the piece is not there exactly once the bug is out of date, and that is an error.
+``Rewrite`` is a piece of a function's source and what stands there instead; planting it compiles
+the function anew, and if the piece is not there exactly once the bug is out of date, which is an
+error. ``Replacement`` puts another function in the place of one, for changes that a line does not
+hold.
 """
 
 import importlib
@@ -14,7 +16,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Bug:
+class Rewrite:
     """A mistake somebody could make.
 
     Attributes:
@@ -29,36 +31,67 @@ class Bug:
     right: str
     wrong: str
 
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Run the body with the bug in place.
 
-@contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """Run the body with the bug in place.
+        Raises:
+            ValueError: the source has changed, and the bug with it.
+        """
+        module_name, _, path = self.place.partition(":")
+        module = importlib.import_module(module_name)
+        *owners, name = path.split(".")
+        owner: Any = module
+        for each in owners:
+            owner = getattr(owner, each)
+        original = inspect.getattr_static(owner, name)
+        setattr(owner, name, self._compiled(original, vars(module)))
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
 
-    Raises:
-        ValueError: the source has changed, and the bug with it.
+    def _compiled(self, original: object, names: dict[str, Any]) -> object:
+        """The function with the bug, in the same wrapping (a property stays one)."""
+        function = original.fget if isinstance(original, property) else original
+        assert inspect.isfunction(function), "a bug is planted in a function"
+        source = textwrap.dedent(inspect.getsource(function))
+        count = source.count(self.right)
+        if count != 1:
+            raise ValueError(f"{self.name}: its place holds {self.right!r} {count} times")
+        space = dict(names)
+        wrong = source.replace(self.right, self.wrong)
+        exec(compile(wrong, f"<{self.name}>", "exec"), space)  # noqa: S102 -- our own source
+        return space[function.__name__]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A function that does something else.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        attribute: the name by which the function is looked up.
+        instead: what is found there with the bug.
+        owners: modules or classes where it is looked up.
     """
-    module_name, _, path = bug.place.partition(":")
-    module = importlib.import_module(module_name)
-    *owners, name = path.split(".")
-    owner: Any = module
-    for each in owners:
-        owner = getattr(owner, each)
-    original = inspect.getattr_static(owner, name)
-    setattr(owner, name, _compiled(bug, original, vars(module)))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+
+    name: str
+    attribute: str
+    instead: Any
+    owners: tuple[Any, ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Run the body with the bug in place."""
+        right = [(owner, vars(owner)[self.attribute]) for owner in self.owners]
+        for owner in self.owners:
+            setattr(owner, self.attribute, self.instead)
+        try:
+            yield
+        finally:
+            for owner, original in right:
+                setattr(owner, self.attribute, original)
 
 
-def _compiled(bug: Bug, original: object, names: dict[str, Any]) -> object:
-    """The function with the bug, in the same wrapping (a property stays one)."""
-    function = original.fget if isinstance(original, property) else original
-    assert inspect.isfunction(function), "a bug is planted in a function"
-    source = textwrap.dedent(inspect.getsource(function))
-    right, wrong = textwrap.dedent(bug.right), textwrap.dedent(bug.wrong)
-    if source.count(right) != 1:
-        raise ValueError(f"{bug.name}: its place holds {right!r} {source.count(right)} times")
-    space = dict(names)
-    exec(compile(source.replace(right, wrong), f"<{bug.name}>", "exec"), space)  # noqa: S102 -- our own source
-    return space[function.__name__]
+SeededBug = Rewrite | Replacement

@@ -488,3 +488,13 @@ class Group:
         """Crash a member, to be started again."""
         member.crash()
         self.world.after(self.world.rng.uniform(5, 400), self.restart, member)
+
+
+def run(seed: int) -> World:
+    """One history of a group.
+
+    Raises:
+        ViolationError: a promise was broken.
+        AssertionError: an invariant of the core was.
+    """
+    return Group(seed).run()

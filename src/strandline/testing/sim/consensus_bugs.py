@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from strandline.testing.sim.bugs import Bug
+from strandline.testing.sim.bugs import Rewrite
 
 _RAFT: Final = "strandline.consensus.raft:Raft."
 _LEADER: Final = "strandline.consensus.leader:Leader."
@@ -10,157 +10,157 @@ _LOG: Final = "strandline.consensus.log:RaftLog."
 _STATE: Final = "strandline.consensus.state:State."
 
 CONSENSUS_BUGS: Final = (
-    Bug(
+    Rewrite(
         "answers leave before what they vouch for is on disk",
         _STATE + "send",
         "(self._early if is_early else self._late).append",
         "self._early.append",
     ),
-    Bug(
+    Rewrite(
         "the sole voter leads before its term is on disk",
         _STATE + "send",
         "early and self.hard == self._saved_hard",
         "early",
     ),
-    Bug(
+    Rewrite(
         "term and vote are not kept",
         _STATE + "take_ready",
         "hard_state=self.hard if self.hard != self._saved_hard else None",
         "hard_state=None",
     ),
-    Bug(
+    Rewrite(
         "a membership outlives the truncation of its entry",
         _STATE + "truncate_from",
         "if self.members_index >= index:",
         "if False:",
     ),
-    Bug(
+    Rewrite(
         "entries of older terms are committed by counting (paper, figure 8)",
         _LEADER + "advance_commit",
         "index <= log.commit_index or log.term_at(index) != state.term",
         "index <= log.commit_index",
     ),
-    Bug(
+    Rewrite(
         "learners count towards the quorum",
         _LEADER + "advance_commit",
         "for voter in state.members.voters)",
         "for voter in state.members.everybody)",
     ),
-    Bug(
+    Rewrite(
         "the leader counts itself before its own sync",
         _LEADER + "_stored_by",
         "return self._state.log.stable_index",
         "return self._state.log.last_index",
     ),
-    Bug(
+    Rewrite(
         "reads are not confirmed by a quorum",
         _LEADER + "_confirm_reads",
         "if confirmed < members.quorum:",
         "if confirmed < 1:",
     ),
-    Bug(
+    Rewrite(
         "reads before this term has committed anything",
         _LEADER + "_confirm_reads",
         "if self._reads and not self._has_committed_own_term:",
         "if False:",
     ),
-    Bug(
+    Rewrite(
         "answers to earlier rounds confirm a read",
         _LEADER + "_confirm_reads",
         "self._confirmed_by(voter) >= read.round",
         "self._confirmed_by(voter) >= read.round - 1",
     ),
-    Bug(
+    Rewrite(
         "a voter that is being removed stands aside at once (found by seed 180)",
         _STATE + "may_stand",
         "if self.is_voter or self.members_index <= self.log.commit_index:",
         "if True:",
     ),
-    Bug(
+    Rewrite(
         "two voters change at once",
         _LEADER + "change_members",
         "len(changed) > 1",
         "len(changed) > 2",
     ),
-    Bug(
+    Rewrite(
         "a second membership change before the first is committed",
         _LEADER + "change_members",
         "if not self._has_committed_own_term or self._state.members_index > log.commit_index:",
         "if not self._has_committed_own_term:",
     ),
-    Bug(
+    Rewrite(
         "a membership change before this term has committed anything (Ongaro, 2015)",
         _LEADER + "change_members",
         "if not self._has_committed_own_term or self._state.members_index > log.commit_index:",
         "if self._state.members_index > log.commit_index:",
     ),
-    Bug(
+    Rewrite(
         "a quorum of half",
         "strandline.consensus.messages:Members.quorum",
         "len(self.voters) // 2 + 1",
         "max(1, len(self.voters) // 2)",
     ),
-    Bug(
+    Rewrite(
         "a follower takes the leader's commit index for its own, unchecked log",
         _RAFT + "_on_append",
         "min(message.commit, index)",
         "min(message.commit, log.last_index)",
     ),
-    Bug(
+    Rewrite(
         "a follower vouches for entries the leader did not send",
         _RAFT + "_on_append",
         "index = Index(message.prev_index + len(message.entries))",
         "index = log.last_index",
     ),
-    Bug(
+    Rewrite(
         "late messages cut the log again",
         _RAFT + "_take",
         "if log.has(entry.index, entry.term):",
         "if False:",
     ),
-    Bug(
+    Rewrite(
         "a vote for an older log",
         _RAFT + "_on_vote_request",
         "granted = is_new and is_free",
         "granted = is_free",
     ),
-    Bug(
+    Rewrite(
         "two votes in a term",
         _RAFT + "_on_vote_request",
         "granted = is_new and is_free",
         "granted = is_new",
     ),
-    Bug(
+    Rewrite(
         "a trial vote counts as a real one",
         _RAFT + "_on_vote_reply",
         "or reply.pre != role.pre",
         "",
     ),
-    Bug(
+    Rewrite(
         "answers to an earlier leadership count for this one",
         _RAFT + "step",
         "elif message.term < self.state.term:",
         "elif message.term < self.state.term and not isinstance(message, AppendReply):",
     ),
-    Bug(
+    Rewrite(
         "entries that were replaced meanwhile pass for synced",
         _LOG + "mark_stable",
         "if self.has(index, term):",
         "if index <= self.last_index:",
     ),
-    Bug(
+    Rewrite(
         "what was truncated still passes for synced",
         _LOG + "truncate_from",
         "self.stable_index = Index(min(self.stable_index, index - 1))",
         "pass",
     ),
-    Bug(
+    Rewrite(
         "a snapshot keeps a tail that does not go on from it",
         _LOG + "install",
         "keeps_tail = self.has(snapshot.index, snapshot.term)",
         "keeps_tail = snapshot.index < self.last_index",
     ),
-    Bug(
+    Rewrite(
         "a snapshot forgets the membership in what it covers",
         _LOG + "compact",
         "members = decode_members(entry.data)",

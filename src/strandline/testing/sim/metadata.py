@@ -72,6 +72,9 @@ class Process:
         return BrokerRun(self.id, self.incarnation)
 
 
+STEPS = 300
+
+
 class MetadataLife:
     """One cluster's life; every method is one thing that may happen.
 
@@ -420,6 +423,7 @@ class MetadataLife:
         self.tick()
         self._create()
         for _ in range(steps):
+            self.world.events += 1
             self.rng.choice(often if self.rng.random() < 0.8 else seldom)()
             if decode_image(encode_image(self.image)) != self.image:
                 raise ViolationError("a snapshot is not the image it was made of")
@@ -511,3 +515,14 @@ class MetadataLife:
     def _some_brokers(self, count: int) -> tuple[BrokerId, ...]:
         everybody = [process.id for process in self.processes]
         return tuple(self.rng.sample(everybody, min(count, len(everybody))))
+
+
+def run(seed: int) -> World:
+    """One life of 300 steps.
+
+    Raises:
+        ViolationError: a promise was broken.
+    """
+    life = MetadataLife(seed)
+    life.live(STEPS)
+    return life.world

@@ -1,15 +1,14 @@
 """Bugs of one change each, that the simulator must find: the proof that its judges see.
 
 Each is a mistake that somebody made, here or elsewhere, or that a rule of the protocol is there to
-prevent. ``hunt`` plants one, runs seeds until a judge complains, and says how many it took.
+prevent.
 
 Two rules are not shown here, as 200 seeds did not meet what they prevent: that a reset counts only
 once it is synced (a unit test shows it), and that a refused proposal stays refused when repeated.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -23,10 +22,9 @@ from strandline.replication.leader import Leader
 from strandline.replication.messages import Acked, Buffer, Diverged, Fetch, Replicate
 from strandline.replication.progress import Phase, Progress
 from strandline.replication.replica import Replica
-from strandline.testing.sim.replication import run
+from strandline.testing.sim.bugs import Replacement
 from strandline.testing.sim.replication_disk import Image, SimLog
 from strandline.testing.sim.replication_oracle import Oracle, Partition
-from strandline.testing.sim.world import ViolationError
 from strandline.types import BrokerId, Offset
 
 # The right ones, which some bugs go through.
@@ -217,98 +215,65 @@ def _mend_with_anything(*_: object) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A change that breaks a rule.
-
-    Attributes:
-        name: of the rule that it breaks, as an accusation.
-        owner: module or class that is changed.
-        attribute: what of it.
-        instead: what it becomes.
-    """
-
-    name: str
-    owner: object
-    attribute: str
-    instead: object
-
-
-BUGS = (
-    Bug("a follower acks what it has not synced", Follower, "flush", _ack_what_is_not_synced),
-    Bug("the leader commits below min_isr", Leader, "_committed", _commit_below_min_isr),
-    Bug("the leader commits on a majority of the ISR", Leader, "_committed", _commit_on_a_majority),
-    Bug("a new leader commits all it has", Leader, "start", _commit_all_at_the_start),
-    Bug("who is silent is not counted", Leader, "_committed", _commit_without_the_silent),
-    Bug("the leader counts itself before its sync", Leader, "_committed", _commit_before_own_sync),
-    Bug(
-        "a joining replica is not counted yet", InSync, "counted", property(_count_the_old_isr_only)
+REPLICATION_BUGS: Final = (
+    Replacement(
+        "a follower acks what it has not synced", "flush", _ack_what_is_not_synced, (Follower,)
     ),
-    Bug(
+    Replacement("the leader commits below min_isr", "_committed", _commit_below_min_isr, (Leader,)),
+    Replacement(
+        "the leader commits on a majority of the ISR",
+        "_committed",
+        _commit_on_a_majority,
+        (Leader,),
+    ),
+    Replacement("a new leader commits all it has", "start", _commit_all_at_the_start, (Leader,)),
+    Replacement(
+        "who is silent is not counted", "_committed", _commit_without_the_silent, (Leader,)
+    ),
+    Replacement(
+        "the leader counts itself before its sync", "_committed", _commit_before_own_sync, (Leader,)
+    ),
+    Replacement(
+        "a joining replica is not counted yet",
+        "counted",
+        property(_count_the_old_isr_only),
+        (InSync,),
+    ),
+    Replacement(
         "a leaving replica is not counted any more",
-        InSync,
         "counted",
         property(_count_the_new_isr_at_once),
+        (InSync,),
     ),
-    Bug("old news of the ISR is believed", InSync, "changed", _believe_old_isr),
-    Bug(
-        "to join takes the high watermark only", leader_module, "may_join", _join_at_high_watermark
+    Replacement("old news of the ISR is believed", "changed", _believe_old_isr, (InSync,)),
+    Replacement(
+        "to join takes the high watermark only",
+        "may_join",
+        _join_at_high_watermark,
+        (leader_module,),
     ),
-    Bug("to join takes being sent, not synced", leader_module, "may_join", _join_unverified),
-    Bug("acks of any session count", Leader, "take_ack", _take_any_ack),
-    Bug("a wiped follower keeps its acks", Progress, "begin", _keep_what_it_acked_before),
-    Bug("logs agree if their lengths do", Leader, "_disagreement", _agree_by_length),
-    Bug("truncation to the high watermark", Follower, "start", _truncate_to_high_watermark),
-    Bug("truncation without walking back", Follower, "_parting", _cut_where_the_leader_says),
-    Bug("truncation on an old answer", Follower, "diverged", _cut_on_any_answer),
-    Bug("gaps are overlooked", Follower, "replicate", _overlook_gaps),
-    Bug("a fetch is never repeated", Follower, "time_passed", _never_repeat_fetch),
-    Bug("the leader never asks again", Leader, "time_passed", _never_ask_again),
-    Bug("epochs go back", Replica, "_assigned", _go_back_to_old_epochs),
-    Bug("a sync covers what was cut", SimLog, "truncate_to", _sync_covers_what_was_cut),
-    Bug("a broker leads on after a restart", Oracle, "beat", _lead_on_after_a_restart),
-    Bug("anybody is elected", Oracle, "_electable", _elect_anybody),
-    Bug("any incarnation may join", Oracle, "_may_join", _let_join),
-    Bug("a repair is never taken", repair_module, "_covers", _mend_with_anything),
+    Replacement(
+        "to join takes being sent, not synced", "may_join", _join_unverified, (leader_module,)
+    ),
+    Replacement("acks of any session count", "take_ack", _take_any_ack, (Leader,)),
+    Replacement(
+        "a wiped follower keeps its acks", "begin", _keep_what_it_acked_before, (Progress,)
+    ),
+    Replacement("logs agree if their lengths do", "_disagreement", _agree_by_length, (Leader,)),
+    Replacement(
+        "truncation to the high watermark", "start", _truncate_to_high_watermark, (Follower,)
+    ),
+    Replacement(
+        "truncation without walking back", "_parting", _cut_where_the_leader_says, (Follower,)
+    ),
+    Replacement("truncation on an old answer", "diverged", _cut_on_any_answer, (Follower,)),
+    Replacement("gaps are overlooked", "replicate", _overlook_gaps, (Follower,)),
+    Replacement("a fetch is never repeated", "time_passed", _never_repeat_fetch, (Follower,)),
+    Replacement("the leader never asks again", "time_passed", _never_ask_again, (Leader,)),
+    Replacement("epochs go back", "_assigned", _go_back_to_old_epochs, (Replica,)),
+    Replacement("a sync covers what was cut", "truncate_to", _sync_covers_what_was_cut, (SimLog,)),
+    Replacement("a broker leads on after a restart", "beat", _lead_on_after_a_restart, (Oracle,)),
+    Replacement("anybody is elected", "_electable", _elect_anybody, (Oracle,)),
+    Replacement("any incarnation may join", "_may_join", _let_join, (Oracle,)),
+    Replacement("a repair is never taken", "_covers", _mend_with_anything, (repair_module,)),
 )
-
-
-@contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """The world with the bug in it."""
-    right = vars(bug.owner)[bug.attribute]
-    setattr(bug.owner, bug.attribute, bug.instead)
-    try:
-        yield
-    finally:
-        setattr(bug.owner, bug.attribute, right)
-
-
-@dataclass(frozen=True, slots=True)
-class Catch:
-    """How a bug was found; ``seeds`` counts the one that found it. Not found: ``what`` is None."""
-
-    bug: str
-    seeds: int
-    what: str | None
-
-
-def hunt(bug: Bug, *, seeds_max: int, first_seed: int = 1) -> Catch:
-    """Run seeds until one finds the bug."""
-    with planted(bug):
-        for number in range(seeds_max):
-            try:
-                run(first_seed + number)
-            except ViolationError as violation:
-                return Catch(bug.name, number + 1, str(violation))
-    return Catch(bug.name, seeds_max, None)
-
-
-def hunt_all(*, seeds_max: int = 300, tell: Callable[[Catch], None] | None = None) -> list[Catch]:
-    """Every bug in turn; ``tell`` hears of each as it is done."""
-    catches = []
-    for bug in BUGS:
-        catches.append(hunt(bug, seeds_max=seeds_max))
-        if tell is not None:
-            tell(catches[-1])
-    return catches
