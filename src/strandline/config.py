@@ -39,8 +39,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """In-sync replicas below which appends are refused and nothing more is committed."""
     queue_group: str = ""
     """Streams of one group share the records of a subject instead of each getting every one."""
-    acks: Acks = "disk"
-    """What an acknowledged record survives, unless the publish asks for less."""
+    acks: Acks | None = None
+    """What an acknowledged record survives, unless the publish asks for less. Default: the most the
+    stream can give, ``replicated`` with several replicas and else ``disk``."""
     pub_ack: bool = True
     """Answer a publish that has a reply subject with JetStream's PubAck."""
     compression: Compression = "none"
@@ -58,6 +59,13 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     segment_age_ms: int = 7 * 24 * 3600 * 1000
     dedup_window_ms: int = 120_000
     """How long a ``Nats-Msg-Id`` is remembered; 0 turns deduplication off."""
+
+    @property
+    def acks_in_force(self) -> Acks:
+        """What acks mean, with the default resolved."""
+        if self.acks is not None:
+            return self.acks
+        return "replicated" if self.replicas > 1 else "disk"
 
     @property
     def partition_rule(self) -> PartitionBy:

@@ -1,10 +1,12 @@
-"""Brokers of a cluster as real processes: kill -9, restarts, NATS and Flight, every replica read."""
+"""Brokers of a cluster as real processes: killed, paused, restarted; every replica is read."""
 
 import asyncio
 import contextlib
+import os
+import random
 import signal
 import socket
-from pathlib import Path
+import time
 
 import nats
 import pytest
@@ -14,7 +16,9 @@ from strandline.errors import StrandlineError
 from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "6"))
+SEED = int(os.environ.get("KILL_SEED", "1"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + ROUNDS * 20)]
 
 
 def free_ports(count):
@@ -41,20 +45,21 @@ def cluster(tmp_path):
             server.start()
         yield servers
     finally:
-        for server in servers.values():
+        for number, server in servers.items():
             server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 async def persist(attempt, *, seconds=40):
     """Try something until it works, as a client with retries does."""
-    async with asyncio.timeout(seconds):
-        while True:
-            try:
-                return await attempt()
-            except (StrandlineError, nats.errors.Error, OSError, TimeoutError) as error:
-                last = error
-            await asyncio.sleep(0.05)
-            del last
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return await attempt()
+        except (StrandlineError, nats.errors.Error, OSError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.05)
 
 
 def create(server, name, **settings):
@@ -131,3 +136,58 @@ async def test_every_broker_may_be_killed_at_once(cluster):
     values.append("again")
     await publish(cluster, "orders", "again")
     await same_everywhere(cluster, "orders", values)
+
+
+def patient(reader):
+    """A reader that waits for a broker which, just started, does not know yet what is committed."""
+
+    class Patient(reader):
+        def _follow(self, client):
+            while not self.is_stopping:
+                for partition, end in client.offsets(self.stream, at="latest").items():
+                    if end > self.next[partition]:
+                        self._take(client, partition)
+                time.sleep(0.02)
+
+    return Patient
+
+
+async def disturb(server, *, pause_s):
+    """Kill and restart a broker, or pause it for longer than the others' patience."""
+    if not pause_s:
+        await asyncio.to_thread(server.restart)
+        return
+    server.signal(signal.SIGSTOP)
+    await asyncio.sleep(pause_s)
+    server.signal(signal.SIGCONT)
+
+
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_kills_and_pauses_under_load(cluster, kit):
+    """Every acked record is on every replica where its ack said, once and in order."""
+    choice = random.Random(SEED)
+    await persist(lambda: asyncio.to_thread(create, cluster[2], "load", subject="load.*"))
+    publishers = [
+        kit.Publisher(
+            cluster[number].nats_url, f"by-{number}-{window}", f"load.{number}", window=window
+        )
+        for number, window in ((1, 1), (2, 16), (3, 1), (1, 8))
+    ]
+    readers = [patient(kit.Reader)(server.flight, "load") for server in cluster.values()]
+    async with kit.running(*publishers, *readers):
+        for _ in range(ROUNDS):
+            await kit.progress(publishers)
+            await asyncio.sleep(choice.uniform(0.0, 0.3))
+            victim = cluster[choice.choice(IDS)]
+            await disturb(victim, pause_s=choice.choice((0, 0, 0.5, 4)))
+        await kit.progress(publishers)
+    count = sum(each.sent for each in publishers)
+    logs = []
+    for server in cluster.values():
+        await persist(lambda s=server: asyncio.to_thread(read, s, "load", count))
+        logs.append(await asyncio.to_thread(kit.read_log, server.flight, "load"))
+        kit.judge(logs[-1], publishers)
+    assert logs[0] == logs[1] == logs[2], "the same on every replica"
+    for reader in readers:
+        reader.judge(logs[0])

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.cluster.identity import load_identity
@@ -215,6 +217,7 @@ class Broker:
         """
         async with self._admin:
             self._check_available()
+            config = msgspec.structs.replace(config, acks=config.acks_in_force)
             command = CreateStream(config=config, now_ns=self.clock.now_ns())
             image = self._store.preview(command).streams[config.name]
             try:

@@ -100,7 +100,7 @@ class Partition:
         self._closed_by: StrandlineError | None = None
         self._refused_by: StrandlineError | None = None
         self.seat: Seat | None = None
-        self.needs_sync = config.acks != "memory"
+        self.needs_sync = config.acks_in_force != "memory"
         """Whether a turn with its records has to sync."""
         self.addresses: tuple[str, ...] = ()
         """In a cluster: where Flight reads it, the leader first."""
@@ -235,7 +235,9 @@ class Partition:
         """Who is told of the chunk at the same time as a publish that asked for ``acks``."""
         if acks == "memory":
             return chunk.early
-        is_less = acks == "disk" and self.seat is not None and self.config.acks == "replicated"
+        is_less = (
+            acks == "disk" and self.seat is not None and self.config.acks_in_force == "replicated"
+        )
         return chunk.on_disk if is_less else chunk.waiting
 
     def _refusal(self, size: int) -> StrandlineError | None:

@@ -2,7 +2,7 @@
 
 import typer
 
-from strandline.cli import bench, demo, inspect, publish, read, serve, stream
+from strandline.cli import bench, cluster, demo, dev, inspect, publish, read, serve, stream
 from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, print_line
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ def version(*, output: OutputOption = OutputFormat.text) -> None:
 
 
 app.command(epilog=serve.EPILOG)(serve.serve)
+app.command(epilog=dev.EPILOG)(dev.dev)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)

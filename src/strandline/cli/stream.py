@@ -52,10 +52,19 @@ def create(
     queue_group: Annotated[
         str, typer.Option(help="Streams of one group share a subject's records.")
     ] = "",
+    replicas: Annotated[
+        int, typer.Option(help="Brokers that keep a copy; more than 1 needs a cluster.", min=1)
+    ] = 1,
+    min_isr: Annotated[
+        int, typer.Option(help="Copies in sync below which records are refused.", min=1)
+    ] = 1,
     acks: Annotated[
-        Literal["memory", "disk", "replicated"],
-        typer.Option(help="What an acknowledged record survives."),
-    ] = "disk",
+        Literal["memory", "disk", "replicated"] | None,
+        typer.Option(
+            help="What an acknowledged record survives.",
+            show_default="the most the stream can give",
+        ),
+    ] = None,
     pub_ack: Annotated[bool, typer.Option(help="Answer publishes as JetStream does.")] = True,
     compression: Annotated[
         Literal["none", "zstd", "lz4"], typer.Option(help="Of stored batches.")
@@ -120,6 +129,8 @@ def create(
             partitions=partitions,
             partition_by=partition_by,
             queue_group=queue_group,
+            replicas=replicas,
+            min_isr=min_isr,
             acks=acks,
             pub_ack=pub_ack,
             compression=compression,

@@ -10,6 +10,7 @@
 | offsets | OffsetsRequest | Offsets |
 | wait_beyond | WaitRequest | Offsets |
 | server_info | empty | ServerInfo |
+| cluster_status | empty | ClusterStatus |
 
 Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
 """
@@ -32,6 +33,7 @@ LIST_STREAMS = "list_streams"
 OFFSETS = "offsets"
 WAIT_BEYOND = "wait_beyond"
 SERVER_INFO = "server_info"
+CLUSTER_STATUS = "cluster_status"
 
 ACTIONS: dict[str, str] = {
     CREATE_STREAM: "Create a stream; body: its configuration.",
@@ -42,6 +44,7 @@ ACTIONS: dict[str, str] = {
     OFFSETS: "Offsets of a stream's partitions at a place or time; body: {name, at}.",
     WAIT_BEYOND: "Wait for records beyond offsets; body: {name, beyond, wait_ms_max}.",
     SERVER_INFO: "Version and limits of the broker; no body.",
+    CLUSTER_STATUS: "Brokers, and who leads and copies each partition; no body.",
 }
 """Every action, with the sentence ListActions gives."""
 
@@ -127,3 +130,36 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
     record_bytes_max: int
     batch_bytes_max: int
     streams: int
+
+
+class BrokerInfo(Answer, frozen=True, kw_only=True):
+    """One broker of a cluster."""
+
+    id: int
+    state: str
+    """``live``, ``fenced`` (not heard of), ``draining`` or ``stopping``."""
+    flight_address: str
+    rack: str
+
+
+class CopiesInfo(Answer, frozen=True, kw_only=True):
+    """Who leads a partition and who copies it."""
+
+    stream: str
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class ClusterStatus(Answer, frozen=True, kw_only=True):
+    """A cluster as the broker that was asked knows it."""
+
+    cluster: str
+    broker: int
+    """Who answers."""
+    controller: int | None
+    """Who decides; None while nobody does."""
+    brokers: tuple[BrokerInfo, ...]
+    partitions: tuple[CopiesInfo, ...]

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.identity import begin_life
 from strandline.broker.cluster.node import Node, Reached
@@ -360,6 +362,7 @@ class ClusterBroker(Broker):
         """
         self._check_member()
         _check_available_in_cluster(config)
+        config = msgspec.structs.replace(config, acks=config.acks_in_force)
         check_stream_config(config, is_cluster=True)
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)

@@ -313,7 +313,7 @@ class ReplicaDriver:
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
         """The turn wrote a chunk: followers may have it while our own sync runs."""
-        if self.partition.config.acks == "memory" and chunk.waiting:
+        if self.partition.config.acks_in_force == "memory" and chunk.waiting:
             self._around.answer(self.partition, chunk.waiting)
         header = header_of(batch)
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch))
@@ -326,7 +326,7 @@ class ReplicaDriver:
         if chunk.waiting:
             waiting = list(chunk.waiting)
             chunk.waiting.clear()
-            if self.partition.config.acks != "replicated":
+            if self.partition.config.acks_in_force != "replicated":
                 self._around.answer(self.partition, waiting)
             elif self._refusal in (None, Refusal.RESIGNING):
                 self._uncommitted.append((next_offset, waiting))

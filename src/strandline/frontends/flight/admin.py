@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from strandline.broker.broker import Broker
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
+from strandline.frontends.flight.cluster import cluster_status
 from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import resolve
@@ -42,6 +43,7 @@ class AdminActions:
             admin.OFFSETS: self._offsets,
             admin.WAIT_BEYOND: self._wait_beyond,
             admin.SERVER_INFO: self._server_info,
+            admin.CLUSTER_STATUS: self._cluster_status,
         }
         assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
 
@@ -134,6 +136,10 @@ class AdminActions:
         self._broker.stream(request.name)
         now = {item.name.partition: int(item.high_watermark) for item in watched}
         return [admin.Offsets(offsets=now)]
+
+    def _cluster_status(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        _no_body(body, admin.CLUSTER_STATUS)
+        return [cluster_status(self._broker)]
 
     def _server_info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         _no_body(body, admin.SERVER_INFO)

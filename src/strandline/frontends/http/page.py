@@ -178,7 +178,7 @@ def _streams_table(streams: Sequence[StreamState]) -> str:
                 f"<code>{escape(stream.config.subject)}</code>",
                 f"{len(stream.partitions):,}",
                 f"{stream.records:,}",
-                escape(stream.config.acks),
+                escape(stream.config.acks_in_force),
                 _retention(stream),
             )
             for stream in streams
