@@ -322,6 +322,7 @@ class Group:
         self.snapshot_every = rng.choice((8, 30, 10**9))
         self.pace_ms = rng.choice((1_500, 500, 150, 50))
         self.laziness = rng.choice((0, 0.3))
+        self.is_stormy = rng.random() < 0.3
         self.settings = RaftSettings(batch_bytes_max=rng.choice((30, 100, 256 << 10)))
         self.world.faults = NetworkFaults(
             loss=rng.choice((0, 0.02, 0.15)),
@@ -408,8 +409,8 @@ class Group:
         if rng.random() < 0.3:  # somebody was waiting for a leader
             self.commands += 1
             member.propose(b"c%d" % self.commands)
-        if rng.random() < 0.1:
-            self.world.after(rng.uniform(0, 10), self.kill, member)
+        if rng.random() < (0.6 if self.is_stormy else 0.1):
+            self.world.after(rng.uniform(0, 80 if self.is_stormy else 10), self.kill, member)
         if self.changes_members and rng.random() < 0.6:
             for _ in range(rng.choice((1, 1, 2))):
                 self.world.after(0, self.change_members, member)
@@ -487,7 +488,8 @@ class Group:
     def kill(self, member: Member) -> None:
         """Crash a member, to be started again."""
         member.crash()
-        self.world.after(self.world.rng.uniform(5, 400), self.restart, member)
+        down_ms_max = 80 if self.is_stormy else 400
+        self.world.after(self.world.rng.uniform(5, down_ms_max), self.restart, member)
 
 
 def run(seed: int) -> World:
