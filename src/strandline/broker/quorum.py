@@ -326,7 +326,7 @@ class Quorum:
             assert isinstance(read.context, int), "our own number"
             asked = self._asked.pop(read.context, None)
             if asked is not None:
-                self._reads.append(_Read(read.index, asked))
+                self._reads.append(_Read(read.after, asked))
         for context in ready.lost_reads:
             assert isinstance(context, int), "our own number"
             _refuse(self._asked.pop(context, None), "the controller has changed; retry")

@@ -17,10 +17,10 @@ from strandline.consensus.messages import Entry, Envelope, HardState, Index, Sna
 
 
 class ReadAllowed(NamedTuple):
-    """A linearizable read that may be answered from the state after entry ``index``."""
+    """A linearizable read that may be answered from the state after the entry at ``after``."""
 
     context: object
-    index: Index
+    after: Index
 
 
 class Ready(NamedTuple):

@@ -269,7 +269,7 @@ def test_a_read_needs_a_quorum_that_answers_after_it():
     assert raft.ready().reads == ()
     accept(raft, 3, read_round=1)
     settled = raft.state.reads
-    assert [(r.context, r.index) for r in settled] == [("a", 1)]
+    assert [(r.context, r.after) for r in settled] == [("a", 1)]
 
 
 def test_a_new_leader_reads_only_after_it_has_committed():
@@ -279,7 +279,7 @@ def test_a_new_leader_reads_only_after_it_has_committed():
     accept(raft, 2, 2, read_round=1)
     assert raft.state.reads == []
     accept(raft, 2, 3, read_round=1)
-    assert [(r.context, r.index) for r in raft.state.reads] == [("early", 3)]
+    assert [(r.context, r.after) for r in raft.state.reads] == [("early", 3)]
 
 
 # Members and hand-over

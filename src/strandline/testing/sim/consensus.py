@@ -222,7 +222,7 @@ class Member:
             self.restore(ready.snapshot)
         for entry in ready.committed:
             self.apply(entry)
-        self.allowed += [(int(str(read.context)), read.index) for read in ready.reads]
+        self.allowed += [(int(str(read.context)), read.after) for read in ready.reads]
         for context in ready.lost_reads:
             self.asked.pop(int(str(context)), None)
         self.answer_reads()
