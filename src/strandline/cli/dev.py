@@ -54,20 +54,26 @@ def dev(
 ) -> None:
     """Run a cluster of brokers on this machine until Ctrl-C.
 
-    Each is a process of its own; a line names its addresses and its process id once it listens, so
-    that you can kill one. Killed brokers stay away: start the command again on the same directory,
-    or that one broker with the command line it had.
+    Each is a process of its own, with its settings in a file: a line names its addresses once it
+    listens. A broker that you kill stays away until you start it again with 'strandline serve
+    --config' and its file.
     """
     ports = _ports(nodes, port_base)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    serve = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", "--config"]
+    files = [
+        _write_settings(number, ports, data_dir=data_dir, log_level=log_level)
+        for number in range(1, nodes + 1)
+    ]
     brokers = [
         subprocess.Popen(
-            _command(number, ports, data_dir=data_dir, log_level=log_level),
+            [*serve, str(file)],
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
-        for number in range(1, nodes + 1)
+        for file in files
     ]
     try:
         with _interrupted_by_sigterm():
@@ -81,20 +87,32 @@ def dev(
         _stop(brokers)
 
 
-def _command(
+def _write_settings(
     number: int, ports: list[dict[str, int]], *, data_dir: Path, log_level: str
-) -> list[str]:
-    """The command line of one broker."""
+) -> Path:
+    """The settings of one broker, in a file that ``strandline serve --config`` takes."""
     mine = ports[number - 1]
-    peers = ",".join(f"{n}=127.0.0.1:{each['peer_port']}" for n, each in enumerate(ports, 1))
-    meeting = ",".join(f"{n}=127.0.0.1:{each['nats_peer_port']}" for n, each in enumerate(ports, 1))
-    command = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json"]
-    command += ["--data-dir", str(data_dir / f"broker-{number}"), "--log-level", log_level]
-    command += ["--broker-id", str(number), "--cluster-id", "dev", "--peers", peers]
-    command += ["--nats-peers", meeting, "--peer-port", str(mine["peer_port"])]
-    for name in PORTS[:4]:
-        command += [f"--{name.replace('_', '-')}", str(mine[name])]
-    return command
+    settings = {
+        "data_dir": str((data_dir / f"broker-{number}").resolve()),
+        "log_level": log_level,
+        "flight_port": mine["flight_port"],
+        "http_port": mine["http_port"],
+        "nats": {"port": mine["nats_port"], "ingest_port": mine["ingest_port"]},
+        "cluster": {
+            "broker_id": number,
+            "name": "dev",
+            "peer_port": mine["peer_port"],
+            "peers": _addresses(ports, "peer_port"),
+            "nats_peers": _addresses(ports, "nats_peer_port"),
+        },
+    }
+    path = data_dir / f"broker-{number}.yaml"
+    path.write_text(json.dumps(settings, indent=2) + "\n")  # JSON is YAML
+    return path
+
+
+def _addresses(ports: list[dict[str, int]], name: str) -> list[str]:
+    return [f"{number}=127.0.0.1:{each[name]}" for number, each in enumerate(ports, 1)]
 
 
 def _ports(nodes: int, base: int) -> list[dict[str, int]]:

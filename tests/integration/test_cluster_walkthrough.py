@@ -1,0 +1,92 @@
+"""docs/cluster.md, run as it stands: every shell line, from top to bottom, on other ports."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPAN = 30
+"""Ports that three brokers of `strandline dev` use."""
+DOCUMENTED_BASE = 9400
+
+
+def free_base():
+    """The first of ``SPAN`` ports in a row that nobody has now, tens like the documented ones."""
+    for base in range(20_000 + os.getpid() % 1000 * 30, 60_000, SPAN):
+        try:
+            for port in range(base, base + SPAN):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base
+    raise AssertionError("no free ports")
+
+
+def commands(base):
+    """The shell blocks of the page, with ports of this run."""
+    text = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        yield re.sub(r"\b94([012]0)\b", lambda found: str(base + int(found[1])), block)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_walk_through_does_what_it_says(tmp_path):
+    """The leader is killed, another leads, the ISR heals, and all copies are the same."""
+    base = free_base()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path}
+    start, *steps = commands(base)
+    dev = subprocess.Popen(
+        [*start.split(), "--port-base", str(base)],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        ready = [dev.stdout.readline() for _ in range(3)]
+        assert all(f"127.0.0.1:{base + 10 * n}" in line for n, line in enumerate(ready)), ready
+        joined = "strandline cluster status -s 127.0.0.1:{} | grep -c live | grep 3"
+        wait = f"until {joined.format(base)}; do sleep 0.2; done"
+        shown = [run(step, tmp_path, environ) for step in (wait, *steps)]
+    finally:
+        for lock in tmp_path.glob("strandline-dev/broker-*/broker.lock"):
+            end(int(lock.read_text()))
+        dev.send_signal(signal.SIGTERM)
+        dev.wait(30)
+        dev.stdout.close()
+    status = "\n".join(shown)
+    assert re.search(r"^orders +0 +1 +\d+ +1 2 3 +1 2 3", status, re.MULTILINE), "1 led at first"
+    assert re.search(r"^orders +0 +2 +\d+ +1 2 3 +2 3", status, re.MULTILINE), "then 2"
+    assert len((tmp_path / "from-1").read_text().splitlines()) == 1001
+
+
+def run(step, directory, environ):
+    """Run a block as one script; what it printed."""
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", step],
+        cwd=directory,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{step}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def end(pid):
+    """Kill a broker if it still runs."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
