@@ -1,5 +1,6 @@
 """A broker as this very process: signals end it cleanly."""
 
+import gc
 import logging
 import os
 import resource
@@ -20,7 +21,10 @@ def as_before():
     handlers, level = root.handlers.copy(), root.level
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    thresholds = gc.get_threshold()
     yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
     root.handlers[:] = handlers
     root.setLevel(level)
     sys.setswitchinterval(interval)

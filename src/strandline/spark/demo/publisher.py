@@ -93,14 +93,15 @@ class Publisher(threading.Thread):
             # What the last connection left unanswered goes first, in its old order.
             self._again = deque(sorted(self._unacked))
             buffer = bytearray()
+            answers = select.poll()  # select() fails in a process with more than 1,024 files
+            answers.register(link, select.POLLIN)
             while not self._stopping.is_set():
                 burst = self._burst()
                 if burst:
                     link.sendall(burst)
                 elif self.is_done:
                     return
-                readable, _, _ = select.select([link], [], [], 0 if burst else 0.05)
-                if readable:
+                if answers.poll(0 if burst else 50):
                     data = link.recv(1 << 18)
                     if not data:
                         raise ConnectionResetError
