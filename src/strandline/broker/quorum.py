@@ -26,7 +26,7 @@ from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)
 
-TICK_MS = 100.0
+TICK_MS = 75.0
 SNAPSHOT_ENTRIES = 10_000
 """Applied entries between two snapshots."""
 KEPT_ENTRIES = 1_000

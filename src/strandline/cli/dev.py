@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import secrets
 import signal
 import socket
 import subprocess
@@ -120,12 +121,20 @@ def _ports(nodes: int, base: int) -> list[dict[str, int]]:
     if base:
         firsts = range(base, base + nodes * PORTS_PER_BROKER, PORTS_PER_BROKER)
         return [{name: first + i for i, name in enumerate(PORTS)} for first in firsts]
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(nodes * len(PORTS))]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        free = iter([each.getsockname()[1] for each in sockets])
-        return [{name: next(free) for name in PORTS} for _ in range(nodes)]
+    free = iter(_free_ports(nodes * len(PORTS)))
+    return [{name: next(free) for name in PORTS} for _ in range(nodes)]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody has now, below those that the system gives to whoever asks for any."""
+    found: list[int] = []
+    while len(found) < count:
+        port = secrets.choice(range(20_000, 32_000))
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            if port not in found:
+                found.append(port)
+    return found
 
 
 def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
 PROPOSE_TIMEOUT_S = 5.0
+LIMITS = ControllerLimits(session_ms=1_500)
+"""Five heartbeats; with it a lost leader costs about two seconds, a lost controller one more."""
 
 
 class ControllerOffice:
@@ -44,7 +46,7 @@ class ControllerOffice:
         self._quorum = quorum
         self._image = image
         self._clock = clock
-        self._limits = limits
+        self._limits = limits or LIMITS
         self._controller: Controller | None = None
         self._changed = asyncio.Event()
         quorum.on_leadership.append(self._leadership_changed)

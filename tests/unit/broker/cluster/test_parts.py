@@ -1,0 +1,172 @@
+"""The small parts of a cluster's broker: files, epochs, frames; and logs that are restarted."""
+
+import msgspec
+import pytest
+
+from strandline.broker.cluster import channels
+from strandline.broker.cluster.epochs import leader_epochs
+from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
+from strandline.broker.cluster.identity import begin_life, load_identity
+from strandline.broker.cluster.machine import MetadataMachine
+from strandline.broker.cluster.watermarks import FILE_NAME as WATERMARKS_NAME
+from strandline.broker.cluster.watermarks import load_watermarks, save_watermarks
+from strandline.broker.peers.frame import Frame
+from strandline.config import StreamConfig
+from strandline.consensus.messages import Envelope, VoteReply
+from strandline.errors import CorruptBatchError, InvalidConfigError, InvalidRecordError
+from strandline.metadata.commands import CreateStream, OpenSession, encode_entry
+from strandline.record.batch import read_header
+from strandline.record.codec import Stamp, encode_records
+from strandline.replication.messages import BatchRef, Replicate
+from strandline.storage.log import Log
+from strandline.storage.recovery import LogPlan, recover
+
+
+def batch(base, count=1, epoch=0):
+    """A batch of ``count`` records."""
+    return encode_records([b"v"] * count, ["s"] * count, Stamp(base, epoch, 1, "none"))
+
+
+def ref(data):
+    header = read_header(data)
+    return BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(data))
+
+
+def append(log, *batches):
+    for each in batches:
+        log.append(each, read_header(each))
+
+
+def open_log(directory, disk):
+    return Log.open(directory, disk=disk, segment_bytes=1 << 10, segment_age_ms=10**9)
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [[], [0], [3, 3, 3], [0, 1, 2, 3], [0] * 40 + [1] + [7] * 40, [0] * 7 + [2] * 90],
+)
+def test_epochs_are_found_in_the_batches(tmp_path, disk, epochs):
+    """The list is exactly where each epoch begins, over segments of any number."""
+    log = open_log(tmp_path / "log", disk)
+    wanted, offset = [], 0
+    for number, epoch in enumerate(epochs):
+        if not wanted or wanted[-1][0] != epoch:
+            wanted.append((epoch, offset))
+        append(log, batch(offset, 1 + number % 3, epoch))
+        offset = log.log_end_offset
+    assert leader_epochs(log) == tuple(wanted)
+
+
+def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
+    """What retention removed counts no more, also in the middle of a batch."""
+    log = open_log(tmp_path / "log", disk)
+    append(log, batch(0, 5, 0), batch(5, 5, 1), batch(10, 5, 2))
+    log.truncate_before(7)
+    assert leader_epochs(log) == ((1, 7), (2, 10))
+
+
+def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
+    """A directory knows its broker; another one is refused; damage is not guessed at."""
+    first = begin_life(tmp_path, "c", 1, disk=disk)
+    second = begin_life(tmp_path, "c", 1, disk=disk)
+    assert (first.starts, second.starts) == (1, 2)
+    assert first.directory_id == second.directory_id
+    for cluster, broker in (("c", 2), ("d", 1)):
+        with pytest.raises(InvalidConfigError, match="belongs to broker 1 of cluster 'c'"):
+            begin_life(tmp_path, cluster, broker, disk=disk)
+    path = tmp_path / IDENTITY_NAME
+    path.write_bytes(path.read_bytes().replace(b'"c"', b'"x"'))
+    with pytest.raises(CorruptBatchError):
+        load_identity(tmp_path, disk=disk)
+
+
+def test_watermarks_are_kept_and_damage_counts_as_missing(tmp_path, disk):
+    """They are a hint: what cannot be trusted is not used."""
+    assert load_watermarks(tmp_path, disk=disk) == {}
+    save_watermarks(tmp_path, {7: 100, 8: 0}, disk=disk)
+    assert load_watermarks(tmp_path, disk=disk) == {7: 100, 8: 0}
+    path = tmp_path / WATERMARKS_NAME
+    path.write_bytes(path.read_bytes()[:-1] + b"\x05")
+    assert load_watermarks(tmp_path, disk=disk) == {}
+
+
+def test_frames_are_what_they_say(tmp_path):
+    """A batch in the place of another, and messages of somebody else, are refused."""
+    data = batch(10, 3, 2)
+    message = Replicate(2, 1, 10, 5, (ref(data),))
+    header = channels.encode_replication(9, message)
+    log_id, event = channels.decode_replication(Frame(2, header, (memoryview(data),)), 3)
+    assert (log_id, event.sender, event.message) == (9, 3, message)
+    other = memoryview(batch(10, 3, 1))
+    assert len(other) == len(data)
+    for broken in (Frame(2, header, (other,)), Frame(2, header[:5]), Frame(2, header + b"x")):
+        with pytest.raises(InvalidRecordError):
+            channels.decode_replication(broken, 3)
+    envelope = Envelope(1, 2, VoteReply(3, True))
+    frame = Frame(1, channels.encode_envelope(envelope))
+    assert channels.decode_envelope(frame, 1, 2) == envelope
+    with pytest.raises(InvalidRecordError):
+        channels.decode_envelope(frame, 3, 2)
+    with pytest.raises(InvalidRecordError):
+        channels.decode_request(Frame(3, b"\xc1"))
+
+
+def test_the_machine_is_its_snapshot(tmp_path):
+    """Restored elsewhere it gives the same image; what is no command is an outcome."""
+    seen = []
+    machine = MetadataMachine(lambda: seen.append(1))
+    assert machine.apply(encode_entry(OpenSession())).value == 1
+    created = CreateStream(config=StreamConfig(name="s", subject="s"), now_ns=5)
+    assert machine.apply(encode_entry(created)).is_applied
+    assert not machine.apply(msgspec.msgpack.encode("nonsense")).is_applied
+    other = MetadataMachine(lambda: None)
+    other.restore(machine.snapshot())
+    assert other.image == machine.image
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("appends_after", [0, 2])
+def test_a_log_that_was_restarted_stays_restarted(tmp_path, disk, appends_after):
+    """After a crash the journal does not bring back what was given up, only what came after."""
+    plans = {5: LogPlan(tmp_path / "logs" / "5", 1 << 10, 10**9)}
+    storage = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10)
+    log = storage.logs[5]
+    for base in range(40):
+        data = batch(base)
+        append(log, data)
+        storage.journal.append([(5, data)])
+    log.restart_at(500)
+    for number in range(appends_after):
+        data = batch(500 + number, epoch=3)
+        append(log, data)
+        storage.journal.append([(5, data)])
+    storage.journal.sync()
+    again = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10)
+    found = again.logs[5]
+    assert (found.log_start_offset, found.log_end_offset) == (500, 500 + appends_after)
+    assert not again.report.damage
+    append(found, batch(500 + appends_after, epoch=4))
+    assert leader_epochs(found)[-1] == (4, 500 + appends_after)
+
+
+def test_a_log_that_was_cut_and_went_on_stays_so(tmp_path, disk):
+    """A crash after a cut and other batches brings back those, and not what was cut."""
+    plans = {5: LogPlan(tmp_path / "logs" / "5", 1 << 10, 10**9)}
+    storage = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10)
+    log = storage.logs[5]
+    for base in range(40):
+        data = batch(base)
+        append(log, data)
+        storage.journal.append([(5, data)])
+    storage.journal.sync()
+    pending = storage.checkpointer.begin(storage.logs)
+    storage.checkpointer.write(pending)
+    storage.checkpointer.finish(pending)
+    assert log.truncate_to(13) == 13
+    data = batch(13, 2, 1)
+    append(log, data)
+    storage.journal.append([(5, data)])
+    storage.journal.sync()
+    found = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10).logs[5]
+    assert found.log_end_offset == 15
+    assert leader_epochs(found) == ((0, 0), (1, 13))
