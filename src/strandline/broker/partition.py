@@ -387,7 +387,10 @@ class Partition:
     # The seat
 
     def take_seat(self, seat: Seat, high_watermark: Offset) -> None:
-        """Be a replica of a cluster from now on; committed is what the seat says is."""
+        """Be a replica of a cluster from now on; committed is what the seat says is.
+
+        ``next_offset`` is kept by a leader alone: copies reach the log without it.
+        """
         self.seat = seat
         self.needs_sync = True
         self.high_watermark = high_watermark

@@ -207,7 +207,8 @@ class ClusterBroker(Broker):
 
     def _follow_again(self) -> None:
         self._retry = None
-        self._follow(self._image)
+        if self.node.is_registered:
+            self._follow(self._image)
 
     def _is_same(self, stream: Stream, wanted: StreamImage) -> bool:
         """Whether a stream here is the one in the image, with the same copies on this broker."""

@@ -178,12 +178,13 @@ class Node:
 
     def fail(self, error: StrandlineError) -> None:
         """Storage has failed: say and vouch for nothing more until it was reopened."""
+        self.incarnation = ""  # no image speaks of this life any more
         self.quorum.fail(error)
         self.replicas.drop_all(error)
 
     async def hand_over(self) -> None:
         """Let others lead what this broker leads, as far as they can and time allows."""
-        if self.run.incarnation != self._registered_incarnation():
+        if not self.is_registered:
             return
         self.replicas.resign()
         await self._wait(lambda: self.replicas.may_hand_over, HAND_OVER_S)
@@ -225,9 +226,11 @@ class Node:
         """This run of this broker."""
         return BrokerRun(self.me, self.incarnation)
 
-    def _registered_incarnation(self) -> str:
+    @property
+    def is_registered(self) -> bool:
+        """Whether the image knows of this very life."""
         known = self.machine.image.brokers.get(self.me)
-        return known.incarnation if known is not None else ""
+        return known is not None and known.incarnation == self.incarnation != ""
 
     async def _stay_in_touch(self) -> None:
         """Register, then say now and then that this broker is there, until cancelled."""
@@ -282,7 +285,7 @@ class Node:
         self._seen_index = self.quorum.applied_index
         self.office.image_changed()
         image = self.machine.image
-        if self.incarnation and self._registered_incarnation() == self.incarnation:
+        if self.is_registered:
             self._on_image(image)
 
     # PeerEvents

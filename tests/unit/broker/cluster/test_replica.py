@@ -1,0 +1,261 @@
+"""One replica's driver with a real log, a turn that waits to be told, and messages by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from strandline.broker.cluster.replica import ReplicaDriver
+from strandline.broker.partition import Admission, Partition
+from strandline.clock import ManualClock
+from strandline.config import LimitsConfig, StreamConfig
+from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
+from strandline.record.batch import read_header
+from strandline.record.codec import Stamp, encode_records
+from strandline.replication import events as ev
+from strandline.replication.limits import ReplicationLimits
+from strandline.replication.messages import (
+    Acked,
+    BatchRef,
+    Diverged,
+    Fetch,
+    Replicate,
+    StartAt,
+)
+from strandline.replication.replica import Replica
+from strandline.replication.state import LogState
+from strandline.storage.log import Log
+from strandline.types import PartitionName
+
+ME, LEADER, OTHER = 1, 2, 3
+CONFIG = StreamConfig(name="s", subject="s", replicas=3, min_isr=2, acks="replicated")
+
+
+def batch(base, count=1, epoch=1):
+    data = encode_records([b"v"] * count, ["s"] * count, Stamp(base, epoch, 1, "none"))
+    header = read_header(data)
+    return BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(data)), data
+
+
+class Around:
+    """Surroundings whose turn is taken apart: copies wait for ``write`` and ``sync``."""
+
+    def __init__(self):
+        self.turn = SimpleNamespace(is_busy=False, submit=self._submit)
+        self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
+        self.driver = None
+        self.was_cut = False
+
+    def _submit(self, write):
+        self.waiting.append(write)
+
+    def write(self, error=None):
+        """Copies reach the log, or not."""
+        taken, self.waiting = self.waiting, []
+        for write in taken:
+            if error is None:
+                for data in write.batches:
+                    write.log.append(data, read_header(data))
+                self.under_way.append(write)
+            else:
+                write.done(error)
+        self.turn.is_busy = bool(self.under_way)
+
+    def sync(self):
+        """The turn has ended."""
+        under_way, self.under_way = self.under_way, []
+        for write in under_way:
+            write.done(None)
+        self.turn.is_busy = False
+        self.driver.flush()
+        if self.was_cut:
+            self.was_cut = False
+            self.driver.turn_ended()
+
+    def now_ms(self):
+        return 0
+
+    def send(self, _, effect):
+        self.sent.append((effect.to, effect.message))
+
+    def touched(self, _):
+        pass
+
+    def cut(self, _):
+        self.was_cut = True
+
+    def propose_isr(self, driver, proposal):
+        pass
+
+    def answer(self, partition, waiting):
+        self.answered += [each.offset for each in waiting]
+        for each in waiting:
+            each.responder.acked(each.token, partition.name, each.offset, duplicate=each.duplicate)
+
+    def in_thread(self, work, done):
+        work()
+        done()
+
+    def not_leader(self, partition):
+        return NotLeaderError(f"{partition.name} is led elsewhere")
+
+    def last(self, kind):
+        """The newest message of a kind."""
+        return next(message for _, message in reversed(self.sent) if isinstance(message, kind))
+
+
+@pytest.fixture
+def around():
+    return Around()
+
+
+@pytest.fixture
+def driver(tmp_path, disk, around):
+    log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=10**9)
+    admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
+    partition = Partition(
+        PartitionName("s", 0), CONFIG, log, log_id=1, leader_epoch=0, admission=admission
+    )
+    replica = Replica(ME, LogState(), limits=ReplicationLimits(), session=100, incarnation="i")
+    around.driver = ReplicaDriver(partition, replica, around)
+    return around.driver
+
+
+def assign(driver, leader, epoch, isr=(1, 2, 3)):
+    driver.step(
+        ev.Assigned(
+            epoch=epoch, leader=leader, replicas=(1, 2, 3), isr=isr, version=epoch, min_isr=2
+        )
+    )
+
+
+def copy(driver, around, *batches, high_watermark=0):
+    """The leader sends batches in the session that is open."""
+    fetch = around.last(Fetch)
+    base = driver.replica.log.log_end_offset
+    refs, data = zip(*batches, strict=True)
+    message = Replicate(fetch.epoch, fetch.session, base, high_watermark, refs)
+    driver.step(ev.Received(LEADER, message, data))
+
+
+def test_copies_are_acked_after_the_sync_and_committed_when_heard(driver, around):
+    """What was copied counts once it is on disk, and is served as far as the leader said."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3), batch(3, 2), high_watermark=4)
+    assert not [m for _, m in around.sent if isinstance(m, Acked)]
+    around.write()
+    assert driver.partition.high_watermark == 0
+    around.sync()
+    assert around.last(Acked).durable_offset == 5
+    assert driver.partition.high_watermark == 4
+
+
+def test_a_restart_of_the_log_waits_for_the_copies_before_it(driver, around):
+    """Copies under way are finished, then the log begins anew, empty, where the leader's does."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3))
+    fetch = around.last(Fetch)
+    driver.step(ev.Received(LEADER, StartAt(1, fetch.session, 700)))
+    assert driver.log.log_end_offset == 0
+    around.write()
+    around.sync()
+    assert (driver.log.log_start_offset, driver.log.log_end_offset) == (700, 700)
+    assert driver.partition.high_watermark == 700
+    copy(driver, around, batch(700, 2), high_watermark=702)
+    around.write()
+    around.sync()
+    assert around.last(Acked).durable_offset == 702
+    assert driver.partition.high_watermark == 702
+
+
+def test_a_full_disk_gives_the_stream_up_and_begins_again(driver, around):
+    """What was not stored is forgotten, and fetched again from where the log really ends."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3))
+    around.write()
+    around.sync()
+    copy(driver, around, batch(3, 3))
+    copy(driver, around, batch(6, 3))
+    around.write(DiskFullError("full"))
+    assert driver.replica.log.log_end_offset == driver.log.log_end_offset == 3
+    assert driver.replica.deadline_ms is not None
+
+
+def test_a_leader_waits_for_its_own_copies(driver, around, answers, kit):
+    """Elected while copies are under way, it leads once they are in its log, and goes on there."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3))
+    assign(driver, ME, 2)
+    kit.put(driver.partition, answers, "early")
+    assert isinstance(answers.errors["early"], NotLeaderError)
+    around.write()
+    around.sync()
+    assert driver.partition.leader_epoch == 2
+    kit.put(driver.partition, answers, "x")
+    assert driver.partition.next_offset == 4
+    assert "x" not in answers.errors
+
+
+def test_a_sync_counts_only_what_was_not_cut_since(driver, around):
+    """A cut while the sync runs lowers what the sync is worth."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3), batch(3, 3))
+    around.write()
+    around.sync()
+    assign(driver, LEADER, 2)
+    around.turn.is_busy = True  # of another partition
+    fetch = around.last(Fetch)
+    driver.step(ev.Received(LEADER, Diverged(2, fetch.session, 1, 3)))
+    assert driver.log.log_end_offset == 3
+    assert around.was_cut
+    driver._tell_synced(6)
+    assert driver.replica.log.durable_offset == 3
+    around.sync()
+    assert around.last(Fetch).end_offset == 3
+
+
+def write_chunks(driver):
+    """The turn writes what was accepted; (chunk, where it ends) of each."""
+    partition, written = driver.partition, []
+    chunks, _, _ = partition.take(1 << 20, 1 << 20)
+    for chunk in chunks:
+        driver.journaled(chunk, partition.write(chunk, 1))
+        written.append((chunk, chunk.base_offset + chunk.count))
+    return written
+
+
+def test_acks_come_as_late_as_they_promise(driver, around, answers, kit):
+    """``disk`` after our own sync, ``replicated`` when every in-sync replica has synced."""
+    assign(driver, ME, 1)
+    kit.put(driver.partition, answers, "disk", acks="disk")
+    kit.put(driver.partition, answers, "all")
+    [(chunk, end)] = write_chunks(driver)
+    assert not answers.acks
+    driver.synced(chunk, end)
+    assert answers.acks == {"disk": 0}
+    for broker in (LEADER, OTHER):
+        driver.step(ev.Received(broker, Fetch(1, 5, 0, -1, "i")))
+        driver.step(ev.Received(broker, Acked(1, 5, 0, 0)))
+        driver.flush()
+    for broker in (LEADER, OTHER):
+        assert "all" not in answers.acks
+        driver.step(ev.Received(broker, Acked(1, 5, 2, 0)))
+    assert answers.acks == {"disk": 0, "all": 1}
+    assert driver.partition.high_watermark == 2
+
+
+def test_a_lost_leadership_tells_that_the_outcome_is_unknown(driver, answers, kit):
+    """Who waits for a commit hears so once, also if its sync ends only later."""
+    assign(driver, ME, 1)
+    kit.put(driver.partition, answers, "synced")
+    for chunk, end in write_chunks(driver):
+        driver.synced(chunk, end)
+    kit.put(driver.partition, answers, "syncing")
+    syncing = write_chunks(driver)
+    kit.put(driver.partition, answers, "not written")
+    assign(driver, LEADER, 2)
+    for chunk, end in syncing:
+        driver.synced(chunk, end)
+    assert isinstance(answers.errors["not written"], NotLeaderError)
+    for token in ("synced", "syncing"):
+        assert type(answers.errors[token]) is UnavailableError
+        assert "Nats-Msg-Id" in answers.errors[token].message
