@@ -9,10 +9,13 @@ import socket
 import time
 
 import nats
+import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.errors import StrandlineError
+from strandline.client.connection import Connection
+from strandline.errors import NotLeaderError, StrandlineError
+from strandline.protocol import admin
 from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)
@@ -198,3 +201,54 @@ async def test_kills_and_pauses_under_load(cluster, kit):
     assert logs[0] == logs[1] == logs[2], "the same on every replica"
     for reader in readers:
         reader.judge(logs[0])
+
+
+def leader_of(server, name):
+    """The leader's number, as a broker knows it."""
+    connection = Connection(server.flight, timeout_s=5)
+    try:
+        [found] = connection.action(admin.CLUSTER_STATUS, None, admin.ClusterStatus)
+    finally:
+        connection.close()
+    return next(part.leader for part in found.partitions if part.stream == name)
+
+
+async def test_flight_names_the_leader_and_every_copy(cluster):
+    """A put at the leader is on every replica; others name its address, readers get all."""
+    await persist(lambda: asyncio.to_thread(create, cluster[3], "orders"))
+    leader = leader_of(cluster[1], "orders")
+    with strandline.connect(cluster[leader].flight) as client:
+        for number in range(20):
+            assert client.append("orders", f"v{number}").offset == number
+    await same_everywhere(cluster, "orders", [f"v{number}" for number in range(20)])
+    other = next(number for number in IDS if number != leader)
+    with (
+        strandline.connect(cluster[other].flight) as client,
+        pytest.raises(NotLeaderError, match=cluster[leader].flight),
+    ):
+        client.append("orders", "w", timeout_s=3)
+    flight = fl.connect(f"grpc+tcp://{cluster[other].flight}")
+    [endpoint] = flight.get_flight_info(fl.FlightDescriptor.for_path("orders")).endpoints
+    found = [location.uri.decode().removeprefix("grpc+tcp://") for location in endpoint.locations]
+    flight.close()
+    assert found[0] == cluster[leader].flight
+    assert sorted(found) == sorted(server.flight for server in cluster.values())
+
+
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_clean_stops_one_after_the_other_under_load(cluster, kit):
+    """Each broker hands over, ends with code 0 and comes back; publishers lose nothing."""
+    await persist(lambda: asyncio.to_thread(create, cluster[2], "load", subject="load.*"))
+    publishers = [kit.Publisher(cluster[n].nats_url, f"by-{n}", f"load.{n}", window=4) for n in IDS]
+    async with kit.running(*publishers):
+        for victim in IDS:
+            await kit.progress(publishers)
+            assert await asyncio.to_thread(cluster[victim].stop) == 0
+            await kit.progress([p for n, p in zip(IDS, publishers, strict=True) if n != victim])
+            await asyncio.to_thread(cluster[victim].start)
+        await kit.progress(publishers)
+    count = sum(each.sent for each in publishers)
+    for server in cluster.values():
+        await persist(lambda s=server: asyncio.to_thread(read, s, "load", count))
+        kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "load"), publishers)

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import trustme
 
 from strandline.broker import broker as broker_module
 from strandline.broker.cluster.broker import ClusterBroker
@@ -40,6 +41,7 @@ class Cluster:
         self.tmp_path, self.kit = Path(tmp_path), kit
         self.peers = [f"{n}=127.0.0.1:{p}" for n, p in zip(IDS, free_ports(3), strict=True)]
         self.brokers, self.disks = {}, {}
+        self.tls = {}
 
     async def start(self, *numbers):
         for number in numbers:
@@ -48,7 +50,11 @@ class Cluster:
                 data_dir=str(self.tmp_path / f"broker-{number}"),
                 journal=JournalConfig(file_bytes=1 << 20),
                 cluster=ClusterConfig(
-                    broker_id=number, name="test", peer_port=port, peers=self.peers
+                    broker_id=number,
+                    name="test",
+                    peer_port=port,
+                    peers=self.peers,
+                    **self.tls.get(number, {}),
                 ),
             )
             disk = self.disks.setdefault(number, self.kit.Disk())
@@ -57,6 +63,21 @@ class Cluster:
             broker.announce(10_000 + number)
             self.brokers[number] = broker
         await self.kit.until(lambda: all(self.brokers[n].is_ready for n in numbers), seconds=20)
+
+    def secure(self):
+        """Let brokers talk over mutual TLS, each with a certificate of its own."""
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(self.tmp_path / "authority.pem")
+        for number in IDS:
+            issued = authority.issue_cert(f"broker-{number}")
+            key, chain = (self.tmp_path / f"{number}-{what}.pem" for what in ("key", "chain"))
+            issued.private_key_pem.write_to_path(key)
+            issued.cert_chain_pems[0].write_to_path(chain)
+            self.tls[number] = {
+                "tls_certificate": str(chain),
+                "tls_key": str(key),
+                "tls_authority": str(self.tmp_path / "authority.pem"),
+            }
 
     async def kill(self, number):
         """As kill -9: nothing is finished."""

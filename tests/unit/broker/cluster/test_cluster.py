@@ -169,3 +169,36 @@ async def test_a_directory_has_one_broker(cluster, open_broker, tmp_path):
     (tmp_path / "data").symlink_to(tmp_path / "broker-1")
     with pytest.raises(InvalidConfigError, match="broker 1 of cluster 'test'"):
         await open_broker()
+
+
+async def test_brokers_talk_over_tls(cluster):
+    """With certificates in the settings everything works as without."""
+    cluster.secure()
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a", "b")
+    await cluster.agree(["a", "b"])
+
+
+async def test_partitions_kept_elsewhere_are_known_by_name(cluster, answers, kit):
+    """A broker without a copy lists the stream, and sends readers and publishers to the leader."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(replicas=1, min_isr=1)
+    leader = await leader_of_one(cluster)
+    away = cluster.partition(next(n for n in (1, 2, 3) if n != leader))
+    address = f"127.0.0.1:{10_000 + leader}"
+    await kit.until(lambda: address in away.elsewhere.message)
+    kit.put(away, answers, "x")
+    assert address in answers.errors["x"].message
+    with pytest.raises(NotLeaderError, match=address):
+        away.read(0, 100)
+    here = cluster.partition(leader)
+    kit.put(here, answers, "y")
+    await answers.wait(2)
+    assert kit.values(here) == [b"y"]
+
+
+async def leader_of_one(cluster):
+    """Who keeps the only copy."""
+    await cluster.kit.until(lambda: cluster.image().leader is not None)
+    return cluster.image().leader
