@@ -318,7 +318,9 @@ class Group:
         self.changes_members = rng.random() < 0.5
         spares = 2 if self.changes_members else 0
         self.ids = tuple(BrokerId(number) for number in range(1, voters + spares + 1))
-        self.sync_ms: Sequence[float] = rng.choice(((0.1,), (0.1, 1, 5, 20), (5, 20, 60)))
+        self.sync_ms: Sequence[float] = rng.choice(
+            ((0.1,), (0.1, 1, 5, 20), (5, 20, 60), (1, 1, 1, 200))
+        )
         self.snapshot_every = rng.choice((8, 30, 10**9))
         self.pace_ms = rng.choice((1_500, 500, 150, 50))
         self.laziness = rng.choice((0, 0.3))

@@ -155,12 +155,6 @@ CONSENSUS_BUGS: Final = (
         "pass",
     ),
     Rewrite(
-        "a snapshot keeps a tail that does not go on from it",
-        _LOG + "install",
-        "keeps_tail = self.has(snapshot.index, snapshot.term)",
-        "keeps_tail = snapshot.index < self.last_index",
-    ),
-    Rewrite(
         "a snapshot forgets the membership in what it covers",
         _LOG + "compact",
         "members = decode_members(entry.data)",
