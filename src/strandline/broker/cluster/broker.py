@@ -123,7 +123,7 @@ class ClusterBroker(Broker):
             wake=self._wake,
             on_image=self._follow,
         )
-        self._has_swept = False
+        self._has_swept = self._is_stopping = False
         self._retry: asyncio.TimerHandle | None = None
 
     @property
@@ -132,11 +132,12 @@ class ClusterBroker(Broker):
 
     async def prepare_stop(self) -> None:
         """Hand over what this broker leads."""
-        self.is_ready = False
+        self._is_stopping, self.is_ready = True, False
         await self.node.hand_over()
 
     async def stop(self) -> None:
         """As ``Broker.stop``, after leaving the others."""
+        self._is_stopping = True
         if self._retry is not None:
             self._retry.cancel()
         await self.quiesce()
@@ -201,7 +202,7 @@ class ClusterBroker(Broker):
             self._announce()
             self._count_streams()
         self._sweep(image)
-        self.is_ready = not isinstance(self.admission.refusal, ShuttingDownError)
+        self.is_ready = not self._is_stopping
         if not is_whole and self._retry is None:
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
 

@@ -5,14 +5,17 @@ random, so that two brokers started with one number are told apart; the number o
 each life of its replicas distinct.
 """
 
+import logging
 from pathlib import Path
 
 import msgspec
 from crc32c import crc32c
 
-from strandline.errors import CorruptBatchError, InvalidConfigError
+from strandline.errors import CorruptBatchError, DiskFullError, InvalidConfigError
 from strandline.storage.disk import Disk
 from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "broker.json"
 
@@ -32,7 +35,7 @@ def begin_life(directory: Path, cluster: str, broker: BrokerId, *, disk: Disk) -
     Raises:
         InvalidConfigError: the directory belongs to another broker.
         CorruptBatchError: the file is damaged.
-        UnavailableError: it cannot be written.
+        UnavailableError: it cannot be written, and the directory is new or the disk not just full.
     """
     disk.make_directory(directory)
     known = load_identity(directory, disk=disk)
@@ -46,7 +49,14 @@ def begin_life(directory: Path, cluster: str, broker: BrokerId, *, disk: Disk) -
         )
     identity = msgspec.structs.replace(known, starts=known.starts + 1)
     body = msgspec.json.encode(identity)
-    disk.write_atomically(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body))
+    try:
+        disk.write_atomically(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body))
+    except DiskFullError as error:
+        if identity.starts == 1:
+            raise
+        # A broker must start on a full disk, or nothing could be deleted. The number that is used
+        # twice then tells apart nothing that the new links do not tell apart as well.
+        logger.warning("this start is not counted: %s", error)
     return identity
 
 

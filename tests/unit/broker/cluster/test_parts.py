@@ -1,5 +1,7 @@
 """The small parts of a cluster's broker: files, epochs, frames; and logs that are restarted."""
 
+import errno
+
 import msgspec
 import pytest
 
@@ -13,7 +15,12 @@ from strandline.broker.cluster.watermarks import load_watermarks, save_watermark
 from strandline.broker.peers.frame import Frame
 from strandline.config import StreamConfig
 from strandline.consensus.messages import Envelope, VoteReply
-from strandline.errors import CorruptBatchError, InvalidConfigError, InvalidRecordError
+from strandline.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    InvalidConfigError,
+    InvalidRecordError,
+)
 from strandline.metadata.commands import CreateStream, OpenSession, encode_entry
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
@@ -78,6 +85,17 @@ def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
     path.write_bytes(path.read_bytes().replace(b'"c"', b'"x"'))
     with pytest.raises(CorruptBatchError):
         load_identity(tmp_path, disk=disk)
+
+
+def test_a_broker_starts_on_a_full_disk(tmp_path, disk):
+    """Its directory is known already; a new one needs space."""
+    disk.fail("write", "broker.json", code=errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        begin_life(tmp_path, "c", 1, disk=disk)
+    disk.mend()
+    known = begin_life(tmp_path, "c", 1, disk=disk)
+    disk.fail("write", "broker.json", code=errno.ENOSPC)
+    assert begin_life(tmp_path, "c", 1, disk=disk).directory_id == known.directory_id
 
 
 def test_watermarks_are_kept_and_damage_counts_as_missing(tmp_path, disk):
