@@ -1,0 +1,135 @@
+"""Commands from any broker: forwarded, tried again, and applied once where that matters."""
+
+import asyncio
+
+import pytest
+
+from strandline.broker.cluster import requests as requests_module
+from strandline.broker.cluster.channels import Decided, Failed, Propose
+from strandline.broker.cluster.requests import Requests, Session
+from strandline.errors import NotLeaderError, RequestTimeoutError, UnavailableError
+from strandline.metadata.apply import apply_entry
+from strandline.metadata.commands import AllocateProducerIds, OpenSession, decode_entry
+from strandline.metadata.image import MetadataImage
+
+
+class Group:
+    """One image, decided upon by whoever leads; brokers reach each other unless cut off."""
+
+    def __init__(self):
+        self.image = MetadataImage()
+        self.leader = 1
+        self.applied = []
+        self.lost_answers = 0
+        self.requests = {}
+        self.is_cut = False
+
+    def join(self, number):
+        group = self
+
+        class Member:
+            """This broker's member of the quorum."""
+
+            @property
+            def leader(self):
+                return group.leader
+
+            @property
+            def is_leading(self):
+                return group.leader == number
+
+            async def propose(self, data, *, timeout_s):
+                if not self.is_leading:
+                    raise NotLeaderError("another leads")
+                group.applied.append(decode_entry(data))
+                group.image, outcome = apply_entry(group.image, group.applied[-1])
+                return outcome
+
+        self.requests[number] = Requests(
+            Member(), lambda to, request: self._carry(number, to, request)
+        )
+        return self.requests[number]
+
+    def _carry(self, sender, to, request):
+        if self.is_cut or to not in self.requests:
+            return False
+        target = self.requests[to]
+        if isinstance(request, Propose):
+            target.serve(sender, request)
+        elif isinstance(request, Decided | Failed):
+            if self.lost_answers:
+                self.lost_answers -= 1
+                target.peer_lost(sender)
+            else:
+                target.answered(request)
+        return True
+
+
+@pytest.fixture
+async def group(monkeypatch):
+    monkeypatch.setattr(requests_module, "RETRY_S", 0.001)
+    made = Group()
+    yield made
+    for requests in made.requests.values():
+        await requests.stop()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_command_reaches_the_leader_from_anywhere(group, number):
+    """The one that leads decides itself; from another broker the command is forwarded."""
+    group.join(1), group.join(2)
+    outcome = await group.requests[number].propose(AllocateProducerIds(5), timeout_s=5)
+    assert (outcome.value, len(group.applied)) == (1, 1)
+
+
+async def test_it_is_tried_again_until_somebody_leads_and_is_reached(group):
+    """Elections and broken links cost time, not the command."""
+    group.join(1)
+    asker = group.join(2)
+    group.leader = None
+    asked = asyncio.create_task(asker.propose(AllocateProducerIds(5), timeout_s=5))
+    await asyncio.sleep(0.01)
+    group.leader, group.is_cut = 1, True
+    await asyncio.sleep(0.01)
+    assert not asked.done()
+    group.is_cut = False
+    assert (await asked).value == 1
+
+
+async def test_without_a_quorum_the_caller_is_told_in_time(group):
+    """It says that the outcome is open."""
+    asker = group.join(2)
+    group.leader = None
+    with pytest.raises(RequestTimeoutError, match="may still happen"):
+        await asker.propose(AllocateProducerIds(5), timeout_s=0.05)
+
+
+async def test_a_session_applies_once_what_is_proposed_twice(group):
+    """When an answer is lost the command is proposed again, and has the same outcome."""
+    group.join(1)
+    session = Session(group.join(2))
+    first = await session.propose(AllocateProducerIds(5), timeout_s=5)
+    group.lost_answers = 2
+    second = await session.propose(AllocateProducerIds(5), timeout_s=5)
+    third = await session.propose(AllocateProducerIds(5), timeout_s=5)
+    assert [first.value, second.value, third.value] == [1, 6, 11]
+    assert len(group.applied) == 1 + 1 + 3 + 1, "a session, and one command proposed three times"
+
+
+async def test_a_session_that_was_forgotten_is_opened_anew(group):
+    """The caller hears that the outcome is unknown; the next command goes through."""
+    group.join(1)
+    session = Session(group.join(2))
+    await session.propose(AllocateProducerIds(1), timeout_s=5)
+    for _ in range(300):
+        await group.requests[1].propose(OpenSession(), timeout_s=5)
+    with pytest.raises(UnavailableError, match="forgotten"):
+        await session.propose(AllocateProducerIds(1), timeout_s=5)
+    assert (await session.propose(AllocateProducerIds(1), timeout_s=5)).is_applied
+
+
+async def test_an_answer_that_nobody_waits_for_is_nothing(group):
+    """Late answers, and those to others, are dropped."""
+    asker = group.join(2)
+    asker.answered(Failed(7, "unavailable", "late"))
+    asker.peer_lost(1)
