@@ -19,7 +19,7 @@ from strandline.record.subjects import validate_subject
 KEYS_MAX = 10_000
 WAIT_MS_MAX = 60_000
 BYTES_MIN_MAX = 64 << 20
-BATCH_BYTES_DEFAULT = 1 << 20
+BATCH_BYTES_DEFAULT = 2 << 20
 BATCH_BYTES_LEAST = 4 << 10
 BATCH_BYTES_MOST = 16 << 20
 

@@ -10,7 +10,6 @@ Arrow read outside the buffer.
 
 import struct
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +17,16 @@ import pyarrow as pa
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES, MAGIC, Attributes, read_header
 from strandline.record.compression import decompress
-from strandline.record.gather import SmallBatches
+from strandline.record.gather import SmallBatches, is_plain, single_subject
 from strandline.record.schema import HEADERS_TYPE, TIMESTAMP_TYPE, project
 
 _MAGIC_AND_LENGTH = struct.Struct("<III")
 
 SMALL_BYTES = 128 << 10
 """A batch below this is merged with its neighbours."""
+PLAIN_BYTES = 512 << 10
+"""So is a plain one below this, which is gathered in one pass: a turn's batch of a few hundred KiB
+costs more to send on its own than to copy while its checksum has just brought it near."""
 MERGED_BYTES = 2 << 20
 """Merging stops at about this many bytes."""
 
@@ -52,8 +54,9 @@ def decode_batches(
     decoder = _Decoder(source, project(columns), partition)
     run: list[int] = []
     run_bytes = 0
-    for position, length in walk(memoryview(source)):
-        if length >= SMALL_BYTES:
+    view = memoryview(source)
+    for position, length in walk(view):
+        if length >= SMALL_BYTES and (length >= PLAIN_BYTES or not is_plain(view, position)):
             yield from decoder.merge(run)
             yield decoder.decode(position)
             run, run_bytes = [], 0
@@ -171,7 +174,7 @@ class BatchColumns:
         self._subject_indices: pa.Buffer | None = None
         if header.subject_count == 1:
             name = bytes(memoryview(self._take(header.subject_bytes)))
-            self._subjects = _single_subject(name)
+            self._subjects = single_subject(name)
             return
         if header.subject_count == 0:
             raise CorruptBatchError("a batch without subjects")
@@ -243,17 +246,3 @@ class BatchColumns:
         return pa.Array.from_buffers(
             HEADERS_TYPE, self._count, [pa.py_buffer(present), offsets], children=[entries]
         )
-
-
-@lru_cache(maxsize=1024)
-def _single_subject(name: bytes) -> pa.Array:
-    """A dictionary of one subject; kept, since making it takes longer than a column does."""
-    return pa.array([_text(name)], pa.string())
-
-
-def _text(name: bytes) -> str:
-    """A subject as text; other bytes than UTF-8 mean damage."""
-    try:
-        return name.decode()
-    except UnicodeDecodeError as error:
-        raise CorruptBatchError("a subject is not UTF-8") from error

@@ -5,6 +5,8 @@ of every batch be picked at once by its index: Python touches a batch only to sl
 Only for batches that ``are_simple``: one subject, values only, not compressed.
 """
 
+import struct
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,38 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _SIMPLE_MASK = ~(int(Attributes.MESSAGE_IDS) << 16) & 0xFFFFFFFF
 _SUBJECT_COUNT = 66
+JOIN_BYTES_MAX = 4 << 10
+_KIND_AT = 12
+_KIND = struct.Struct(f"<I{_SUBJECT_COUNT - _KIND_AT - 4}xH")
+"""Version, codec and attributes in one word; the subject count."""
+
+
+@lru_cache(maxsize=1024)
+def single_subject(name: bytes) -> pa.Array:
+    """A dictionary of one subject; kept, since making it takes longer than a column does.
+
+    Raises:
+        CorruptBatchError: it is not UTF-8.
+    """
+    return pa.array([subject_text(name)], pa.string())
+
+
+def subject_text(name: bytes) -> str:
+    """A subject as text; other bytes than UTF-8 mean damage.
+
+    Raises:
+        CorruptBatchError: it is not UTF-8.
+    """
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptBatchError("a subject is not UTF-8") from error
+
+
+def is_plain(view: memoryview, position: int) -> bool:
+    """Whether a batch has one subject and plain values, and is not compressed."""
+    kind, subject_count = _KIND.unpack_from(view, position + _KIND_AT)
+    return bool(kind & _SIMPLE_MASK == VERSION and subject_count == 1)
 
 
 class SmallBatches:
@@ -104,13 +138,15 @@ class SmallBatches:
             for start, size in zip(subject_at.tolist(), subject_bytes.tolist(), strict=True)
         ]
         dictionary: dict[bytes, int] = {}
-        indices = [dictionary.setdefault(name, len(dictionary)) for name in names]
-        numbers = np.repeat(np.array(indices, dtype="<i4"), self.counts)
-        try:
-            texts = pa.array([name.decode() for name in dictionary], pa.string())
-        except UnicodeDecodeError as error:
-            raise CorruptBatchError("a subject is not UTF-8") from error
-        return pa.DictionaryArray.from_arrays(pa.array(numbers), texts)
+        places = [dictionary.setdefault(name, len(dictionary)) for name in names]
+        if len(dictionary) == 1:
+            indices = np.zeros(self.total, dtype="<i4")
+            subjects = single_subject(names[0])
+        else:
+            indices = np.repeat(np.array(places, dtype="<i4"), self.counts)
+            subjects = pa.array([subject_text(name) for name in dictionary], pa.string())
+        numbers = pa.Array.from_buffers(pa.int32(), self.total, [None, pa.py_buffer(indices)])
+        return pa.DictionaryArray.from_arrays(numbers, subjects)
 
     def _values(self, within: Numbers, ends_at: Numbers, data_at: Numbers) -> pa.Array:
         """Values: the bytes joined, the offsets recomputed from each batch's own."""
@@ -120,13 +156,27 @@ class SmallBatches:
         ends = data_at + sizes
         if (lengths < 0).any() or (ends > self.at + self.lengths).any():
             raise CorruptBatchError("offsets of a column do not fit its bytes")
-        view = self._view
-        data = b"".join(
-            [view[start:end] for start, end in zip(data_at.tolist(), ends.tolist(), strict=True)]
-        )
         offsets = np.zeros(self.total + 1, dtype="<i4")
         np.cumsum(lengths, out=offsets[1:])
-        if offsets[-1] != len(data):
+        if offsets[-1] != sizes.sum():
             raise CorruptBatchError("offsets of a column do not match its bytes")
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        data = self._joined(data_at.tolist(), ends.tolist(), int(offsets[-1]))
+        buffers = [None, pa.py_buffer(offsets), data]
         return pa.Array.from_buffers(pa.binary(), self.total, buffers)
+
+    def _joined(self, starts: list[int], ends: list[int], size: int) -> pa.Buffer:
+        """The bytes of all ranges, one after the other.
+
+        A few large ones go into memory of Arrow's pool, which is warm: fresh pages cost more than
+        the copy. Many small ones are joined at once.
+        """
+        view = self._view
+        if size < JOIN_BYTES_MAX * len(starts):
+            pieces = [view[start:end] for start, end in zip(starts, ends, strict=True)]
+            return pa.py_buffer(b"".join(pieces))
+        buffer = pa.allocate_buffer(size)
+        target, at = memoryview(buffer), 0
+        for start, end in zip(starts, ends, strict=True):
+            target[at : at + end - start] = view[start:end]
+            at += end - start
+        return buffer
