@@ -136,7 +136,7 @@ class Log:
     @property
     def log_end_offset(self) -> Offset:
         """The offset the next record gets."""
-        return Offset(self._active.next_offset)
+        return Offset(self._layout.segments[-1].next_offset)
 
     @property
     def size_bytes(self) -> int:
@@ -155,7 +155,6 @@ class Log:
 
     def _arrange(self, segments: Sequence[Segment]) -> None:
         self._layout = _Layout(tuple(segments), tuple(s.base_offset for s in segments))
-        self._active = segments[-1]
 
     # -- writing (one thread) --------------------------------------------------------------------
 
@@ -172,7 +171,7 @@ class Log:
         """
         if self.poisoned or self._closed:
             raise self._refusal()
-        active = self._active
+        active = self._layout.segments[-1]
         assert header.base_offset == active.next_offset, "offsets are dense"
         try:
             if active.size and self._is_due(active, header):

@@ -166,14 +166,9 @@ class ReadSession:
         size, since = 0, 0.0
         enough = self._request.batch_bytes // 4
         for delivery in _error_last(deliveries):
-            if delivery is not None and delivery.size >= enough:
-                # Joining copies: what is large already is not worth it.
-                if held:
-                    yield Delivery(join(held), size)
-                    held, size = [], 0
-                yield delivery
-                continue
-            if delivery is not None:
+            # Joining copies: what is large already is not worth it.
+            is_large = delivery is not None and delivery.size >= enough
+            if delivery is not None and not is_large:
                 since = since if held else self._life.now_ms()
                 held.append(delivery.batch)
                 size += delivery.size
@@ -183,6 +178,8 @@ class ReadSession:
             if held:
                 yield Delivery(join(held), size)
                 held, size = [], 0
+            if delivery is not None and is_large:
+                yield delivery
         if held:
             yield Delivery(join(held), size)
 
