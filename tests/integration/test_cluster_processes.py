@@ -1,11 +1,9 @@
 """Brokers of a cluster as real processes: killed, paused, restarted; every replica is read."""
 
 import asyncio
-import itertools
 import os
 import random
 import signal
-import socket
 import time
 
 import nats
@@ -16,28 +14,13 @@ import strandline
 from strandline.client.connection import Connection
 from strandline.errors import NotLeaderError, StrandlineError
 from strandline.protocol import admin
+from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)
-DRAWN = itertools.count()
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "6"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + ROUNDS * 20)]
-
-
-def free_ports(count):
-    """Ports that nobody has now, below those that the system gives to whoever asks for any."""
-    found = []
-    for port in random.Random(os.getpid() * 7919 + next(DRAWN)).sample(range(20_000, 32_000), 500):
-        try:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +22,7 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.errors import UnavailableError
+from strandline.server.ports import free_ports
 
 EPILOG = examples(
     "strandline dev --nodes 3                          # in one terminal",
@@ -121,20 +120,8 @@ def _ports(nodes: int, base: int) -> list[dict[str, int]]:
     if base:
         firsts = range(base, base + nodes * PORTS_PER_BROKER, PORTS_PER_BROKER)
         return [{name: first + i for i, name in enumerate(PORTS)} for first in firsts]
-    free = iter(_free_ports(nodes * len(PORTS)))
+    free = iter(free_ports(nodes * len(PORTS)))
     return [{name: next(free) for name in PORTS} for _ in range(nodes)]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has now, below those that the system gives to whoever asks for any."""
-    found: list[int] = []
-    while len(found) < count:
-        port = secrets.choice(range(20_000, 32_000))
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            if port not in found:
-                found.append(port)
-    return found
 
 
 def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:

@@ -1,10 +1,6 @@
 """Three brokers of a cluster in one process: real links, turns, logs; front ends are left out."""
 
 import asyncio
-import itertools
-import os
-import random
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,24 +10,9 @@ from strandline.broker import broker as broker_module
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig, StreamConfig
 from strandline.errors import StrandlineError
+from strandline.server.ports import free_ports
 
 IDS = (1, 2, 3)
-DRAWN = itertools.count()
-
-
-def free_ports(count):
-    """Ports that nobody has now, below those that the system gives to whoever asks for any."""
-    found = []
-    for port in random.Random(os.getpid() * 7919 + next(DRAWN)).sample(range(20_000, 32_000), 500):
-        try:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 class Cluster:
