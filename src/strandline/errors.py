@@ -25,7 +25,11 @@ Rules: each class has a stable ``code`` that crosses the wire (docs/errors.md li
 message says what to do. ``assert`` is for our own bugs and is never caught.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+UNDECODABLE: Final = (ValueError, RecursionError)
+"""What msgspec raises at bytes that are not what they should be: its own errors and that of bad
+UTF-8 are both a ``ValueError``."""
 
 
 class StrandlineError(Exception):

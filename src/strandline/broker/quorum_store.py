@@ -17,7 +17,7 @@ import msgspec
 from crc32c import crc32c
 
 from strandline.consensus.messages import Entry, HardState, Index, Kind, Members, Snapshot, Term
-from strandline.errors import CorruptBatchError
+from strandline.errors import UNDECODABLE, CorruptBatchError
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
 from strandline.record.decode import decode_batches, walk
@@ -162,7 +162,7 @@ class QuorumStore:
         try:
             if int(crc, 16) == crc32c(body):
                 return msgspec.msgpack.decode(body, type=kind)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except UNDECODABLE as error:
             raise _damaged(path) from error
         raise _damaged(path)
 

@@ -164,7 +164,7 @@ def decode_members(data: bytes) -> Members:
     """The membership in an entry.
 
     Raises:
-        msgspec.MsgspecError: the bytes are no membership.
+        ValueError: the bytes are no membership.
     """
     return _decoder.decode(data)
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from strandline.config import StreamConfig
-from strandline.errors import InvalidRecordError
+from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import BrokerId, LeaderEpoch, LogId, PartitionName
 
 Replicas = tuple[BrokerId, ...]
@@ -232,6 +232,6 @@ def decode_entry(data: bytes) -> Entry:
     """
     try:
         entry: Entry = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InvalidRecordError(f"not a metadata command known here: {error}") from error
     return entry

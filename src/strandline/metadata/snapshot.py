@@ -6,7 +6,7 @@ is newer is refused, never guessed at. Guarding the bytes against damage is the 
 
 import msgspec
 
-from strandline.errors import InvalidRecordError
+from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.metadata.image import IMAGE_VERSION, MetadataImage
 
 
@@ -29,7 +29,7 @@ def decode_image(data: bytes) -> MetadataImage:
         version = msgspec.msgpack.decode(data, type=_Versioned).version
         check_version(version)
         return upgraded(msgspec.msgpack.decode(data, type=MetadataImage))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InvalidRecordError(f"not a metadata snapshot: {error}") from error
 
 
@@ -48,7 +48,7 @@ def decode_json(data: bytes) -> MetadataImage:
         version = msgspec.json.decode(data, type=_Versioned).version
         check_version(version)
         return upgraded(msgspec.json.decode(data, type=MetadataImage))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InvalidRecordError(str(error)) from error
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX
-from strandline.errors import InvalidRequestError
+from strandline.errors import UNDECODABLE, InvalidRequestError
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -53,5 +53,5 @@ def decode(data: bytes, kind: type[T], *, what: str) -> T:
         raise InvalidRequestError(f"{what} of {len(data)} bytes; at most {MESSAGE_BYTES_MAX}")
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise InvalidRequestError(f"{what} is not valid: {error}") from error

@@ -14,7 +14,7 @@ from typing import Annotated, NewType
 
 import msgspec
 
-from strandline.errors import InvalidRecordError
+from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import LeaderEpoch, Offset
 
 Buffer = bytes | bytearray | memoryview
@@ -133,7 +133,7 @@ def decode(header: Buffer, buffers: list[Buffer]) -> Message:
     """
     try:
         message: Message = _decoder.decode(header)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidRecordError(f"not a replication message: {error}") from error
     refs = message.batches if isinstance(message, Replicate | Range) else ()
     if [ref.size for ref in refs] != [len(buffer) for buffer in buffers]:

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import pyarrow as pa
 
-from strandline.errors import DataLossError, InvalidRecordError, InvalidRequestError
+from strandline.errors import UNDECODABLE, DataLossError, InvalidRecordError, InvalidRequestError
 
 MANIFEST_VERSION = 1
 _WORD = 1 << 64
@@ -167,7 +167,7 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
     """
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidRecordError(f"{name} is not a table manifest: {error}") from error
     if manifest.version != MANIFEST_VERSION:
         raise InvalidRecordError(

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from crc32c import crc32c
 
-from strandline.errors import CorruptBatchError
+from strandline.errors import UNDECODABLE, CorruptBatchError
 from strandline.storage.disk import Disk
 from strandline.types import Offset, Position, TimestampNs
 
@@ -79,7 +79,7 @@ def load_checkpoint(directory: Path, *, disk: Disk) -> Checkpoint | None:
         if int(crc, 16) != crc32c(body):
             raise CorruptBatchError("checkpoint is damaged (checksum mismatch)", file=str(path))
         checkpoint = msgspec.json.decode(body, type=Checkpoint)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except UNDECODABLE as error:
         raise CorruptBatchError(f"checkpoint is damaged ({error})", file=str(path)) from error
     if checkpoint.version != VERSION:
         raise CorruptBatchError(

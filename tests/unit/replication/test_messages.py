@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strandline.errors import InvalidRecordError
@@ -70,6 +70,7 @@ def test_what_is_not_a_message_is_refused(fields):
 
 
 @given(st.binary(max_size=200))
+@example(b"\x91\xa3\x00\x00\x80")  # a name that is not UTF-8
 def test_any_bytes_are_a_message_or_an_error(data):
     """No bytes from a peer raise anything but the typed error."""
     try:

@@ -13,7 +13,7 @@ import msgspec
 
 from strandline.broker.peers.frame import Frame
 from strandline.consensus.messages import Envelope
-from strandline.errors import InvalidRecordError
+from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.metadata.commands import BrokerRun
 from strandline.metadata.outcome import Outcome
 from strandline.record.batch import read_header
@@ -78,7 +78,7 @@ def decode_envelope(frame: Frame, sender: BrokerId, me: BrokerId) -> Envelope:
     """
     try:
         envelope = _decode_envelope(frame.header)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidRecordError(f"not a consensus message: {error}") from error
     if (envelope.sender, envelope.receiver) != (sender, me):
         raise InvalidRecordError(f"a message from {envelope.sender} to {envelope.receiver}")
@@ -98,7 +98,7 @@ def decode_request(frame: Frame) -> Request:
     """
     try:
         request: Request = _decode_request(frame.header)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidRecordError(f"not a request: {error}") from error
     return request
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from crc32c import crc32c
 
-from strandline.errors import CorruptBatchError, DiskFullError, InvalidConfigError
+from strandline.errors import UNDECODABLE, CorruptBatchError, DiskFullError, InvalidConfigError
 from strandline.storage.disk import Disk
 from strandline.types import BrokerId
 
@@ -74,6 +74,6 @@ def load_identity(directory: Path, *, disk: Disk) -> DirectoryIdentity | None:
     try:
         if int(crc, 16) == crc32c(body):
             return msgspec.json.decode(body, type=DirectoryIdentity)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except UNDECODABLE as error:
         raise CorruptBatchError("damaged; restore it from a backup", file=str(path)) from error
     raise CorruptBatchError("checksum mismatch; restore it from a backup", file=str(path))

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from crc32c import crc32c
 
+from strandline.errors import UNDECODABLE
 from strandline.storage.disk import Disk
 from strandline.types import LogId, Offset
 
@@ -38,7 +39,7 @@ def load_watermarks(directory: Path, *, disk: Disk) -> dict[LogId, Offset]:
     try:
         if int(crc, 16) == crc32c(body):
             return msgspec.msgpack.decode(body, type=dict[LogId, Offset])
-    except (ValueError, msgspec.MsgspecError):
+    except UNDECODABLE:
         pass  # as good as missing, which the next line says
     logger.warning("%s is damaged and not used; what is committed is found out again", FILE_NAME)
     return {}

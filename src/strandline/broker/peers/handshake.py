@@ -14,6 +14,7 @@ import msgspec
 
 from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.frame import Data, Frame, encode_frame
+from strandline.errors import UNDECODABLE
 from strandline.types import BrokerId
 
 MAGIC: Final = "strandline-peer"
@@ -150,7 +151,7 @@ def _decode(frame: Frame) -> Hello | Refused:
                 "broker after the other, and no more than one release at a time",
             )
         message: Hello | Refused = _decode_answer(frame.header)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise HandshakeError(Refusal.NOT_A_PEER, f"an unreadable handshake: {error}") from error
     return message
 

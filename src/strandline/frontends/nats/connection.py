@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from strandline.errors import InvalidSubjectError, StrandlineError
+from strandline.errors import UNDECODABLE, InvalidSubjectError, StrandlineError
 from strandline.frontends.nats.flow import Peer
 from strandline.frontends.nats.headers import NO_RESPONDERS
 from strandline.frontends.nats.inboxes import Inboxes
@@ -194,7 +194,7 @@ class PublisherConnection(Peer):
     def _connect(self, options: bytes) -> None:
         try:
             self._options = msgspec.json.decode(options, type=ClientOptions)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             self.fail("Parser Error")
 
     def _subscribe(self, subject: bytes, sid: bytes) -> None:

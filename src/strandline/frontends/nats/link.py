@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from strandline.errors import (
+    UNDECODABLE,
     DisconnectedError,
     InvalidSubjectError,
     NotLeaderError,
@@ -156,7 +157,7 @@ class Link(Peer):
             return
         try:
             self.info.set_result(msgspec.json.decode(options, type=ServerInfo))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             self.failure = f"unreadable INFO: {error}"
             self.abort()
 
