@@ -14,7 +14,7 @@ import msgspec
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.identity import begin_life
-from strandline.broker.cluster.node import Node, Reached
+from strandline.broker.cluster.membership import Membership, Reached
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.replicas import not_leader
 from strandline.broker.cluster.watermarks import load_watermarks, save_watermarks
@@ -57,7 +57,7 @@ COMMIT_WAIT_S = 5.0
 class ClusterBroker(Broker):
     """One broker of a cluster; arguments as for ``Broker``."""
 
-    node: Node
+    membership: Membership
 
     # Life
 
@@ -72,7 +72,7 @@ class ClusterBroker(Broker):
         self.is_ready = False
         self._spawn(self._keep_watermarks(), "watermarks")
         try:
-            await self.node.start(self._identity)
+            await self.membership.start(self._identity)
         except BaseException:
             await self.stop()
             raise
@@ -80,7 +80,7 @@ class ClusterBroker(Broker):
     def announce(self, flight_port: int, nats_url: str = "") -> None:
         """The front ends listen: let the cluster know where."""
         host = self.config.cluster.peer_addresses[self.config.cluster.broker_id][0]
-        self.node.announce(Reached(f"{host}:{flight_port}", nats_url))
+        self.membership.announce(Reached(f"{host}:{flight_port}", nats_url))
 
     def _load_metadata(self) -> None:
         cluster = self.config.cluster
@@ -114,7 +114,7 @@ class ClusterBroker(Broker):
         self._store_of_quorum = QuorumStore(
             self.data_dir, disk=self.disk, log=self._storage.logs[LOG_ID]
         )
-        self.node = Node(
+        self.membership = Membership(
             self.config,
             self._store_of_quorum,
             self.turn,
@@ -128,12 +128,12 @@ class ClusterBroker(Broker):
 
     @property
     def _image(self) -> MetadataImage:
-        return self.node.machine.image
+        return self.membership.machine.image
 
     async def prepare_stop(self) -> None:
         """Hand over what this broker leads."""
         self._is_stopping, self.is_ready = True, False
-        await self.node.hand_over()
+        await self.membership.hand_over()
 
     async def stop(self) -> None:
         """As ``Broker.stop``, after leaving the others."""
@@ -142,14 +142,14 @@ class ClusterBroker(Broker):
             self._retry.cancel()
         await self.quiesce()
         self._note_watermarks()
-        await self.node.stop(ShuttingDownError("the broker is stopping; retry at another"))
+        await self.membership.stop(ShuttingDownError("the broker is stopping; retry at another"))
         await super().stop()
 
     async def quiesce(self) -> None:
         """Wait for the turn, and a while for what others have to confirm."""
         await super().quiesce()
         deadline_ms = self.clock.monotonic_ms() + COMMIT_WAIT_S * 1e3
-        while self.node.replicas.has_waiting and self.clock.monotonic_ms() < deadline_ms:  # noqa: ASYNC110  no bookkeeping in the hot path for this
+        while self.membership.replicas.has_waiting and self.clock.monotonic_ms() < deadline_ms:  # noqa: ASYNC110  no bookkeeping in the hot path for this
             await asyncio.sleep(POLL_S)
 
     # Failing storage
@@ -158,7 +158,7 @@ class ClusterBroker(Broker):
         for log in self._storage.logs.values():
             log.poisoned = True  # what they hold is known only after reopening
         self._note_watermarks()
-        self.node.fail(error)
+        self.membership.fail(error)
         super()._on_poisoned(error)
 
     def _reopened(self) -> None:
@@ -173,7 +173,7 @@ class ClusterBroker(Broker):
             if not isinstance(partition, RemotePartition):
                 log = logs[partition.log_id]
                 partition.rebind(log, min(partition.high_watermark, log.log_end_offset))
-        self.node.begin_again(self._identity)
+        self.membership.begin_again(self._identity)
 
     # Following the image
 
@@ -196,7 +196,7 @@ class ClusterBroker(Broker):
         self._streams = streams
         self._let_go(gone, image)
         is_whole = self._seat_replicas() and is_whole
-        self.node.replicas.assign(image)
+        self.membership.replicas.assign(image)
         self._describe(image)
         if is_changed or gone:
             self._announce()
@@ -208,13 +208,13 @@ class ClusterBroker(Broker):
 
     def _follow_again(self) -> None:
         self._retry = None
-        if self.node.is_registered:
+        if self.membership.is_registered:
             self._follow(self._image)
 
     def _is_same(self, stream: Stream, wanted: StreamImage) -> bool:
         """Whether a stream here is the one in the image, with the same copies on this broker."""
         have = [(p.log_id, not isinstance(p, RemotePartition)) for p in stream.partitions]
-        return have == [(p.log_id, self.node.me in p.replicas) for p in wanted.partitions]
+        return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
 
     def _make_stream(self, image: StreamImage) -> Stream:
         known = {
@@ -226,7 +226,7 @@ class ClusterBroker(Broker):
         partitions = []
         for number, item in enumerate(image.partitions):
             name = PartitionName(image.config.name, number)
-            is_here = self.node.me in item.replicas
+            is_here = self.membership.me in item.replicas
             if is_here and item.log_id in known:
                 partitions.append(known[item.log_id])
             else:
@@ -237,7 +237,7 @@ class ClusterBroker(Broker):
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
     ) -> Partition:
         """A partition with the log it has here, or one that is elsewhere."""
-        if self.node.me not in image.replicas:
+        if self.membership.me not in image.replicas:
             return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
         plan = log_plan(self.data_dir, image.log_id, config)
         log = self._storage.logs.get(image.log_id)
@@ -264,7 +264,7 @@ class ClusterBroker(Broker):
     def _seat_replicas(self) -> bool:
         """Make the replicas that are missing; False if one could not be made."""
         is_whole = True
-        drivers = self.node.replicas.drivers
+        drivers = self.membership.replicas.drivers
         for partition in self.partitions():
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
@@ -272,7 +272,7 @@ class ClusterBroker(Broker):
             if partition.seat is not None:
                 noted = max(noted, partition.high_watermark)
             try:
-                self.node.replicas.add(partition, noted)
+                self.membership.replicas.add(partition, noted)
             except StrandlineError as error:
                 is_whole = False
                 logger.error("%s cannot be opened here: %s", partition.name, error)  # noqa: TRY400  no trace
@@ -284,7 +284,7 @@ class ClusterBroker(Broker):
         closing = [p for stream in gone for p in stream.partitions if p.log_id not in kept]
         for partition in closing:
             error = UnknownStreamError(f"stream {partition.name.stream!r} was deleted")
-            self.node.replicas.drop(partition.log_id, error)
+            self.membership.replicas.drop(partition.log_id, error)
             partition.close(error)
             partition.reject_from((), error)
         ours = self._log_ids_here(image)
@@ -297,7 +297,7 @@ class ClusterBroker(Broker):
 
     def _log_ids_here(self, image: MetadataImage) -> set[LogId]:
         """The logs that this broker keeps according to the image."""
-        return {p.log_id for _, p in image.partitions() if self.node.me in p.replicas}
+        return {p.log_id for _, p in image.partitions() if self.membership.me in p.replicas}
 
     async def _remove(self, log_ids: set[LogId]) -> None:
         """Remove logs that the metadata has given up."""
@@ -344,7 +344,7 @@ class ClusterBroker(Broker):
             self._note_watermarks()
 
     def _note_watermarks(self) -> None:
-        offsets = dict(self.node.replicas.high_watermarks())
+        offsets = dict(self.membership.replicas.high_watermarks())
         if not offsets or offsets == self._watermarks:
             return
         try:
@@ -369,7 +369,7 @@ class ClusterBroker(Broker):
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment)
-        outcome = await self.node.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
+        outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
         await self._until(lambda: self._created_ns(config.name) == now_ns)
         await self._wait_until_bound(config.name)
@@ -388,7 +388,9 @@ class ClusterBroker(Broker):
         """
         self._check_member()
         known = self._created_ns(self.stream(name).name)
-        outcome = await self.node.admin.propose(DeleteStream(name=name), timeout_s=CHANGE_TIMEOUT_S)
+        outcome = await self.membership.admin.propose(
+            DeleteStream(name=name), timeout_s=CHANGE_TIMEOUT_S
+        )
         outcome.raise_if_refused()
         await self._until(lambda: self._created_ns(name) != known)
 

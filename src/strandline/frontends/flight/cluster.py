@@ -15,11 +15,11 @@ def cluster_status(broker: Broker) -> ClusterStatus:
     """
     if not isinstance(broker, ClusterBroker):
         raise InvalidRequestError("this broker stands alone; see docs/cluster.md")
-    image = broker.node.machine.image
+    image = broker.membership.machine.image
     return ClusterStatus(
         cluster=broker.config.cluster.name,
-        broker=broker.node.me,
-        controller=broker.node.quorum.leader,
+        broker=broker.membership.me,
+        controller=broker.membership.quorum.leader,
         brokers=tuple(
             BrokerInfo(id=b.id, state=b.state, flight_address=b.flight_address, rack=b.rack)
             for _, b in sorted(image.brokers.items())

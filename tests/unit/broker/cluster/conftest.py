@@ -63,16 +63,16 @@ class Cluster:
     async def kill(self, number):
         """As kill -9: nothing is finished."""
         broker = self.brokers.pop(number)
-        for task in (*broker._tasks, *broker.node._tasks):
+        for task in (*broker._tasks, *broker.membership._tasks):
             task.cancel()
-        for connection in list(broker.node._links._connections):
+        for connection in list(broker.membership._links._connections):
             connection.abort("killed")
-        broker.node._links._server.close()
+        broker.membership._links._server.close()
         for log in broker._storage.logs.values():
             log.poisoned = True
         broker.turn.replication = None
-        broker.node._links.send = lambda *_, **__: False
-        broker.node.replicas.drop_all(StrandlineError("killed"))
+        broker.membership._links.send = lambda *_, **__: False
+        broker.membership.replicas.drop_all(StrandlineError("killed"))
         await asyncio.sleep(0)
         self.kit.abandon(broker)
 
@@ -103,7 +103,7 @@ class Cluster:
 
     def image(self, name="s", index=0):
         """The partition as the newest image here has it."""
-        broker = max(self.brokers.values(), key=lambda b: b.node.quorum.applied_index)
+        broker = max(self.brokers.values(), key=lambda b: b.membership.quorum.applied_index)
         return broker._image.partition(name, index)
 
     async def leader(self, name="s", index=0):

@@ -153,10 +153,10 @@ async def test_a_broker_whose_disk_fails_comes_back_by_itself(cluster, kit):
     await cluster.create()
     await cluster.put("a")
     leader = await cluster.leader()
-    before = cluster.brokers[leader].node.incarnation
+    before = cluster.brokers[leader].membership.incarnation
     cluster.disks[leader].fail("sync", "journal", times=1)
     await cluster.put("b", "c")
-    await kit.until(lambda: cluster.brokers[leader].node.incarnation != before)
+    await kit.until(lambda: cluster.brokers[leader].membership.incarnation != before)
     await cluster.isr(1, 2, 3)
     await cluster.put("d")
     await cluster.agree(["a", "b", "c", "d"])

@@ -56,7 +56,7 @@ class Reached(NamedTuple):
     nats: str = ""
 
 
-class Node:
+class Membership:
     """One broker's part in its cluster.
 
     Args:
