@@ -26,6 +26,7 @@ from strandline.broker.turn import Turn
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
+    DiskFullError,
     InvalidConfigError,
     LogPoisonedError,
     OffsetOutOfRangeError,
@@ -43,6 +44,7 @@ from strandline.metadata.image import (
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
+from strandline.storage.reserve import Reserve
 from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
@@ -111,6 +113,7 @@ class Broker:
 
     def _assemble(self) -> None:
         """Make the parts; nothing is opened yet but the metadata."""
+        self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
         self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
         self.admission.now_ns = self.clock.now_ns()
@@ -145,7 +148,7 @@ class Broker:
                 f"{self.data_dir} belongs to broker {identity.broker} of cluster "
                 f"{identity.cluster!r}; start it as that broker, or choose another directory"
             )
-        self._store = MetadataStore(self.data_dir, self.disk)
+        self._store = MetadataStore(self.data_dir, self.disk, self._reserve)
 
     def _begin(self) -> None:
         """Make the streams there are."""
@@ -255,7 +258,7 @@ class Broker:
             await self.turn.passed()
             async with self._checkpoints.lock:
                 self._remove_logs(stream.partitions)
-            self._store.renew_reserve()
+            self._reserve.renew()
             logger.info("deleted stream %s", name)
 
     def _remove_logs(self, partitions: Iterable[Partition | PartitionImage]) -> None:
@@ -287,7 +290,12 @@ class Broker:
                     f"cannot truncate {target.name} before {offset}: its high watermark is "
                     f"{target.high_watermark}"
                 )
-            target.log.truncate_before(offset)
+            try:
+                target.log.truncate_before(offset)
+            except DiskFullError:
+                self._reserve.spend()
+                target.log.truncate_before(offset)
+            self._reserve.renew()
             return target.log_start_offset
 
     # Front ends

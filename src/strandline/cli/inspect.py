@@ -102,10 +102,10 @@ def _log_names(path: Path) -> dict[str, str]:
     Raises:
         CorruptBatchError: the metadata cannot be read.
     """
-    from strandline.broker.metadata_store import MetadataStore
+    from strandline.broker.metadata_store import load_metadata
     from strandline.storage.disk import Disk
 
-    image = MetadataStore(path, Disk()).image
+    image = load_metadata(path, Disk())
     return {
         f"{partition.log_id:08d}": f"{name}/{number}"
         for name, stream in image.streams.items()

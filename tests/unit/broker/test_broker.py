@@ -19,6 +19,7 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.storage import reserve
 
 pytestmark = pytest.mark.usefixtures("without_spares")
 
@@ -402,6 +403,23 @@ async def test_truncation_removes_a_prefix(broker, partition, answers, kit):
     kit.put(partition, answers, "next")
     await answers.wait(11)
     assert kit.values(partition) == [b"next"]
+
+
+async def test_truncation_needs_no_space(broker, partition, answers, kit, monkeypatch):
+    """On a full disk, before any checkpoint, the reserve is spent for it and then renewed."""
+    kit.put(partition, answers, *range(10))
+    await answers.wait(10)
+    kept = broker.data_dir / reserve.FILE_NAME
+    plain = broker.disk.write_atomically
+
+    def write_atomically(path, data):
+        if kept.exists():
+            raise DiskFullError("full")
+        plain(path, data)
+
+    monkeypatch.setattr(broker.disk, "write_atomically", write_atomically)
+    assert await broker.truncate_before("s", 0, 4) == 4
+    assert kept.exists()
 
 
 async def test_truncation_of_everything_survives_a_crash(open_broker, make_stream, answers, kit):

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from strandline.broker.metadata_store import FILE_NAME, RESERVE_NAME, MetadataStore
+from strandline.broker.metadata_store import FILE_NAME, MetadataStore
 from strandline.config import StreamConfig
 from strandline.errors import (
     CorruptBatchError,
@@ -14,15 +14,21 @@ from strandline.errors import (
     StreamExistsError,
 )
 from strandline.metadata.commands import CreateStream, DeleteStream
+from strandline.storage import reserve
+from strandline.storage.reserve import Reserve
 
 
 def create(name):
     return CreateStream(config=StreamConfig(name=name, subject=name), now_ns=1)
 
 
+def opened(directory, disk):
+    return MetadataStore(directory, disk, Reserve(directory, disk))
+
+
 @pytest.fixture
 def store(tmp_path, disk):
-    return MetadataStore(tmp_path, disk)
+    return opened(tmp_path, disk)
 
 
 def test_the_image_survives(store, tmp_path, disk):
@@ -30,7 +36,7 @@ def test_the_image_survives(store, tmp_path, disk):
     store.apply(create("a"))
     store.apply(create("b"))
     store.apply(DeleteStream(name="a"))
-    again = MetadataStore(tmp_path, disk)
+    again = opened(tmp_path, disk)
     assert again.image == store.image
     assert list(again.image.streams) == ["b"]
     assert again.image.next_log_id == 3
@@ -64,31 +70,31 @@ def test_a_failed_write_leaves_the_old_image(store, tmp_path, disk, operation, c
         store.apply(create("b"))
     assert store.image is image
     disk.mend()
-    found = MetadataStore(tmp_path, disk).image
+    found = opened(tmp_path, disk).image
     assert found in (image, store.preview(create("b")))
 
 
 def test_a_deletion_needs_no_space(store, tmp_path, disk, monkeypatch):
     """On a full disk the reserve is given up for it; a creation is refused."""
     store.apply(create("a"))
-    reserve = tmp_path / RESERVE_NAME
+    kept = tmp_path / reserve.FILE_NAME
     plain = disk.pwrite
 
     def pwrite(fd, data, position):
-        if reserve.exists():
+        if kept.exists():
             raise DiskFullError("full")
         plain(fd, data, position)
 
     monkeypatch.setattr(disk, "pwrite", pwrite)
     with pytest.raises(DiskFullError):
         store.apply(create("b"))
-    assert reserve.exists()
+    assert kept.exists()
     store.apply(DeleteStream(name="a"))
-    assert not MetadataStore(tmp_path, disk).image.streams
-    assert not reserve.exists(), "there is no space for it yet"
+    assert not opened(tmp_path, disk).image.streams
+    assert not kept.exists(), "there is no space for it yet"
     monkeypatch.undo()
-    store.renew_reserve()
-    assert reserve.stat().st_size >= 2 * (tmp_path / FILE_NAME).stat().st_size
+    store.apply(create("b"))
+    assert kept.stat().st_size >= 2 * (tmp_path / FILE_NAME).stat().st_size
 
 
 def test_every_flipped_bit_is_found(store, tmp_path, disk):
@@ -102,11 +108,11 @@ def test_every_flipped_bit_is_found(store, tmp_path, disk):
             damaged[position] ^= bit
             path.write_bytes(damaged)
             with contextlib.suppress(CorruptBatchError):
-                found = MetadataStore(tmp_path, disk).image
+                found = opened(tmp_path, disk).image
                 assert found == store.image, "only the file's trimmings may differ"
     path.write_bytes(intact[:30] + b"?" + intact[31:])
     with pytest.raises(CorruptBatchError, match=str(path)):
-        MetadataStore(tmp_path, disk)
+        opened(tmp_path, disk)
 
 
 @pytest.mark.parametrize("length", [0, 1, 8, 9, 40])
@@ -116,7 +122,7 @@ def test_a_cut_file_is_found(store, tmp_path, disk, length):
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(CorruptBatchError, match="restore"):
-        MetadataStore(tmp_path, disk)
+        opened(tmp_path, disk)
 
 
 def test_a_later_version_is_refused(store, tmp_path, disk):
@@ -126,7 +132,7 @@ def test_a_later_version_is_refused(store, tmp_path, disk):
     body = b'{"version": 3, "next_log_id": 1, "streams": {}}'
     (tmp_path / FILE_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
     with pytest.raises(CorruptBatchError, match="version 3"):
-        MetadataStore(tmp_path, disk)
+        opened(tmp_path, disk)
 
 
 def test_a_file_of_version_1_is_read(tmp_path, disk):
@@ -139,10 +145,10 @@ def test_a_file_of_version_1_is_read(tmp_path, disk):
         b'{"log_id":1,"leader_epoch":0},{"log_id":2,"leader_epoch":0}]}}}'
     )
     (tmp_path / FILE_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
-    store = MetadataStore(tmp_path, disk)
+    store = opened(tmp_path, disk)
     assert [p.log_id for p in store.image.streams["a"].partitions] == [1, 2]
     assert store.image.streams["a"].config.replicas == 1
     store.apply(create("b"))
-    assert MetadataStore(tmp_path, disk).image == store.image
+    assert opened(tmp_path, disk).image == store.image
     assert store.image.streams["b"].partitions[0].log_id == 3
     assert b'"version": 2' in (tmp_path / FILE_NAME).read_bytes()

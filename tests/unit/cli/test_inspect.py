@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 import strandline
 from strandline.cli.app import app
+from strandline.storage import reserve
 from strandline.testing import Server
 
 RECORDS = 50
@@ -40,6 +41,14 @@ def test_an_intact_directory_is_listed(stopped, run):
     assert "orders/0" in result.stdout
     assert f"records={RECORDS}" in result.stdout
     assert "none damaged" in result.stdout
+
+
+def test_looking_changes_nothing(stopped, run):
+    """Not even a file that is missing is made."""
+    (stopped / reserve.FILE_NAME).unlink()
+    before = {path: path.stat().st_mtime_ns for path in stopped.rglob("*")}
+    assert run(stopped).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in stopped.rglob("*")} == before
 
 
 def test_the_listing_for_programs(stopped, run):

@@ -1,0 +1,40 @@
+"""A file that only takes space, so that what frees a full disk has some to begin with.
+
+Rules: removing records or streams needs a few small files to be written first; when there is no
+space for them the reserve is spent, and renewed once there may be space again. Having none is no
+error: removing then works if there is space.
+"""
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from strandline.errors import UnavailableError
+from strandline.storage.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "reserve"
+BYTES_MIN: Final = 64 << 10
+
+
+class Reserve:
+    """Space of a data directory that is kept for removals."""
+
+    def __init__(self, directory: Path, disk: Disk) -> None:
+        self._path = directory / FILE_NAME
+        self._disk = disk
+        self._size = BYTES_MIN
+
+    def spend(self) -> None:
+        """Give the space back to the file system, for the caller to use at once."""
+        self._disk.unlink(self._path)
+
+    def renew(self, size: int = 0) -> None:
+        """Put at least ``size`` bytes aside, and as many as ever; logs a warning if it cannot."""
+        self._size = max(self._size, size)
+        try:
+            if self._disk.listing(self._path.parent).get(FILE_NAME, 0) < self._size:
+                self._disk.write_durably(self._path, bytes(self._size))
+        except UnavailableError as error:
+            logger.warning("no space is kept for removals now: %s", error)
