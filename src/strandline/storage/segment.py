@@ -2,7 +2,7 @@
 
 Rules: an active segment grows at its end only and gathers small batches in memory before writing
 them (the journal has them already, and a thousand partitions would otherwise cost a thousand system
-calls a turn); a sealed one never changes and is memory-mapped. One thread appends; any number may
+calls a turn); a sealed one is memory-mapped and never changes, but for damage that is mended. One thread appends; any number may
 call ``view``, ``locate`` and ``hole`` at the same time, because what they need is swapped in one
 assignment, in this order: bytes, index, size, next offset. The file stays open while anyone holds
 the segment, so a deletion never pulls it from under a reader. Knows nothing of other segments.
@@ -191,6 +191,20 @@ class Segment:
         self.note(header, self.size)
         self.size += header.length
         self.next_offset = header.next_offset
+
+    def put_back(self, batches: Bytes, position: int) -> None:
+        """Put batches where damage is, durably; what is intact does not change.
+
+        Raises:
+            DiskFullError: no space for a copy, where the file system makes one.
+            LogPoisonedError: the write or its sync failed.
+        """
+        fd = self._disk.open(self.path, write=True)  # our own is for reading once it is sealed
+        try:
+            self._disk.pwrite(fd, batches, position)
+            self._disk.fdatasync(fd)
+        finally:
+            self._disk.close(fd)
 
     def cut(self, position: int, next_offset: int) -> None:
         """Forget the bytes from ``position`` on, durably if they were in the file.

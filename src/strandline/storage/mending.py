@@ -1,0 +1,87 @@
+"""Putting batches back where a log is damaged, from another replica's copy.
+
+Rules: bytes are only ever put where no intact batch is, and only if they are what was there: whole
+intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served changes, and readers need no lock: until
+all is written they meet the damage. Durable on return; a crash in the middle leaves damage, as
+before. On the thread that owns the log. Knows nothing of where the copy comes from.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from strandline.errors import CorruptBatchError, InvalidRecordError
+from strandline.record.batch import BatchHeader, check_batch
+from strandline.storage.disk import Bytes
+from strandline.storage.log import Log
+from strandline.storage.segment import Hole, Segment
+from strandline.types import Offset
+
+
+def mend(log: Log, batches: Sequence[Bytes]) -> bool:
+    """Put batches in the place of damaged ones.
+
+    Args:
+        log: which has lost them.
+        batches: each exactly one, in the order of their offsets.
+
+    Returns:
+        False if they are all there: somebody was quicker.
+
+    Raises:
+        CorruptBatchError: a batch is damaged itself.
+        InvalidRecordError: they are not what was there.
+        DiskFullError: no space, on a file system that copies when it overwrites.
+        LogPoisonedError: the write or its sync failed.
+    """
+    headers = [check_batch(memoryview(batch), 0) for batch in batches]
+    assert headers, "an answer without batches mends nothing"
+    for before, after in pairwise(headers):
+        if before.next_offset != after.base_offset:
+            raise InvalidRecordError(f"no batch from {before.next_offset} on among the copies")
+    segment = _segment_of(log, headers[0].base_offset)
+    hole = _hole_at(segment, headers[0].base_offset)
+    if hole is None:
+        return False
+    _check_fit(segment, hole, headers)
+    segment.put_back(b"".join(batches), hole.position)
+    return True
+
+
+def _segment_of(log: Log, offset: Offset) -> Segment:
+    """The segment that held the batch.
+
+    Raises:
+        InvalidRecordError: it is gone meanwhile.
+    """
+    for segment in reversed(log.segments):
+        if segment.base_offset <= offset:
+            return segment
+    raise InvalidRecordError(f"offset {offset} is below all that is kept of the log")
+
+
+def _hole_at(segment: Segment, offset: Offset) -> Hole | None:
+    """The hole that begins where the batch of ``offset`` should; None if an intact batch does."""
+    try:
+        segment.locate(offset)
+    except CorruptBatchError as damage:
+        return segment.hole(damage.position, damage.first_offset)
+    return None
+
+
+def _check_fit(segment: Segment, hole: Hole, headers: list[BatchHeader]) -> None:
+    """Refuse what is not exactly what was there.
+
+    Raises:
+        InvalidRecordError: it says what differs.
+    """
+    offsets = headers[0].base_offset, headers[-1].next_offset
+    end = segment.size if hole.next_position < 0 else hole.next_position
+    length = sum(header.length for header in headers)
+    if (*offsets, length) != (hole.first_offset, hole.next_offset, end - hole.position):
+        raise InvalidRecordError(
+            f"the copy of records {offsets[0]} to {offsets[1] - 1} in {length} bytes is not what "
+            f"was at byte {hole.position} of {segment.path}: records {hole.first_offset} to "
+            f"{hole.next_offset - 1} in {end - hole.position} bytes"
+        )
+    if end > segment.written_bytes:
+        raise InvalidRecordError(f"the damage at byte {hole.position} is not in the file yet")

@@ -1,0 +1,115 @@
+"""Damage is mended with exactly the batches that were there, and with nothing else."""
+
+import pytest
+
+from strandline.errors import CorruptBatchError, InvalidRecordError, LogPoisonedError
+from strandline.record.codec import Stamp, encode_records
+from strandline.storage.mending import mend
+
+
+@pytest.fixture
+def damaged_log(open_log, fill):
+    """A log of 60 batches of two records in segments, all on disk, and its batches."""
+    log = open_log(segment_bytes=3000)
+    batches = fill(log, 60)
+    log.checkpoint()
+    log.flush()
+    return log, batches
+
+
+def flip(log, offset, *, bits=0x40, at=80):
+    """Flip bits in the file, ``at`` bytes into the batch of an offset."""
+    found = log.read(offset, 1)
+    with found.file.open("r+b") as file:
+        file.seek(found.position + at)
+        [byte] = file.read(1)
+        file.seek(found.position + at)
+        file.write(bytes([byte ^ bits]))
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 16, 71, 72, 90])
+@pytest.mark.parametrize("offset", [0, 40, 118])
+def test_a_batch_comes_back_as_it_was(damaged_log, read_all, offset, at):
+    """Whichever byte is hit, in a sealed or the active segment, reading gives all bytes again."""
+    log, batches = damaged_log
+    flip(log, offset, at=at)
+    with pytest.raises(CorruptBatchError):
+        log.read(offset, 1)
+    assert mend(log, [batches[offset // 2]])
+    assert read_all(log) == b"".join(batches)
+
+
+def test_what_was_mended_is_on_disk(damaged_log, disk, open_log, read_all):
+    """A power loss right after it takes nothing back."""
+    log, batches = damaged_log
+    flip(log, 40)
+    assert mend(log, [batches[20]])
+    log.close()
+    disk.crash()
+    assert read_all(open_log(segment_bytes=3000)) == b"".join(batches)
+
+
+def test_damaged_neighbours_come_back_together(damaged_log, read_all):
+    """A hole over several batches is filled at once."""
+    log, batches = damaged_log
+    for offset in (40, 42, 44):
+        flip(log, offset)
+    with pytest.raises(CorruptBatchError) as caught:
+        log.read(40, 1)
+    assert (caught.value.first_offset, caught.value.next_offset) == (40, 46)
+    with pytest.raises(InvalidRecordError, match="not what was at byte"):
+        mend(log, batches[20:22])
+    assert mend(log, batches[20:23])
+    assert read_all(log) == b"".join(batches)
+
+
+def test_a_copy_of_the_whole_segment_comes_back(damaged_log, read_all):
+    """A segment of zeros is filled hole by hole, as far as each answer reaches."""
+    log, batches = damaged_log
+    segment = log.segments[1]
+    first = segment.base_offset // 2
+    with segment.path.open("r+b") as file:
+        file.write(bytes(segment.size))
+    while True:
+        try:
+            found = read_all(log)
+            break
+        except CorruptBatchError as damage:
+            start = damage.first_offset // 2
+            assert start >= first
+            assert mend(log, batches[start : damage.next_offset // 2])
+    assert found == b"".join(batches)
+
+
+def test_what_is_intact_is_left_alone(damaged_log):
+    """Somebody was quicker: nothing is written."""
+    log, batches = damaged_log
+    before = log.segments[0].path.read_bytes()
+    other = encode_records([b"x"] * 2, ["a.b"], Stamp(0, 0, 1))
+    assert not mend(log, [bytes(other)])
+    assert not mend(log, [batches[0]])
+    assert log.segments[0].path.read_bytes() == before
+
+
+def test_what_differs_is_refused(damaged_log):
+    """Another batch at the same offsets, a damaged copy, a gap: the damage stays visible."""
+    log, batches = damaged_log
+    flip(log, 40)
+    longer = bytes(encode_records([b"y" * 90] * 2, ["a.b"], Stamp(40, 0, 1)))
+    with pytest.raises(InvalidRecordError, match="not what was at byte"):
+        mend(log, [longer])
+    with pytest.raises(CorruptBatchError, match="checksum"):
+        mend(log, [batches[20][:-1] + b"\xff"])
+    with pytest.raises(InvalidRecordError, match="no batch from 42"):
+        mend(log, [batches[20], batches[22]])
+    with pytest.raises(CorruptBatchError):
+        log.read(40, 1)
+
+
+def test_a_failed_write_says_so(damaged_log, disk):
+    """Nothing is known of the bytes then; the caller has to reopen the log."""
+    log, batches = damaged_log
+    flip(log, 40)
+    disk.fail("sync")
+    with pytest.raises(LogPoisonedError):
+        mend(log, [batches[20]])
