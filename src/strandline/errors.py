@@ -8,6 +8,13 @@ StrandlineError
 │   ├── RecordTooLargeError     a record or batch over its limit
 │   ├── OffsetOutOfRangeError   below the log start or beyond the end
 │   ├── WrongLastSequenceError  an expected last sequence did not match
+│   ├── OutOfOrderSequenceError a producer's batch is not the next, nor one stored before
+│   ├── ProducerFencedError     a producer of a later epoch has taken over
+│   ├── TransactionAbortedError the transaction's time was over, or somebody ended it
+│   ├── TransactionPreparedError a prepared transaction waits for its outside decision
+│   ├── UnknownTransactionError no such transaction, or not in the state that is needed
+│   ├── BatchSupersededError    a later batch was published under the transaction id
+│   ├── FingerprintMismatchError the batch was published with another fingerprint
 │   ├── UnknownStreamError      no such stream
 │   ├── UnknownPartitionError   the stream has no such partition
 │   └── StreamExistsError       the name is taken
@@ -84,6 +91,48 @@ class WrongLastSequenceError(InvalidRequestError):
     """``Nats-Expected-Last-Sequence`` is not the partition's last sequence."""
 
     code = "wrong_last_sequence"
+
+
+class OutOfOrderSequenceError(InvalidRequestError):
+    """A batch of an idempotent producer is neither the next one nor one that was stored lately."""
+
+    code = "out_of_order_sequence"
+
+
+class ProducerFencedError(InvalidRequestError):
+    """A producer with the same id and a later epoch has taken over."""
+
+    code = "producer_fenced"
+
+
+class TransactionAbortedError(InvalidRequestError):
+    """The transaction was aborted: its time was over, or somebody ended it."""
+
+    code = "transaction_aborted"
+
+
+class TransactionPreparedError(InvalidRequestError):
+    """A transaction under this id is prepared and waits for its outside decision."""
+
+    code = "transaction_prepared"
+
+
+class UnknownTransactionError(InvalidRequestError):
+    """No such transaction, or it is not in the state that the request needs."""
+
+    code = "unknown_transaction"
+
+
+class BatchSupersededError(InvalidRequestError):
+    """A batch with a larger number was published under this transaction id."""
+
+    code = "batch_superseded"
+
+
+class FingerprintMismatchError(InvalidRequestError):
+    """This batch was published with another fingerprint."""
+
+    code = "fingerprint_mismatch"
 
 
 class UnknownStreamError(InvalidRequestError):
