@@ -176,6 +176,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cluster: ClusterConfig = ClusterConfig()
     cleaner_interval_ms: int = 10_000
     """How often retention and compaction look for work."""
+    scrub_interval_ms: int = 24 * 3600 * 1000
+    """How often everything stored is read again to look for damage."""
+    scrub_bytes_per_s: int = 16 << 20
+    """How much of it a second; 0 turns it off."""
 
 
 def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:

@@ -131,6 +131,9 @@ class Telemetry(Collector):
     disk_full: int = gauge("1 while publishes are refused for lack of space.")
     checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
     damaged_batches: int = counter("Damaged batches met while reading or recovering.")
+    scrubbed_bytes: int = counter("Bytes of logs that were read only to look for damage.")
+    repaired_batches: int = counter("Damaged batches put back from another replica's copy.")
+    failed_repairs: int = counter("Copies that came and did not mend the damage.")
 
     # What was cleaned up.
     retention_segments: int = counter("Segments deleted by retention or prefix truncation.")

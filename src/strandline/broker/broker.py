@@ -16,10 +16,12 @@ import msgspec
 from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.cluster.identity import load_identity
+from strandline.broker.damage import DamageReports
 from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
 from strandline.broker.partition import Admission, Partition
+from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream
 from strandline.broker.syncer import Syncer
 from strandline.broker.turn import Turn
@@ -108,6 +110,8 @@ class Broker:
             raise
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
+        if self.config.scrub_bytes_per_s:
+            self._spawn(self._scrubber.run(), "scrubber")
         self._count_streams()
         self.is_ready = True
 
@@ -129,6 +133,15 @@ class Broker:
             clock=self.clock,
             telemetry=self.telemetry,
             on_poisoned=self.turn.poison,
+        )
+        self._damage = DamageReports(self.call_soon, telemetry=self.telemetry)
+        self.admission.on_damage = self._damage.met
+        self._scrubber = Scrubber(
+            self.partitions,
+            self._damage,
+            telemetry=self.telemetry,
+            interval_ms=self.config.scrub_interval_ms,
+            bytes_per_s=self.config.scrub_bytes_per_s,
         )
         self._cleaner = Cleaner(
             self.partitions,
@@ -382,6 +395,7 @@ class Broker:
         )
         for damage in report.damage:
             logger.error("damage in %s at byte %d: %s", *damage)
+            self._scrubber.hurry()
         self.telemetry.recovery_seconds = seconds
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes

@@ -24,6 +24,7 @@ from strandline.broker.responder import Responder
 from strandline.clock import Clock
 from strandline.config import Acks, LimitsConfig, StreamConfig
 from strandline.errors import (
+    CorruptBatchError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     StrandlineError,
@@ -51,6 +52,8 @@ class Admission:
         self.duplicates = 0
         self.now_ns = TimestampNs(0)
         self.dirty: list[Partition] = []
+        self.on_damage: Callable[[Partition, CorruptBatchError], None] = _unheard
+        """Told, on any thread, what readers met."""
 
 
 class Seat(Protocol):
@@ -66,6 +69,10 @@ class Seat(Protocol):
 
     def log_start_moved(self) -> None:
         """Retention has removed records."""
+        ...
+
+    def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
+        """Batches of this range (its end exclusive) cannot be read here."""
         ...
 
 
@@ -439,7 +446,15 @@ class Partition:
                 f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
                 f"{end} (high watermark)"
             )
-        return pa.py_buffer(self.log.read(offset, bytes_max, below=end).buffer)
+        try:
+            return pa.py_buffer(self.log.read(offset, bytes_max, below=end).buffer)
+        except CorruptBatchError as error:
+            self.met_damage(error)
+            raise
+
+    def met_damage(self, error: CorruptBatchError) -> None:
+        """Report what was met while reading the log."""
+        self._admission.on_damage(self, error)
 
     def wait_beyond(self, offset: Offset, timeout_s: float) -> bool:
         """Block until the high watermark is above ``offset``; False on timeout or close."""
@@ -456,6 +471,10 @@ class Partition:
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the high watermark if there is none."""
         return min(self.log.offset_for_timestamp(timestamp_ns), self.high_watermark)
+
+
+def _unheard(_: Partition, error: CorruptBatchError) -> None:
+    """Nobody listens: the reader alone is told."""
 
 
 def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:

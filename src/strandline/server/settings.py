@@ -212,6 +212,8 @@ def _refuse_impossible(config: BrokerConfig) -> None:
     _refuse_impossible_cluster(config.cluster)
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
+    if not 0 <= config.scrub_bytes_per_s <= NUMBER_MAX:
+        raise InvalidConfigError("scrub_bytes_per_s is not a number of bytes; 0 turns it off")
     if config.limits.record_bytes > config.limits.batch_bytes:
         raise InvalidConfigError("limits.record_bytes is over limits.batch_bytes; raise the latter")
 

@@ -1,9 +1,10 @@
 """Putting batches back where a log is damaged, from another replica's copy.
 
 Rules: bytes are only ever put where no intact batch is, and only if they are what was there: whole
-intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served changes, and readers need no lock: until
-all is written they meet the damage. Durable on return; a crash in the middle leaves damage, as
-before. On the thread that owns the log. Knows nothing of where the copy comes from.
+intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served
+changes, and readers need no lock: until all is written they meet the damage. Durable on return; a
+crash in the middle leaves damage, as before. On the thread that owns the log. Knows nothing of
+where the copy comes from.
 """
 
 from collections.abc import Sequence

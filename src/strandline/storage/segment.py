@@ -2,10 +2,11 @@
 
 Rules: an active segment grows at its end only and gathers small batches in memory before writing
 them (the journal has them already, and a thousand partitions would otherwise cost a thousand system
-calls a turn); a sealed one is memory-mapped and never changes, but for damage that is mended. One thread appends; any number may
-call ``view``, ``locate`` and ``hole`` at the same time, because what they need is swapped in one
-assignment, in this order: bytes, index, size, next offset. The file stays open while anyone holds
-the segment, so a deletion never pulls it from under a reader. Knows nothing of other segments.
+calls a turn); a sealed one is memory-mapped and never changes, but for damage that is mended. One
+thread appends; any number may call ``view``, ``locate`` and ``hole`` at the same time, because what
+they need is swapped in one assignment, in this order: bytes, index, size, next offset. The file
+stays open while anyone holds the segment, so a deletion never pulls it from under a reader. Knows
+nothing of other segments.
 """
 
 import mmap

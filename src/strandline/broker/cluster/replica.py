@@ -12,14 +12,21 @@ Invariant: ``_cut_at`` is None unless the log was cut while a turn was between w
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting
 from strandline.broker.raw_writes import RawWrite
 from strandline.broker.turn import Turn
-from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
+from strandline.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    LogPoisonedError,
+    NotLeaderError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.record.batch import header_of, iter_headers
 from strandline.replication import effects as fx
 from strandline.replication import events as ev
@@ -28,11 +35,15 @@ from strandline.replication.events import Event
 from strandline.replication.messages import BatchRef, Buffer
 from strandline.replication.replica import Replica
 from strandline.storage.log import Log
+from strandline.storage.mending import mend
+from strandline.telemetry import Telemetry
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
+RANGE_BYTES_MAX = 32 << 20
+"""Lent in one answer; half of what any frame may hold."""
 _Change = fx.Append | fx.TruncateTo | fx.ResetTo
 
 
@@ -40,6 +51,7 @@ class Surroundings(Protocol):
     """What a replica needs of its broker."""
 
     turn: Turn
+    telemetry: Telemetry
 
     def now_ms(self) -> int:
         """The time."""
@@ -187,7 +199,7 @@ class ReplicaDriver:
             case fx.Refusing() | fx.AskMetadata():
                 pass  # the refusal is looked at after each step; metadata comes by itself
             case fx.Repair():
-                raise AssertionError("damage is not reported to replicas yet")
+                self._mend(effect)
             case _:
                 assert_never(effect)
 
@@ -205,8 +217,9 @@ class ReplicaDriver:
             case fx.Append():
                 self._writes += 1
                 end = change.batches[-1].next_offset
+                copies = change.buffers
                 write = RawWrite(
-                    self.log_id, self.log, change.buffers, lambda error: self._written(end, error)
+                    self.log_id, self.log, copies, lambda error: self._copied(copies, end, error)
                 )
                 self._around.turn.submit(write)
             case fx.TruncateTo():
@@ -243,6 +256,14 @@ class ReplicaDriver:
     def turn_ended(self) -> None:
         """No sync is under way that began before the last cut."""
         self._cut_at, self._is_reset = None, False
+
+    def _copied(
+        self, copies: Sequence[Buffer], end: Offset, error: StrandlineError | None
+    ) -> None:
+        """The turn has written copies, or has not."""
+        if error is None and self._dropped is None:
+            self.partition.copied(copies)
+        self._written(end, error)
 
     def _written(self, end: Offset, error: StrandlineError | None) -> None:
         """Copies are on disk, or are not."""
@@ -290,6 +311,8 @@ class ReplicaDriver:
         def read() -> None:
             try:
                 found.extend(read_batches(log, asked, effect.bytes_max, below=end))
+            except CorruptBatchError as damage:
+                self.partition.met_damage(damage)
             except StrandlineError as error:
                 logger.error("%s: no batches for a follower: %s", self.partition.name, error)  # noqa: TRY400  no trace
 
@@ -299,15 +322,51 @@ class ReplicaDriver:
 
         self._around.in_thread(read, done)
 
+    # Damage
+
+    def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
+        """Batches here cannot be read: get them from another replica."""
+        self.step(ev.Damaged(first_offset, next_offset))
+
     def _read_range(self, effect: fx.ReadRange) -> None:
-        """Read for a replica that has lost a few batches; not answered if they are lost here."""
+        """Read, beside the loop, for a replica that has lost a few batches; if they are here."""
+        found: list[tuple[BatchRef, Buffer]] = []
+        log, first, after = self.log, effect.first_offset, effect.next_offset
+
+        def read() -> None:
+            try:
+                found.extend(read_range(log, first, after))
+            except CorruptBatchError as damage:
+                self.partition.met_damage(damage)
+            except StrandlineError as error:
+                logger.error("%s: no batches to lend: %s", self.partition.name, error)  # noqa: TRY400  no trace
+
+        def done() -> None:
+            if found:
+                refs, buffers = split(found)
+                self.step(ev.RangeRead(effect.to, first, refs, buffers))
+
+        self._around.in_thread(read, done)
+
+    def _mend(self, effect: fx.Repair) -> None:
+        """Put back what another replica has sent.
+
+        At once, on the loop, its sync included: it is as rare as damage, and nothing may change the
+        log meanwhile.
+        """
+        first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
+        name, telemetry = self.partition.name, self._around.telemetry
         try:
-            found = read_range(self.log, effect.first_offset, effect.next_offset)
+            is_mended = mend(self.log, [bytes(buffer) for buffer in effect.buffers])
+        except LogPoisonedError as error:
+            self._around.turn.poison(error)
         except StrandlineError as error:
-            logger.error("%s: no batches to lend: %s", self.partition.name, error)  # noqa: TRY400  no trace
-            return
-        refs, buffers = split(found)
-        self.step(ev.RangeRead(effect.to, effect.first_offset, refs, buffers))
+            telemetry.failed_repairs += 1
+            logger.error("records %d to %d of %s are not mended: %s", first, after - 1, name, error)  # noqa: TRY400  no trace
+        else:
+            if is_mended:
+                telemetry.repaired_batches += len(effect.batches)
+                logger.warning("records %d to %d of %s were mended", first, after - 1, name)
 
     # Publishers
 
@@ -428,12 +487,20 @@ def read_batches(
 
 
 def read_range(log: Log, first: Offset, after: Offset) -> list[tuple[BatchRef, Buffer]]:
-    """All batches that hold records of a range; raises as ``read_batches``."""
+    """All batches that hold records of a range; raises as ``read_batches``.
+
+    Raises:
+        InvalidRequestError: they are too many for one answer.
+    """
     found: list[tuple[BatchRef, Buffer]] = []
+    size = 0
     while first < after:
         part = read_batches(log, first, 1 << 20, below=after)
         if not part:
             break
         found += part
+        size += sum(ref.size for ref, _ in part)
+        if size > RANGE_BYTES_MAX:
+            raise InvalidRequestError(f"more than {RANGE_BYTES_MAX} bytes up to offset {after}")
         first = part[-1][0].next_offset
     return found

@@ -90,7 +90,7 @@ class Replicas:
         self.image = MetadataImage()
         self._links = links
         self._clock = clock
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._wake = wake
         self._session = session
         self._limits = limits or ReplicationLimits()
@@ -248,7 +248,7 @@ class Replicas:
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers, and let the front ends send it."""
         name = partition.name
-        self._telemetry.acks += len(waiting)
+        self.telemetry.acks += len(waiting)
         for responder, token, offset, duplicate in waiting:
             responder.acked(token, name, offset, duplicate=duplicate)
         waiting.clear()

@@ -23,6 +23,7 @@ class Cluster:
         self.peers = [f"{n}=127.0.0.1:{p}" for n, p in zip(IDS, free_ports(3), strict=True)]
         self.brokers, self.disks = {}, {}
         self.tls = {}
+        self.settings = {}
 
     async def start(self, *numbers):
         for number in numbers:
@@ -30,6 +31,7 @@ class Cluster:
             config = BrokerConfig(
                 data_dir=str(self.tmp_path / f"broker-{number}"),
                 journal=JournalConfig(file_bytes=1 << 20),
+                **self.settings,
                 cluster=ClusterConfig(
                     broker_id=number,
                     name="test",
@@ -65,9 +67,12 @@ class Cluster:
         broker = self.brokers.pop(number)
         for task in (*broker._tasks, *broker.membership._tasks):
             task.cancel()
-        for connection in list(broker.membership._links._connections):
+        links = broker.membership._links
+        for peer in list(links._peers):
+            links.remove_peer(peer)  # or it would go on calling, beside the one that comes back
+        for connection in list(links._connections):
             connection.abort("killed")
-        broker.membership._links._server.close()
+        links._server.close()
         for log in broker._storage.logs.values():
             log.poisoned = True
         broker.turn.replication = None

@@ -24,6 +24,7 @@ from strandline.replication.messages import (
 from strandline.replication.replica import Replica
 from strandline.replication.state import LogState
 from strandline.storage.log import Log
+from strandline.telemetry import Telemetry
 from strandline.types import PartitionName
 
 ME, LEADER, OTHER = 1, 2, 3
@@ -41,6 +42,7 @@ class Around:
 
     def __init__(self):
         self.turn = SimpleNamespace(is_busy=False, submit=self._submit)
+        self.telemetry = Telemetry()
         self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
         self.driver = None
         self.was_cut = False

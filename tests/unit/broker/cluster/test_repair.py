@@ -1,0 +1,121 @@
+"""Damage on one broker's disk: found, mended from another replica, never served."""
+
+import shutil
+
+import pytest
+
+from strandline.errors import CorruptBatchError
+from strandline.metadata.commands import ForgetDirectory
+
+WORDS = [f"record-{number:03}" for number in range(30)]
+
+
+def flip(log, offset, *, at=90):
+    """Flip a bit of the batch that holds an offset, in its file."""
+    found = log.read(offset, 1)
+    with found.file.open("r+b") as file:
+        file.seek(found.position + at)
+        [byte] = file.read(1)
+        file.seek(found.position + at)
+        file.write(bytes([byte ^ 0x20]))
+
+
+@pytest.fixture
+async def loaded(cluster):
+    """Three brokers with thirty records, each in a batch of its own, all in files."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put(*WORDS)
+    await cluster.isr(1, 2, 3)
+    await cluster.agree(WORDS)
+    for broker in cluster.brokers.values():
+        await broker._checkpoints.checkpoint()
+    return cluster
+
+
+async def read_until_mended(cluster, number):
+    """A reader that meets damage tries again until it has everything."""
+    partition = cluster.partition(number)
+
+    def is_whole():
+        try:
+            return cluster.kit.values(partition) == [word.encode() for word in WORDS]
+        except CorruptBatchError:
+            return False
+
+    await cluster.kit.until(is_whole, seconds=20)
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+async def test_a_reader_that_meets_damage_finds_it_mended(loaded, role):
+    """The batch comes back from another replica: nothing wrong is served meanwhile."""
+    leader = await loaded.leader()
+    number = leader if role == "leader" else next(n for n in (1, 2, 3) if n != leader)
+    partition, telemetry = loaded.partition(number), loaded.brokers[number].telemetry
+    for offset in (0, 11, 12, 29):
+        flip(partition.log, offset)
+    with pytest.raises(CorruptBatchError):
+        loaded.kit.values(partition)
+    await read_until_mended(loaded, number)
+    assert telemetry.damaged_batches == 3, "neighbours are one damage"
+    assert telemetry.repaired_batches == 4
+    assert telemetry.failed_repairs == 0
+
+
+async def test_the_scrub_finds_damage_that_nobody_reads(loaded):
+    """A round of the scrub reads everything, and what it finds is mended."""
+    broker, partition = loaded.brokers[1], loaded.partition(1)
+    flip(partition.log, 17)
+    await broker._scrubber.scrub()
+    await loaded.kit.until(lambda: broker.telemetry.repaired_batches == 1, seconds=20)
+    assert broker.telemetry.scrubbed_bytes > 0
+    await loaded.agree(WORDS)
+
+
+async def test_damage_while_a_broker_was_stopped_is_mended(loaded):
+    """A clean stop, flipped bits in all segments, a start: reading gives every record."""
+    files = list((loaded.tmp_path / "broker-3" / "logs").rglob("*.log"))
+    log = loaded.partition(3).log
+    flip(log, 5)
+    flip(log, 25, at=20)
+    await loaded.kill(3)
+    assert files
+    await loaded.start(3)
+    await loaded.isr(1, 2, 3)
+    await read_until_mended(loaded, 3)
+
+
+async def test_a_leader_mends_itself_to_serve_a_follower_that_is_behind(loaded):
+    """A follower that has lost everything copies what the leader first had to get back."""
+    leader = await loaded.leader()
+    victim, other = (n for n in (1, 2, 3) if n != leader)
+    await loaded.kill(victim)
+    await loaded.isr(*sorted((leader, other)))
+    shutil.rmtree(loaded.tmp_path / f"broker-{victim}")
+    flip(loaded.partition(leader).log, 9)
+    assert (await forget(loaded, leader, victim)).is_applied
+    await loaded.start(victim)
+    await loaded.isr(1, 2, 3)
+    await loaded.agree(WORDS)
+    assert loaded.brokers[leader].telemetry.repaired_batches == 1
+
+
+async def forget(cluster, at, victim):
+    """Once the broker is known to be out of service, let its directory be forgotten."""
+    broker = cluster.brokers[at]
+    await cluster.kit.until(lambda: broker._image.brokers[victim].is_fenced, seconds=20)
+    return await broker.membership.admin.propose(ForgetDirectory(broker=victim), timeout_s=20)
+
+
+async def test_damage_everywhere_stays_visible(loaded):
+    """Without an intact copy the records are refused, and those around them are served."""
+    for number in loaded.brokers:
+        flip(loaded.partition(number).log, 4)
+    for number in loaded.brokers:
+        partition = loaded.partition(number)
+        for _ in range(3):
+            with pytest.raises(CorruptBatchError) as caught:
+                partition.read(4, 100)
+            assert (caught.value.first_offset, caught.value.next_offset) == (4, 5)
+        assert partition.read(5, 100).size
+    assert all(b.telemetry.repaired_batches == 0 for b in loaded.brokers.values())
