@@ -25,6 +25,17 @@ TimestampNs = NewType("TimestampNs", int)
 """Unix time in nanoseconds."""
 
 
+class ProducerStamp(NamedTuple):
+    """Which records of an idempotent producer a batch holds: so many from ``sequence`` on."""
+
+    producer_id: int
+    """Given out by the cluster, once."""
+    epoch: int
+    """Of the producer; a larger one fences the smaller ones off."""
+    sequence: int
+    """Number of the first record among those of this producer, epoch and partition, from 0."""
+
+
 class PartitionName(NamedTuple):
     """A partition of a stream, as users name it."""
 

@@ -36,7 +36,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
-from strandline.metadata.commands import CreateStream, DeleteStream
+from strandline.metadata.commands import AllocateProducerIds, CreateStream, DeleteStream
 from strandline.metadata.image import (
     MetadataImage,
     PartitionImage,
@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
+PRODUCER_IDS = 1000
+"""So many are reserved at a time; what is left of them is lost with a restart."""
 T = TypeVar("T")
 
 
@@ -86,6 +88,8 @@ class Broker:
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
+        self._producer_ids = range(0)
+        self._producer_lock = asyncio.Lock()
 
     # Life
 
@@ -310,6 +314,28 @@ class Broker:
                 target.log.truncate_before(offset)
             self._reserve.renew()
             return target.log_start_offset
+
+    # Producers
+
+    async def new_producer_id(self) -> int:
+        """An id for an idempotent producer that nobody gets again.
+
+        Raises:
+            UnavailableError: the broker cannot store how far they are given out.
+        """
+        async with self._producer_lock:
+            if not self._producer_ids:
+                first = await self._reserve_producer_ids()
+                self._producer_ids = range(first, first + PRODUCER_IDS)
+            producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+            return producer_id
+
+    async def _reserve_producer_ids(self) -> int:
+        """The first of ``PRODUCER_IDS`` new ids."""
+        async with self._admin:
+            self._check_available()
+            after = self._store.apply(AllocateProducerIds(count=PRODUCER_IDS))
+            return after.next_producer_id - PRODUCER_IDS
 
     # Front ends
 

@@ -20,21 +20,30 @@ import pyarrow as pa
 
 from strandline.broker.dedup import DedupWindow, load_window
 from strandline.broker.pending import ArrowChunk, Chunk, RecordChunk, Waiting, reject_waiting
+from strandline.broker.producer_state import Producers, load_producers, note_batches
 from strandline.broker.responder import Responder
 from strandline.clock import Clock
 from strandline.config import Acks, LimitsConfig, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
+    InvalidRecordError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     StrandlineError,
     UnavailableError,
     WrongLastSequenceError,
 )
-from strandline.record.batch import header_of
+from strandline.record.batch import Buffer, header_of
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.storage.log import Log
-from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
+from strandline.types import (
+    LeaderEpoch,
+    LogId,
+    Offset,
+    PartitionName,
+    ProducerStamp,
+    TimestampNs,
+)
 
 RECORD_OVERHEAD_BYTES = 32
 """Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
@@ -95,6 +104,8 @@ class Partition:
         self.log_id = log_id
         self.leader_epoch = leader_epoch
         self.dedup: DedupWindow | None = None
+        self.producers: Producers | None = None
+        """None until it is needed, and while only the log knows."""
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset
         self._admission = admission
@@ -204,6 +215,7 @@ class Partition:
         responder: Responder | None = None,
         token: object = None,
         acks: Acks | None = None,
+        producer: ProducerStamp | None = None,
     ) -> None:
         """Accept the rows of an Arrow batch, in order; told once, with the offset of the first.
 
@@ -212,14 +224,16 @@ class Partition:
             responder: whom to tell when all rows are safe.
             token: handed back to the responder.
             acks: less than the stream's, to be told sooner.
+            producer: who numbered the rows; they become one batch, and are stored once.
         """
-        size = int(batch.nbytes)
-        refusal = self._refusal(0)
-        if refusal is None and size > self._admission.limits.batch_bytes:
-            limit = self._admission.limits.batch_bytes
-            refusal = RecordTooLargeError(
-                f"batch of {size} bytes; limits.batch_bytes is {limit}: send smaller batches"
-            )
+        refusal = self._refusal(0) or self._batch_refusal(batch, producer)
+        if refusal is None and producer is not None:
+            try:
+                rows = batch.num_rows
+                if self._is_repeat(producer, rows, responder=responder, token=token):
+                    return
+            except StrandlineError as error:
+                refusal = error
         if refusal is not None:
             if responder is not None:
                 responder.rejected(token, refusal)
@@ -234,9 +248,19 @@ class Partition:
             last = self._chunks[-1]
             waiting = Waiting(responder, token, first)
             (last.waiting if acks is None else self._waiting(last, acks)).append(waiting)
+        if producer is not None:
+            self._number(self._chunks[-1], producer)
         self._open = None
         if not self._is_dirty:
             self._mark_dirty()
+
+    def _number(self, chunk: Chunk, producer: ProducerStamp) -> None:
+        """Note whose a chunk is; its offsets are certain now."""
+        assert isinstance(chunk, ArrowChunk), "only batches are numbered"
+        assert self.producers is not None, "it was checked"
+        chunk.producer = producer
+        now_ns = self._admission.clock.now_ns()
+        self.producers.note(producer, chunk.count, offset=chunk.base_offset, now_ns=now_ns)
 
     def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
         """Who is told of the chunk at the same time as a publish that asked for ``acks``."""
@@ -266,6 +290,22 @@ class Partition:
             )
         return None
 
+    def _batch_refusal(
+        self, batch: pa.RecordBatch, producer: ProducerStamp | None
+    ) -> StrandlineError | None:
+        """Why a batch is not accepted, whenever it comes, or None."""
+        size, limit = int(batch.nbytes), self._admission.limits.batch_bytes
+        if size > limit:
+            return RecordTooLargeError(
+                f"batch of {size} bytes; limits.batch_bytes is {limit}: send smaller batches"
+            )
+        if producer is not None and batch.num_rows > BATCH_RECORDS_MAX:
+            return InvalidRecordError(
+                f"numbered batch of {batch.num_rows} records; at most {BATCH_RECORDS_MAX} are "
+                "stored as one: send smaller batches"
+            )
+        return None
+
     def _check_last(self, message_id: str | None, expected_last: int | None) -> None:
         """Check the last sequence; a record that passes is certain of its offset, so note its id.
 
@@ -291,9 +331,31 @@ class Partition:
         known = self.dedup.find(message_id, now_ns)
         if known is None:
             return False
+        self._answer_repeat(known, responder, token)
+        return True
+
+    def _is_repeat(
+        self, producer: ProducerStamp, records: int, *, responder: Responder | None, token: object
+    ) -> bool:
+        """Whether the batch was stored before; then the responder hears of its first offset.
+
+        Raises:
+            OutOfOrderSequenceError, ProducerFencedError: it is not the next one either.
+            UnavailableError: what is known could not be read back from the log.
+        """
+        if self.producers is None:
+            self.producers = load_producers(self.log, self._admission.clock.now_ns())
+        known = self.producers.check(producer, records)
+        if known is None:
+            return False
+        self._answer_repeat(known, responder, token)
+        return True
+
+    def _answer_repeat(self, known: Offset, responder: Responder | None, token: object) -> None:
+        """Tell who repeats what is, or is about to be, at ``known``, as soon as that is safe."""
         self._admission.duplicates += 1
         if responder is None:
-            return True
+            return
         waiting = Waiting(responder, token, known, duplicate=True)
         if known < self.high_watermark:
             responder.acked(token, self.name, known, duplicate=True)
@@ -303,7 +365,6 @@ class Partition:
         else:
             holder = next(chunk for chunk in reversed(self._chunks) if chunk.base_offset <= known)
             holder.waiting.append(waiting)
-        return True
 
     def _mark_dirty(self) -> None:
         """Ask for a place in the next turn."""
@@ -373,6 +434,7 @@ class Partition:
         self.next_offset = self.log_end_offset
         if self.dedup is not None:
             self.dedup.forget_from(self.next_offset)
+        self._forget_producers()
         reject_waiting((*chunks, *pending), error)
         for each in late:
             each.responder.rejected(each.token, error)
@@ -386,7 +448,7 @@ class Partition:
         """
         assert not self._chunks, "everything was rejected when the storage failed"
         self.log = log
-        self.dedup = None
+        self.dedup = self.producers = None
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
         self._wake_waiters()
@@ -409,6 +471,22 @@ class Partition:
         self.dedup = None  # who led before knew other ids
         self.next_offset = self.log_end_offset
 
+    def copied(self, batches: Iterable[Buffer]) -> None:
+        """Copies of batches were stored: know of producers what their leader knew."""
+        now_ns = self._admission.clock.now_ns()
+        if self.producers is None:
+            self.producers = load_producers(self.log, now_ns)
+            return
+        for batch in batches:
+            note_batches(self.producers, batch, now_ns)
+
+    def _forget_producers(self) -> None:
+        """Forget what is not in the log, or everything if the log alone can tell what was."""
+        end = self.log_end_offset
+        is_empty = end == self.log_start_offset
+        if self.producers is not None and (is_empty or not self.producers.forget_from(end)):
+            self.producers = None
+
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
         if self._closed_by is None:
@@ -417,6 +495,7 @@ class Partition:
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
         self.next_offset = self.log_end_offset
+        self._forget_producers()
         self.high_watermark = high_watermark
         self._wake_waiters()
 

@@ -11,8 +11,15 @@ import pyarrow as pa
 
 from strandline.broker.responder import Responder
 from strandline.errors import StrandlineError
-from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp, encode_arrow, encode_records
-from strandline.types import Offset
+from strandline.record.codec import (
+    BATCH_RECORDS_MAX,
+    NOBODY,
+    Headers,
+    Stamp,
+    encode_arrow,
+    encode_records,
+)
+from strandline.types import Offset, ProducerStamp
 
 CHUNK_BYTES_MAX = 4 << 20
 
@@ -93,12 +100,22 @@ class RecordChunk:
 class ArrowChunk:
     """Records that came as one Arrow batch."""
 
-    __slots__ = ("base_offset", "batch", "default_subject", "early", "on_disk", "size", "waiting")
+    __slots__ = (
+        "base_offset",
+        "batch",
+        "default_subject",
+        "early",
+        "on_disk",
+        "producer",
+        "size",
+        "waiting",
+    )
 
     def __init__(self, base_offset: Offset, batch: pa.RecordBatch, default_subject: str) -> None:
         self.base_offset = base_offset
         self.batch = batch
         self.default_subject = default_subject
+        self.producer: ProducerStamp = NOBODY
         self.size = int(batch.nbytes)
         self.waiting: list[Waiting] = []
         self.early: list[Waiting] = []
@@ -116,6 +133,7 @@ class ArrowChunk:
 
     def encode(self, stamp: Stamp) -> bytearray:
         """The chunk as a batch."""
+        stamp = stamp._replace(producer=self.producer)
         return encode_arrow(self.batch, stamp, default_subject=self.default_subject)
 
 

@@ -10,6 +10,7 @@
 | offsets | OffsetsRequest | Offsets |
 | wait_beyond | WaitRequest | Offsets |
 | server_info | empty | ServerInfo |
+| new_producer | empty | ProducerInfo |
 | cluster_status | empty | ClusterStatus |
 
 Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
@@ -33,6 +34,7 @@ LIST_STREAMS = "list_streams"
 OFFSETS = "offsets"
 WAIT_BEYOND = "wait_beyond"
 SERVER_INFO = "server_info"
+NEW_PRODUCER = "new_producer"
 CLUSTER_STATUS = "cluster_status"
 
 ACTIONS: dict[str, str] = {
@@ -44,6 +46,7 @@ ACTIONS: dict[str, str] = {
     OFFSETS: "Offsets of a stream's partitions at a place or time; body: {name, at}.",
     WAIT_BEYOND: "Wait for records beyond offsets; body: {name, beyond, wait_ms_max}.",
     SERVER_INFO: "Version and limits of the broker; no body.",
+    NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
     CLUSTER_STATUS: "Brokers, and who leads and copies each partition; no body.",
 }
 """Every action, with the sentence ListActions gives."""
@@ -130,6 +133,12 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
     record_bytes_max: int
     batch_bytes_max: int
     streams: int
+
+
+class ProducerInfo(Answer, frozen=True, kw_only=True):
+    """Who an idempotent producer is."""
+
+    producer_id: int
 
 
 class BrokerInfo(Answer, frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ Rules: bytes and types of a batch are checked before any of its rows is used. Pu
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from strandline.config import Acks
@@ -34,6 +35,15 @@ IGNORED_COLUMNS = frozenset(RECORD_SCHEMA.names) - frozenset(PUT_TYPES) | {"part
 """Columns of a read that a put leaves to the broker, so that what was read can be put elsewhere."""
 
 
+PRODUCER_EPOCH_MAX = (1 << 15) - 1
+SEQUENCE_MAX = (1 << 31) - 1
+"""A producer goes on in its next epoch before it needs a larger one."""
+PRODUCER_MEMORY_S = 600
+"""A partition knows a producer for at least so long after its last batch."""
+NUMBERED_RECORDS_MAX = 65_535
+"""Records in a batch with a ``ProducerTag``: it is stored as one."""
+
+
 class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Where a DoPut call appends."""
 
@@ -44,12 +54,22 @@ class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Less than the stream's promise, to be told sooner."""
 
 
+class ProducerTag(Message, frozen=True, array_like=True):
+    """The numbers an idempotent producer gave to a batch; as ``types.ProducerStamp``."""
+
+    producer_id: Count
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_EPOCH_MAX)]
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
+
+
 class BatchTag(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Metadata of one record batch."""
 
     sequence: Count
     """Comes back with the ack."""
     partition: PartitionNumber | None = None
+    producer: ProducerTag | None = None
+    """Makes the batch stored once, however often it is sent; it names a partition then."""
 
 
 class AckedRange(NamedTuple):

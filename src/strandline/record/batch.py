@@ -21,7 +21,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError
-from strandline.types import LeaderEpoch, Offset, TimestampNs
+from strandline.types import LeaderEpoch, Offset, ProducerStamp, TimestampNs
 
 MAGIC = 0x314E_5453  # b"STN1"
 VERSION = 1
@@ -69,6 +69,11 @@ class BatchHeader(NamedTuple):
     producer_epoch: int
     subject_count: int
     base_sequence: int
+
+    @property
+    def producer(self) -> ProducerStamp:
+        """Who numbered the records; ``NO_PRODUCER`` as the id: nobody."""
+        return ProducerStamp(self.producer_id, self.producer_epoch, self.base_sequence)
 
     @property
     def next_offset(self) -> Offset:

@@ -7,6 +7,7 @@ from strandline.record.decode import decode_batches
 from strandline.record.encode import (
     BATCH_RECORDS_MAX,
     MESSAGE_ID_HEADER,
+    NOBODY,
     Headers,
     Stamp,
     encode_arrow,
@@ -16,6 +17,7 @@ from strandline.record.encode import (
 __all__ = [
     "BATCH_RECORDS_MAX",
     "MESSAGE_ID_HEADER",
+    "NOBODY",
     "Headers",
     "Stamp",
     "decode_batches",

@@ -26,12 +26,15 @@ from strandline.record.batch import (
 )
 from strandline.record.compression import CODEC_NUMBERS, compress
 from strandline.record.schema import SUBJECT_TYPE
+from strandline.types import ProducerStamp
 
 Headers = list[tuple[str, bytes]]
 """Headers of a record: order and repeats are kept."""
 
 BATCH_RECORDS_MAX = 65_535
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
+NOBODY = ProducerStamp(NO_PRODUCER, NO_PRODUCER, NO_PRODUCER)
+"""The stamp of records that no idempotent producer has numbered."""
 
 _CRC = struct.Struct("<I")
 _ONE_RECORD = struct.Struct(HEADER.format + "q")
@@ -59,6 +62,7 @@ class Stamp(NamedTuple):
     leader_epoch: int
     timestamp_ns: int
     compression: str = "none"
+    producer: ProducerStamp = NOBODY
 
 
 def encode_records(
@@ -126,10 +130,10 @@ def _encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
         named,
         now,
         now,
-        NO_PRODUCER,
-        NO_PRODUCER,
+        stamp.producer.producer_id,
+        stamp.producer.epoch,
         1,
-        NO_PRODUCER,
+        stamp.producer.sequence,
         now,
     )
     ends = _ENDS.pack(0, size)
@@ -221,10 +225,10 @@ def _seal(parts: list[Buffer], stamp: Stamp, shape: _Shape) -> bytearray:
         shape.subject_bytes,
         shape.first_timestamp,
         shape.last_timestamp,
-        NO_PRODUCER,
-        NO_PRODUCER,
+        stamp.producer.producer_id,
+        stamp.producer.epoch,
         shape.subject_count,
-        NO_PRODUCER,
+        stamp.producer.sequence,
     )
     batch = bytearray().join(parts)
     _CRC.pack_into(batch, 4, crc32c(memoryview(batch)[CRC_FROM:]))

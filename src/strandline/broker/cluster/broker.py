@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from strandline.broker.broker import Broker
+from strandline.broker.broker import PRODUCER_IDS, Broker
 from strandline.broker.cluster.identity import begin_life
 from strandline.broker.cluster.membership import Membership, Reached
 from strandline.broker.cluster.remote import RemotePartition
@@ -33,7 +33,7 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.metadata.commands import CreateStream, DeleteStream
+from strandline.metadata.commands import AllocateProducerIds, CreateStream, DeleteStream
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.metadata.placement import place
 from strandline.metadata.streams import check_stream_config
@@ -404,6 +404,13 @@ class ClusterBroker(Broker):
             f"records of {name}/{partition} before {offset} are deleted by retention only: a "
             "cluster does not delete up to an offset yet"
         )
+
+    async def _reserve_producer_ids(self) -> int:
+        self._check_member()
+        command = AllocateProducerIds(count=PRODUCER_IDS)
+        outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
+        outcome.raise_if_refused()
+        return outcome.value
 
     def _check_member(self) -> None:
         self._check_available()

@@ -257,9 +257,7 @@ class ReplicaDriver:
         """No sync is under way that began before the last cut."""
         self._cut_at, self._is_reset = None, False
 
-    def _copied(
-        self, copies: Sequence[Buffer], end: Offset, error: StrandlineError | None
-    ) -> None:
+    def _copied(self, copies: Sequence[Buffer], end: Offset, error: StrandlineError | None) -> None:
         """The turn has written copies, or has not."""
         if error is None and self._dropped is None:
             self.partition.copied(copies)

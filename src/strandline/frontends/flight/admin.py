@@ -43,6 +43,7 @@ class AdminActions:
             admin.OFFSETS: self._offsets,
             admin.WAIT_BEYOND: self._wait_beyond,
             admin.SERVER_INFO: self._server_info,
+            admin.NEW_PRODUCER: self._new_producer,
             admin.CLUSTER_STATUS: self._cluster_status,
         }
         assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
@@ -140,6 +141,10 @@ class AdminActions:
     def _cluster_status(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         _no_body(body, admin.CLUSTER_STATUS)
         return [cluster_status(self._broker)]
+
+    def _new_producer(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        _no_body(body, admin.NEW_PRODUCER)
+        return [admin.ProducerInfo(producer_id=self._change(self._broker.new_producer_id()))]
 
     def _server_info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         _no_body(body, admin.SERVER_INFO)

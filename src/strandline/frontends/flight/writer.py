@@ -16,13 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.broker.broker import Broker
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
-from strandline.errors import InvalidRecordError, StrandlineError
+from strandline.errors import InvalidRecordError, InvalidRequestError, StrandlineError
 from strandline.frontends.flight.checks import BatchChecker
 from strandline.frontends.flight.life import LISTENER, POLL_S, Life
 from strandline.frontends.flight.tracking import BatchInFlight, Row, rows_of
@@ -30,7 +31,7 @@ from strandline.protocol.put import BatchTag, PutAck, PutRequest
 from strandline.protocol.routing import Router
 from strandline.protocol.status import to_body
 from strandline.protocol.wire import decode, encode
-from strandline.types import Offset, PartitionName
+from strandline.types import Offset, PartitionName, ProducerStamp
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Piece(NamedTuple):
     batch: pa.RecordBatch
     rows: list[Row] | None
     """Row by row, for rows with message ids."""
+    producer: ProducerStamp | None
+    """Who numbered the rows."""
 
 
 class PutSession:
@@ -151,7 +154,12 @@ class PutSession:
             self._submit(waiting, number, piece)
 
     def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[Piece]:
-        """Where the rows of a checked batch go."""
+        """Where the rows of a checked batch go.
+
+        Raises:
+            InvalidRequestError: numbers of a producer for rows that go to several partitions, or
+                that have message ids.
+        """
         number = self._request.partition if tag.partition is None else tag.partition
         if number is not None:
             split = [(self._stream.partition(number).name.partition, batch, None)]
@@ -161,11 +169,20 @@ class PutSession:
             "message_id" in batch.schema.names
             and batch.column("message_id").null_count < batch.num_rows
         )
+        producer = None
+        if tag.producer is not None:
+            if number is None or has_ids:
+                raise InvalidRequestError(
+                    "a batch with the numbers of a producer names a partition, and its rows have "
+                    "no message ids"
+                )
+            producer = ProducerStamp(*msgspec.structs.astuple(tag.producer))
         return [
             Piece(
                 self._stream.partition(number),
                 rows.drop_columns(["message_id"]) if "message_id" in rows.schema.names else rows,
                 rows_of(rows, places, self._stream.config.subject) if has_ids else None,
+                producer,
             )
             for number, rows, places in split
         ]
@@ -208,6 +225,7 @@ class PutSession:
             responder=self,
             token=token,
             acks=self._request.acks,
+            producer=piece.producer,
         )
         self._answered(append, token)
 
