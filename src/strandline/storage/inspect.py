@@ -21,8 +21,6 @@ from strandline.storage.journal_scan import (
     batches_intact,
     scan_directory,
 )
-from strandline.storage.leader_epochs import FILE_NAME as EPOCHS_NAME
-from strandline.storage.leader_epochs import LeaderEpochs
 from strandline.storage.log_redo import START_NAME, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
@@ -31,9 +29,7 @@ from strandline.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, H
 from strandline.storage.walk import walk
 
 Severity = Literal["note", "torn", "damage"]
-Kind = Literal[
-    "checkpoint", "journal", "segment", "index", "timeindex", "leader-epochs", "log-start", "other"
-]
+Kind = Literal["checkpoint", "journal", "segment", "index", "timeindex", "log-start", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +204,7 @@ class _Inspection:
         return report
 
     def _inspect_other(self, path: Path) -> FileReport:
-        if path.name == EPOCHS_NAME:
-            report = self._report(path, "leader-epochs")
-            try:
-                epochs = LeaderEpochs.open(path.parent, disk=self._disk)
-                report.facts = {"entries": len(epochs.entries), "epoch": epochs.current}
-            except CorruptBatchError as error:
-                report.add("damage", 0, error.message)
-        elif path.name == START_NAME:
+        if path.name == START_NAME:
             report = self._report(path, "log-start")
             start = parse_start(self._disk.read_bytes(path) or b"")
             if start is None:

@@ -6,7 +6,6 @@ from strandline.errors import CorruptBatchError
 from strandline.record.batch import read_header
 from strandline.storage.disk import Disk
 from strandline.storage.inspect import dump_file, inspect_directory
-from strandline.storage.leader_epochs import LeaderEpochs
 from strandline.storage.recovery import LogPlan, recover
 from strandline.types import LogId
 
@@ -29,7 +28,6 @@ def data_dir(tmp_path, make_batch):
             storage.checkpointer.finish(pending)
     log.checkpoint()
     log.truncate_before(2)
-    LeaderEpochs.open(log.directory, disk=Disk()).begin(1, 30)
     return path
 
 
@@ -61,9 +59,7 @@ def test_healthy_directory(data_dir):
     assert {report.file for report in reports} == set(before)
     assert [f for report in reports for f in report.findings] == []
     kinds = {report.kind for report in reports}
-    assert kinds == {
-        "checkpoint", "journal", "segment", "index", "timeindex", "leader-epochs", "log-start",
-    }  # fmt: skip
+    assert kinds == {"checkpoint", "journal", "segment", "index", "timeindex", "log-start"}
     assert sum(r.facts["records"] for r in reports if r.kind == "segment") == 40
     journal = [r for r in reports if r.kind == "journal"]
     assert sum(r.facts["entries_after_checkpoint"] for r in journal) == 10
@@ -86,14 +82,12 @@ def test_damage_is_named_by_file_and_position(data_dir):
     flip(min(logs.glob("*.index")), 60)
     flip(sorted(logs.glob("*.timeindex"))[1], 60)
     flip(logs / "log-start", 0)
-    (logs / "leader-epochs").write_text("1\n")
     found = {(f.file, f.position, f.severity) for f in findings(data_dir)}
     assert found == {
         (segments[1], batch * 2, "damage"),
         (min(logs.glob("*.index")), 0, "damage"),
         (sorted(logs.glob("*.timeindex"))[1], 0, "damage"),
         (logs / "log-start", 0, "damage"),
-        (logs / "leader-epochs", 0, "damage"),
     }
 
 
