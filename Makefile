@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # Variables a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim SEEDS=17:18
-# (that one again), make sim-mutants SECONDS=60, make sim-storage SEED=7 EXAMPLES=5000.
+# (that one again), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
 ARGS ?=
 WORKERS ?= 2
 ifndef SEED
@@ -23,7 +23,7 @@ EXAMPLES ?= 1000
 SEEDS ?= 200
 SECONDS ?= 30
 
-.PHONY: help demo test check bench sim sim-mutants sim-storage docs setup format clean
+.PHONY: help demo test check bench sim sim-mutants fuzz docs setup format clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,10 +51,10 @@ sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repea
 sim-mutants: $(READY) ## Is each seeded bug found, and in how many seeds? (SECONDS=n for each)
 	@$(BIN)/python -m strandline.testing.sim bugs --seconds $(SECONDS)
 
-sim-storage: $(READY) ## Crash the storage at seeded random places (SEED=n EXAMPLES=n)
+fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n ARGS='-k storage')
 	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
-	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/property --hypothesis-seed=$(SEED) \
-		--timeout 3600 -n $(WORKERS) $(ARGS)
+	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m 'hypothesis and not spark' \
+		--hypothesis-seed=$(SEED) --timeout 3600 -n $(WORKERS) $(ARGS)
 
 docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
 	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)

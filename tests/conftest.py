@@ -1,4 +1,5 @@
-"""Settings of every property test: how far Hypothesis searches (`make sim-storage` raises it)."""
+"""Settings of every property test: the suite tries the same examples each time, so that it judges
+the change and not the luck of a draw; `make fuzz` draws others, and more of them."""
 
 import os
 
@@ -10,6 +11,7 @@ EXAMPLES = os.environ.get("PROPERTY_EXAMPLES")
 settings.register_profile(
     "strandline",
     deadline=None,
+    derandomize=EXAMPLES is None,
     max_examples=60,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
