@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from strandline.errors import InvalidRequestError, StrandlineError
-from strandline.metadata import brokers, changes, streams
+from strandline.metadata import brokers, changes, groups, states, streams
 from strandline.metadata.commands import (
     AddPartitions,
     AllocateProducerIds,
@@ -30,11 +30,16 @@ from strandline.metadata.commands import (
     Fence,
     FinishReassignment,
     ForgetDirectory,
+    JoinGroup,
+    LeaveGroup,
+    MoveGroup,
     OpenSession,
+    PausePartitions,
     Proposed,
     ReassignReplicas,
     RegisterBroker,
     RemoveBroker,
+    SetReadonly,
     Unfence,
 )
 from strandline.metadata.image import MetadataImage, SessionImage
@@ -54,6 +59,11 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     Drain: brokers.drain,
     ForgetDirectory: brokers.forget_directory,
     RemoveBroker: brokers.remove,
+    SetReadonly: states.set_readonly,
+    PausePartitions: states.pause_partitions,
+    JoinGroup: groups.join,
+    LeaveGroup: groups.leave,
+    MoveGroup: groups.move,
 }
 """Commands that are applied or refused whole."""
 

@@ -174,6 +174,55 @@ class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class SetReadonly(msgspec.Struct, frozen=True, tag=True):
+    """Make partitions (none named: all) readonly, or writable again."""
+
+    stream: str
+    partitions: tuple[int, ...]
+    is_on: bool
+    now_ns: int
+
+
+class PausePartitions(msgspec.Struct, frozen=True, tag=True):
+    """Pause partitions (none named: all), or resume them.
+
+    With ``resumes_all`` the first of them that is resumed resumes every one of the stream.
+    """
+
+    stream: str
+    partitions: tuple[int, ...]
+    is_on: bool
+    now_ns: int
+    resumes_all: bool = False
+
+
+class JoinGroup(msgspec.Struct, frozen=True, tag=True):
+    """A consumer joins a group, which is made if there is none."""
+
+    group: str
+    member: str
+    streams: tuple[str, ...]
+    coordinator: BrokerId
+    """Of a group that is made."""
+
+
+class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
+    """A consumer leaves a group, or has been silent for too long."""
+
+    group: str
+    member: str
+    has_expired: bool = False
+
+
+class MoveGroup(msgspec.Struct, frozen=True, tag=True):
+    """A group gets another coordinator."""
+
+    group: str
+    coordinator: BrokerId
+    epoch: int
+    """Of the group when it was decided."""
+
+
 class OpenSession(msgspec.Struct, frozen=True, tag=True):
     """Begin a session; the outcome's value is its client id.
 
@@ -198,6 +247,11 @@ Command = (
     | ReassignReplicas
     | FinishReassignment
     | AllocateProducerIds
+    | SetReadonly
+    | PausePartitions
+    | JoinGroup
+    | LeaveGroup
+    | MoveGroup
     | OpenSession
 )
 

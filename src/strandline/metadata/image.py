@@ -98,12 +98,34 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return bool(self.adding or self.removing)
 
 
+class PartitionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether a partition takes records, and since when; times are first and latest, 0: never."""
+
+    is_readonly: bool = False
+    is_paused: bool = False
+    resumes_all: bool = False
+    """When it is resumed, so is every other partition of the stream."""
+    readonly_ns: tuple[int, int] = (0, 0)
+    paused_ns: tuple[int, int] = (0, 0)
+
+
 class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
     """One stream."""
 
     config: StreamConfig
     created_ns: int
     partitions: tuple[PartitionImage, ...]
+    states: dict[int, PartitionState] = {}
+    """Of partitions that were ever readonly or paused."""
+
+
+class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer group."""
+
+    coordinator: BrokerId
+    epoch: int = 0
+    members: dict[str, tuple[str, ...]] = {}
+    """Member → the streams it reads, ascending."""
 
 
 class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +148,8 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     next_client_id: int = 1
     proposals: int = 0
     sessions: dict[int, SessionImage] = {}
+    groups: dict[str, GroupImage] = {}
+    next_group_epoch: int = 0
 
     def stream(self, name: str) -> StreamImage:
         """The stream called ``name``.

@@ -27,6 +27,11 @@ Reason = Literal[
     "not_ready",  # a replica that is being added is not in sync yet
     "session_expired",
     "sequence_passed",  # a later command of this proposer was applied already
+    "unknown_stream",
+    "unknown_group",
+    "unknown_member",
+    "already_member",
+    "stale_group",  # the consumer group has changed since it was decided
     "limit",
 ]
 """Why a command was refused, for programs; the message is for people. Stable."""

@@ -12,6 +12,7 @@ from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX, StreamConfig
 from strandline.errors import InvalidConfigError, StreamExistsError
 from strandline.metadata.brokers import known_broker
 from strandline.metadata.commands import AddPartitions, CreateStream, DeleteStream, Replicas
+from strandline.metadata.groups import without_stream
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.metadata.outcome import RefusedError
 from strandline.metadata.partitions import new_partition
@@ -50,7 +51,7 @@ def delete_stream(image: MetadataImage, command: DeleteStream) -> MetadataImage:
     """Forget a stream; its log ids stay used."""
     image.stream(command.name)
     streams = {name: s for name, s in image.streams.items() if name != command.name}
-    return msgspec.structs.replace(image, streams=streams)
+    return without_stream(msgspec.structs.replace(image, streams=streams), command.name)
 
 
 def add_partitions(image: MetadataImage, command: AddPartitions) -> MetadataImage:
