@@ -1,0 +1,233 @@
+"""What the coordinator keeps, and the entries that change it.
+
+The state is exactly what its entries say, applied in the order in which they were stored, so a
+coordinator that begins anew knows what the one before it knew. One entry is one atomic decision:
+the outcome of any number of transactions, the publication they belong to and the cursors they move.
+
+Rules: entries carry results, not requests, so that applying them decides nothing. Pure.
+"""
+
+import enum
+from typing import Any
+
+import msgspec
+
+from strandline.errors import UNDECODABLE, InvalidRecordError
+from strandline.types import LogId
+
+EPOCH_MAX = (1 << 15) - 1
+"""What a batch header holds; a transactional id then goes on under another producer id."""
+IDS_MAX = 100_000
+"""Transactional ids remembered; those that ended longest ago are forgotten beyond it."""
+
+Positions = dict[str, dict[int, int]]
+"""Stream → partition → offset of the next record to consume."""
+Cursors = dict[str, Positions]
+"""Consumer group → its positions."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A partition; the log id tells it from a later one of the same name."""
+
+    stream: str
+    partition: int
+    log_id: LogId
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}"
+
+
+class Producer(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Who writes: the epoch is another one in every transaction."""
+
+    producer_id: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.producer_id}.{self.epoch}"
+
+
+class Status(enum.Enum):
+    """Where a transaction is; it only moves downwards."""
+
+    OPEN = "open"
+    PREPARED = "prepared"
+    """Complete; only a decision from outside ends it, or its age if it is a part."""
+    COMMITTING = "committing"
+    """Decided; not every partition has its marker yet."""
+    ABORTING = "aborting"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it may still be committed or aborted."""
+        return self in (Status.OPEN, Status.PREPARED)
+
+    @property
+    def is_marking(self) -> bool:
+        """Whether it is decided and markers are owed."""
+        return self in (Status.COMMITTING, Status.ABORTING)
+
+    @property
+    def is_commit(self) -> bool:
+        """Whether it was decided to commit."""
+        return self in (Status.COMMITTING, Status.COMMITTED)
+
+    @property
+    def completed(self) -> "Status":
+        """What it is when every marker is written."""
+        return Status.COMMITTED if self.is_commit else Status.ABORTED
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """The numbered batch that a part was staged for."""
+
+    transaction_id: str
+    number: int
+
+
+class Transaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The newest transaction of a transactional id."""
+
+    id: str
+    producer: Producer
+    status: Status
+    timeout_ms: int
+    nonce: str
+    """Of the request that began it, so that a repeat is answered and not taken for another one."""
+    places: tuple[Place, ...] = ()
+    """Every partition that may hold records of it: each gets a marker."""
+    cursors: Cursors = {}
+    """Positions to commit with it, once it is prepared."""
+    batch: Batch | None = None
+    """Set for a staged part."""
+    reason: str = ""
+    """Why it was aborted."""
+
+
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
+    """The last batch that was published under a transaction id."""
+
+    transaction_id: str
+    batch: int
+    fingerprint: str
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a transaction; small, since a publication may decide thousands."""
+
+    id: str
+    status: Status
+    reason: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One atomic change; parts are applied in the order of the fields."""
+
+    transactions: tuple[Transaction, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    publications: tuple[Publication, ...] = ()
+    cursors: Cursors = {}
+    forgotten: tuple[str, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The entry as a record's value."""
+    return _encode(entry)
+
+
+def decode_entry(value: bytes) -> Entry:
+    """The entry in a record.
+
+    Raises:
+        InvalidRecordError: there is none.
+    """
+    try:
+        return _decode(value)
+    except UNDECODABLE as error:
+        raise InvalidRecordError(f"not an entry of the transaction coordinator: {error}") from error
+
+
+class CoordinatorState:
+    """Everything that entries have said so far."""
+
+    def __init__(self) -> None:
+        self.transactions: dict[str, Transaction] = {}
+        """By transactional id, those that changed last at the end."""
+        self.publications: dict[str, Publication] = {}
+        self.cursors: Cursors = {}
+
+    def apply(self, entry: Entry) -> None:
+        """Take a change over."""
+        for transaction in entry.transactions:
+            self._put(transaction)
+        for outcome in entry.outcomes:
+            known = self.transactions[outcome.id]
+            self._put(msgspec.structs.replace(known, status=outcome.status, reason=outcome.reason))
+        for publication in entry.publications:
+            self.publications[publication.transaction_id] = publication
+        for group, positions in entry.cursors.items():
+            mine = self.cursors.setdefault(group, {})
+            for stream, offsets in positions.items():
+                mine[stream] = {**mine.get(stream, {}), **offsets}
+        for gone in entry.forgotten:
+            self.transactions.pop(gone, None)
+
+    def _put(self, transaction: Transaction) -> None:
+        self.transactions.pop(transaction.id, None)
+        self.transactions[transaction.id] = transaction
+
+    def parts_of(self, transaction_id: str) -> list[Transaction]:
+        """The staged parts under a transaction id that are still known."""
+        return [
+            each
+            for each in self.transactions.values()
+            if each.batch is not None and each.batch.transaction_id == transaction_id
+        ]
+
+    def surplus(self) -> tuple[str, ...]:
+        """Ids to forget because there are too many: those that ended longest ago."""
+        too_many = len(self.transactions) - IDS_MAX
+        if too_many <= 0:
+            return ()
+        ended = [
+            each.id
+            for each in self.transactions.values()
+            if not each.status.is_undecided and not each.status.is_marking
+        ]
+        return tuple(ended[:too_many])
+
+    def entries(self, per_entry: int) -> list[Entry]:
+        """The whole state anew, as entries of a limited number of items; nothing else is needed.
+
+        Cursors come group by group: a group is what one consumer commits at a time anyway.
+        """
+        transactions = list(self.transactions.values())
+        publications = list(self.publications.values())
+        found = [
+            Entry(transactions=tuple(transactions[start : start + per_entry]))
+            for start in range(0, len(transactions), per_entry)
+        ]
+        found += [
+            Entry(publications=tuple(publications[start : start + per_entry]))
+            for start in range(0, len(publications), per_entry)
+        ]
+        found += [Entry(cursors={group: cursors}) for group, cursors in self.cursors.items()]
+        return found
+
+    def as_plain(self) -> dict[str, Any]:
+        """For tests and traces: the whole state in plain values."""
+        plain: dict[str, Any] = msgspec.to_builtins(
+            {
+                "transactions": self.transactions,
+                "publications": self.publications,
+                "cursors": self.cursors,
+            },
+            str_keys=True,
+        )
+        return plain
