@@ -61,6 +61,11 @@ nonsense = st.one_of(
         st.lists(st.builds(c.IsrChange, ats, seldom, some_brokers), max_size=2).map(tuple),
     ),
     st.builds(c.FinishReassignment, st.lists(ats, max_size=2).map(tuple)),
+    st.builds(c.AdmitBroker, brokers, st.sampled_from(["", "host:1"])),
+    st.builds(
+        c.MoveLogStarts,
+        st.lists(st.builds(c.LogStart, ats, st.integers(-1, 9)), max_size=2).map(tuple),
+    ),
     st.builds(c.AllocateProducerIds, st.integers(-1, 9)),
     st.just(c.OpenSession()),
 )
@@ -120,6 +125,12 @@ class Machine(RuleBasedStateMachine):
     def move(self, data, goal):
         """A partition as it is, elsewhere."""
         self.apply(c.ReassignReplicas((c.Move(self.some_at(data), goal),)))
+
+    @precondition(lambda self: self.partitions)
+    @rule(data=st.data(), offset=st.integers(0, 9))
+    def shorten(self, data, offset):
+        """A partition as it is loses its first records."""
+        self.apply(c.MoveLogStarts((c.LogStart(self.some_at(data), offset),)))
 
     @precondition(lambda self: any(p.leader for _, p in self.partitions))
     @rule(data=st.data(), isr=sets)

@@ -18,6 +18,7 @@ from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.metadata import brokers, changes, groups, states, streams
 from strandline.metadata.commands import (
     AddPartitions,
+    AdmitBroker,
     AllocateProducerIds,
     BeginShutdown,
     ChangeIsr,
@@ -33,6 +34,7 @@ from strandline.metadata.commands import (
     JoinGroup,
     LeaveGroup,
     MoveGroup,
+    MoveLogStarts,
     OpenSession,
     PausePartitions,
     Proposed,
@@ -52,6 +54,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     CreateStream: streams.create_stream,
     DeleteStream: streams.delete_stream,
     AddPartitions: streams.add_partitions,
+    AdmitBroker: brokers.admit,
     RegisterBroker: brokers.register,
     Fence: brokers.fence_brokers,
     Unfence: brokers.unfence_brokers,
@@ -72,6 +75,7 @@ _ANSWERING: dict[type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, 
     ElectLeader: changes.elect_leaders,
     ReassignReplicas: changes.reassign,
     FinishReassignment: changes.finish,
+    MoveLogStarts: changes.move_log_starts,
 }
 """Commands that have more to say than whether they applied."""
 

@@ -1,4 +1,4 @@
-"""Brokers coming and going: registration, fencing, draining, removal.
+"""Brokers coming and going: admission, registration, fencing, draining, removal.
 
 Rules:
 - a broker is known by its id and its data directory. Another directory under a known id is refused:
@@ -6,7 +6,9 @@ Rules:
 - a start has an incarnation. What an earlier one asks for, or is suspected of, does not apply;
 - a broker comes in fenced, also after a restart: it led with a memory that is gone, so its
   leaderships end first;
-- a fenced broker leads nothing and is in no ISR, but where the ISR has nobody left.
+- a fenced broker leads nothing and is in no ISR, but where the ISR has nobody left;
+- the id of a removed broker is never used again: what is still under way to or from it, or stands
+  in somebody's settings, must not be taken for another's.
 
 Every function takes an image and returns the next, or raises ``RefusedError``.
 """
@@ -16,6 +18,7 @@ from collections.abc import Collection
 import msgspec
 
 from strandline.metadata.commands import (
+    AdmitBroker,
     BeginShutdown,
     BrokerRun,
     Drain,
@@ -71,6 +74,36 @@ def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
     return found
 
 
+def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
+    """Expect a new broker at an address."""
+    known = image.brokers.get(command.broker)
+    if known is not None and known.directory_id:
+        raise RefusedError(
+            "duplicate_broker",
+            f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}); "
+            "give the new one another id",
+        )
+    if not 0 < len(command.peer_address) <= TEXT_MAX or command.broker < 1:
+        raise RefusedError("limit", "a broker has an id above 0 and an address HOST:PORT")
+    _check_id(image, command.broker)
+    expected = BrokerImage(
+        id=command.broker, directory_id="", incarnation="", peer_address=command.peer_address
+    )
+    return image.with_broker(expected)
+
+
+def _check_id(image: MetadataImage, broker: BrokerId) -> None:
+    """Refuse an id that may not be used (again), or for which there is no room."""
+    if broker in image.removed:
+        raise RefusedError(
+            "removed_broker",
+            f"broker {broker} was removed from the cluster, and its id is not used again; give "
+            "this broker another id and an empty data directory",
+        )
+    if broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
+        raise RefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
+
+
 def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
     """Take a broker in, or take note that it started again."""
     _check_registration(image, command)
@@ -90,8 +123,7 @@ def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
         raise RefusedError("limit", "a broker has an id above 0, a directory and an incarnation")
     if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_MAX:
         raise RefusedError("limit", f"addresses and labels have at most {TEXT_MAX} characters")
-    if command.broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
-        raise RefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
+    _check_id(image, command.broker)
     for other in image.brokers.values():
         if other.id != command.broker and other.directory_id == command.directory_id:
             raise RefusedError(
@@ -112,7 +144,7 @@ def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
             "duplicate_broker",
             f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}) "
             "with another data directory; give this broker another id, or, if that disk is lost, "
-            f"let the cluster forget the directory of broker {known.id} first",
+            f"run 'strandline cluster replace-disk {known.id}' first",
         )
 
 
@@ -186,7 +218,7 @@ def forget_directory(image: MetadataImage, command: ForgetDirectory) -> Metadata
 
 
 def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
-    """Forget a broker that is out of use."""
+    """Let go of a broker that is out of use, for ever."""
     found = known_broker(image, command.broker)
     if found.may_take_replicas:
         raise RefusedError("broker_in_use", f"broker {found.id} is live; drain it first")
@@ -197,4 +229,10 @@ def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
             f"broker {found.id} keeps {len(kept)} partitions, such as {kept[0]}; drain it first",
         )
     brokers = {b: broker for b, broker in image.brokers.items() if b != found.id}
-    return msgspec.structs.replace(image, brokers=brokers)
+    removed = removed_with(image, found.id)
+    return msgspec.structs.replace(image, brokers=brokers, removed=removed)
+
+
+def removed_with(image: MetadataImage, broker: BrokerId) -> tuple[BrokerId, ...]:
+    """Everybody that was removed, and one more."""
+    return tuple(sorted({*image.removed, broker}))

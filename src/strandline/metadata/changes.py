@@ -19,13 +19,21 @@ from strandline.metadata.commands import (
     FinishReassignment,
     IsrChange,
     LeaderChange,
+    LogStart,
     Move,
+    MoveLogStarts,
     PartitionAt,
     ReassignReplicas,
 )
 from strandline.metadata.image import MetadataImage, PartitionImage
 from strandline.metadata.outcome import Outcome, Reason, Refusal, RefusedError
-from strandline.metadata.partitions import begin_move, change_isr, elect, finish_move
+from strandline.metadata.partitions import (
+    begin_move,
+    change_isr,
+    elect,
+    finish_move,
+    move_log_start,
+)
 from strandline.metadata.streams import check_replicas
 from strandline.types import BrokerId, PartitionName
 
@@ -100,6 +108,16 @@ def finish(image: MetadataImage, command: FinishReassignment) -> tuple[MetadataI
 
 def _finish(image: MetadataImage, at: PartitionAt) -> PartitionImage:
     return finish_move(find_partition(image, at), min_isr=_min_isr(image, at))
+
+
+def move_log_starts(image: MetadataImage, command: MoveLogStarts) -> tuple[MetadataImage, Outcome]:
+    """Records deleted from the beginning of logs."""
+    one = partial(_move_log_start, image)
+    return _each(image, command.changes, at=lambda item: item.at, change=one)
+
+
+def _move_log_start(image: MetadataImage, change: LogStart) -> PartitionImage:
+    return move_log_start(find_partition(image, change.at), change.offset)
 
 
 def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:

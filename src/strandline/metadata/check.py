@@ -41,6 +41,8 @@ def _check_brokers(image: MetadataImage) -> Iterator[str]:
     for directory, times in directories.items():
         if times > 1:
             yield f"{times} brokers have the directory {directory}"
+    for broker_id in set(image.removed) & set(image.brokers):
+        yield f"broker {broker_id} was removed, and is there"
     for key, broker in image.brokers.items():
         if broker.id != key:
             yield f"broker {broker.id} is kept as {key}"
@@ -96,6 +98,10 @@ def _check_counters(before: MetadataImage, after: MetadataImage) -> Iterator[str
     for counter in ("next_log_id", "next_producer_id", "next_client_id", "proposals"):
         if getattr(after, counter) < getattr(before, counter):
             yield f"{counter} fell from {getattr(before, counter)} to {getattr(after, counter)}"
+    if not set(before.removed) <= set(after.removed):
+        yield f"removed brokers {before.removed} became {after.removed}"
+    if gone := set(before.brokers) - set(after.brokers) - set(after.removed):
+        yield f"brokers {sorted(gone)} are gone and were not removed"
     known = {partition.log_id for _, partition in before.partitions()}
     for name, partition in after.partitions():
         if partition.log_id not in known and partition.log_id < before.next_log_id:
@@ -115,6 +121,9 @@ def _check_histories(before: MetadataImage, after: MetadataImage) -> Iterator[st
             continue
         if partition.version <= old.version:
             yield f"{name}: changed, and its version is {partition.version} after {old.version}"
+        has_lost = old.leader_epoch < partition.leader_epoch and len(partition.isr) == 1
+        if partition.log_start_offset < old.log_start_offset and not has_lost:
+            yield f"{name}: log start {partition.log_start_offset} after {old.log_start_offset}"
         if partition.leader_epoch < old.leader_epoch:
             yield f"{name}: epoch {partition.leader_epoch} after {old.leader_epoch}"
         if partition.leader != old.leader and partition.leader_epoch == old.leader_epoch:

@@ -13,7 +13,7 @@ import msgspec
 
 from strandline.config import StreamConfig
 from strandline.errors import UNDECODABLE, InvalidRecordError
-from strandline.types import BrokerId, LeaderEpoch, LogId, PartitionName
+from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 Replicas = tuple[BrokerId, ...]
 ElectionReason = Literal[
@@ -41,6 +41,13 @@ class AddPartitions(msgspec.Struct, frozen=True, tag=True):
     name: str
     count: int
     assignment: tuple[Replicas, ...] = ()
+
+
+class AdmitBroker(msgspec.Struct, frozen=True, tag=True):
+    """Let a new broker in: the others will link with it, and it may register."""
+
+    broker: BrokerId
+    peer_address: str
 
 
 class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -94,7 +101,7 @@ class ForgetDirectory(msgspec.Struct, frozen=True, tag=True):
 
 
 class RemoveBroker(msgspec.Struct, frozen=True, tag=True):
-    """Forget a broker that keeps no partition."""
+    """Let go of a broker that keeps no partition; its id is not used again."""
 
     broker: BrokerId
 
@@ -168,6 +175,23 @@ class FinishReassignment(msgspec.Struct, frozen=True, tag=True):
     partitions: tuple[PartitionAt, ...]
 
 
+class LogStart(msgspec.Struct, frozen=True, array_like=True):
+    """One partition and the first offset that is kept of it."""
+
+    at: PartitionAt
+    offset: Offset
+
+
+class MoveLogStarts(msgspec.Struct, frozen=True, tag=True):
+    """Delete the records before an offset, on every replica.
+
+    Decided by a broker that knows them to be committed; the version sees to it that nobody was
+    elected since who may not have them.
+    """
+
+    changes: tuple[LogStart, ...]
+
+
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
     """Reserve a block of producer ids; the outcome's value is the first."""
 
@@ -235,6 +259,7 @@ Command = (
     CreateStream
     | DeleteStream
     | AddPartitions
+    | AdmitBroker
     | RegisterBroker
     | Fence
     | Unfence
@@ -246,6 +271,7 @@ Command = (
     | ElectLeader
     | ReassignReplicas
     | FinishReassignment
+    | MoveLogStarts
     | AllocateProducerIds
     | SetReadonly
     | PausePartitions

@@ -5,7 +5,7 @@ In a cluster brokers are registered and every partition names those that keep it
 
 Invariants (``check.py`` states them as code):
 - a log id, a producer id and a client id are given out once and never again, so that journal
-  entries of a deleted stream can never be replayed into another;
+  entries of a deleted stream can never be replayed into another; nor is the id of a removed broker;
 - a stream has at least one partition, numbered from 0 without gaps;
 - the leader epoch of a partition only grows, and with every other change its version does;
 - the leader is in the ISR, the ISR within the replicas, and an ISR that was ever filled is never
@@ -20,10 +20,10 @@ import msgspec
 from strandline.config import StreamConfig
 from strandline.errors import UnknownPartitionError, UnknownStreamError
 from strandline.metadata.outcome import Outcome
-from strandline.types import BrokerId, LeaderEpoch, LogId, PartitionName
+from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
-IMAGE_VERSION = 2
-"""Of the stored form. 1 had no brokers; it is read and becomes 2."""
+IMAGE_VERSION = 3
+"""Of the stored form. 1 had no brokers, 2 forgot who was removed; both are read and become 3."""
 
 BrokerState = Literal["live", "fenced", "draining", "stopping"]
 
@@ -33,7 +33,8 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
 
     id: BrokerId
     directory_id: str
-    """Random, made with the data directory: the same after a restart, another on another disk."""
+    """Random, made with the data directory: the same after a restart, another on another disk.
+    Empty: the broker was admitted, or lost its disk, and has not come with a directory yet."""
     incarnation: str
     """Random, made at each start: what an earlier run still has under way does not count."""
     peer_address: str = ""
@@ -86,6 +87,8 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Replicas that a reassignment brings in; members of ``replicas``."""
     removing: tuple[BrokerId, ...] = ()
     """Replicas that leave once those being added are in sync; members of ``replicas``."""
+    log_start_offset: Offset = Offset(0)
+    """Records before it are deleted on every replica, also on one that comes back later."""
 
     @property
     def target(self) -> tuple[BrokerId, ...]:
@@ -144,6 +147,8 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     next_log_id: int = 1
     streams: dict[str, StreamImage] = {}
     brokers: dict[BrokerId, BrokerImage] = {}
+    removed: tuple[BrokerId, ...] = ()
+    """Brokers that were removed, ascending: whoever comes with such a number is not let in."""
     next_producer_id: int = 1
     next_client_id: int = 1
     proposals: int = 0

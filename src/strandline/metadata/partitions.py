@@ -8,7 +8,9 @@ Rules:
   already safe) keeps everything that is committed: it becomes *last known safe* and may lead if
   nobody in the ISR can (KIP-966). With ``min_isr`` members in the ISR commits go on, and whoever is
   outside is safe no longer;
-- a reassignment adds first and removes last, so that it never lowers the number of copies.
+- a reassignment adds first and removes last, so that it never lowers the number of copies;
+- the log start offset only grows, but for an unclean election: the new leader may not have come so
+  far, and what it then takes must not be deleted for having the offset of something older.
 
 Must not know streams, brokers' addresses or who asks; refusals are ``RefusedError``.
 """
@@ -20,9 +22,10 @@ import msgspec
 from strandline.metadata.commands import Replicas
 from strandline.metadata.image import BrokerImage, PartitionImage
 from strandline.metadata.outcome import RefusedError
-from strandline.types import BrokerId, LeaderEpoch
+from strandline.types import BrokerId, LeaderEpoch, Offset
 
 Brokers = Mapping[BrokerId, BrokerImage]
+OFFSET_MAX = (1 << 63) - 1
 
 
 def new_partition(
@@ -103,8 +106,32 @@ def elect(
     if not is_unclean:
         raise RefusedError("not_in_sync", f"broker {leader} may lack committed records")
     # Nobody is known to have what this leader has, or lacks: all that was known is void.
-    forgotten = msgspec.structs.replace(partition, isr=(leader,), last_known_safe=())
+    forgotten = msgspec.structs.replace(
+        partition,
+        isr=(leader,),
+        last_known_safe=(),
+        log_start_offset=log_start_after_loss(partition),
+    )
     return _changed(forgotten, (leader,), leader=leader, min_isr=min_isr)
+
+
+def log_start_after_loss(_partition: PartitionImage) -> Offset:
+    """Where a log starts, as far as metadata knows, whose leader may lack records."""
+    return Offset(0)
+
+
+def move_log_start(partition: PartitionImage, offset: Offset) -> PartitionImage:
+    """The partition without the records before an offset; itself if they are gone already.
+
+    Raises:
+        RefusedError: an impossible offset.
+    """
+    if not 0 <= offset <= OFFSET_MAX:
+        raise RefusedError("limit", f"{offset} is no offset")
+    if offset <= partition.log_start_offset:
+        return partition
+    version = next_version(partition.version)
+    return msgspec.structs.replace(partition, log_start_offset=offset, version=version)
 
 
 def is_safe(partition: PartitionImage, broker: BrokerId) -> bool:

@@ -116,12 +116,17 @@ def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
 
 
 def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
-    """Whether a partition is being moved, and does not wait for a broker to come back."""
-    return partition.is_moving and not any(image.brokers[b].is_fenced for b in partition.adding)
+    """Whether records of a partition are being copied to where it moves.
+
+    A move that waits for a broker to come back, or for a leader, copies nothing: it must not keep
+    others waiting for its place.
+    """
+    copying = [b for b in partition.adding if b not in partition.isr]
+    return partition.leader is not None and any(not image.brokers[b].is_fenced for b in copying)
 
 
 def moving(image: MetadataImage) -> int:
-    """How many partitions are being moved."""
+    """How many partitions are being copied to where they move."""
     return sum(is_under_way(partition, image) for _, partition in image.partitions())
 
 
@@ -178,6 +183,20 @@ def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
             loads.add(target)
             moves.append(Move(at(name, partition), target))
     return tuple(moves)
+
+
+def stranded(image: MetadataImage) -> tuple[PartitionName, ...]:
+    """Partitions that cannot leave a broker that is being drained, for want of another broker."""
+    leaving = {b for b, broker in image.brokers.items() if broker.is_draining}
+    allowed, loads = open_brokers(image), Loads(image)
+    found = []
+    for name, partition in image.partitions():
+        if leaving.isdisjoint(partition.target):
+            continue
+        target = _without(partition, leaving, loads=loads, allowed=allowed)
+        if not leaving.isdisjoint(target):
+            found.append(name)
+    return tuple(found)
 
 
 def _without(

@@ -27,6 +27,7 @@ _NOT_NEGATIVE = (
     "retention_records",
     "tombstone_delay_ms",
     "dedup_window_ms",
+    "auto_pause_ms",
 )
 _SEGMENT_BYTES_MIN = 64 << 10
 

@@ -129,9 +129,9 @@ def test_a_later_version_is_refused(store, tmp_path, disk):
     """A file made by a version to come is not misread."""
     from crc32c import crc32c
 
-    body = b'{"version": 3, "next_log_id": 1, "streams": {}}'
+    body = b'{"version": 4, "next_log_id": 1, "streams": {}}'
     (tmp_path / FILE_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
-    with pytest.raises(CorruptBatchError, match="version 3"):
+    with pytest.raises(CorruptBatchError, match="version 4"):
         opened(tmp_path, disk)
 
 
@@ -151,4 +151,4 @@ def test_a_file_of_version_1_is_read(tmp_path, disk):
     store.apply(create("b"))
     assert opened(tmp_path, disk).image == store.image
     assert store.image.streams["b"].partitions[0].log_id == 3
-    assert b'"version": 2' in (tmp_path / FILE_NAME).read_bytes()
+    assert b'"version": 3' in (tmp_path / FILE_NAME).read_bytes()

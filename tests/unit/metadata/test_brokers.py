@@ -4,6 +4,7 @@ import pytest
 
 from strandline.metadata.brokers import BROKERS_MAX
 from strandline.metadata.commands import (
+    AdmitBroker,
     BeginShutdown,
     BrokerRun,
     Drain,
@@ -22,6 +23,26 @@ def test_a_broker_comes_in_fenced(cluster):
     assert made.image.brokers[3].state == "fenced"
     made.unfence(3)
     assert made.image.brokers[3].state == "live"
+
+
+def test_an_admitted_broker_counts_for_nothing_until_it_registers(cluster):
+    """It may be admitted again, elsewhere, as long as nobody came; then the number is taken."""
+    made = cluster(2)
+    made.must(AdmitBroker(3, "host:1"))
+    made.must(AdmitBroker(3, "host:2"))
+    assert made.image.brokers[3].state == "fenced"
+    assert made.image.brokers[3].peer_address == "host:2"
+    assert made.do(Unfence((BrokerRun(3, ""),))).reason == "stale_incarnation"
+    assert made.register(3).is_applied
+    outcome = made.do(AdmitBroker(3, "host:3"))
+    assert outcome.reason == "duplicate_broker"
+    assert "another id" in outcome.message
+
+
+@pytest.mark.parametrize("command", [AdmitBroker(0, "host:1"), AdmitBroker(9, "")])
+def test_an_impossible_admission_is_refused(cluster, command):
+    """A broker has a number above 0 and an address."""
+    assert cluster(1).do(command).reason == "limit"
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])
@@ -160,7 +181,7 @@ def test_the_last_in_sync_replica_is_not_forgotten(cluster):
 
 
 def test_only_an_empty_broker_is_removed(cluster):
-    """Live, or keeping a partition, it is refused; its id is free afterwards."""
+    """Live, or keeping a partition, it is refused; its id is not used again."""
     made = cluster(4)
     made.create("s", (1, 2, 3))
     assert made.do(RemoveBroker(4)).reason == "broker_in_use"
@@ -171,7 +192,9 @@ def test_only_an_empty_broker_is_removed(cluster):
     made.must(Drain(4))
     made.must(RemoveBroker(4))
     assert 4 not in made.image.brokers
-    assert made.register(4, directory="new").is_applied
+    for directory in ("d4", "new"):
+        assert made.register(4, directory=directory).reason == "removed_broker"
+    assert made.do(AdmitBroker(4, "host:1")).reason == "removed_broker"
 
 
 @pytest.mark.parametrize(

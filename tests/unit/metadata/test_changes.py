@@ -15,7 +15,9 @@ from strandline.metadata.commands import (
     FinishReassignment,
     IsrChange,
     LeaderChange,
+    LogStart,
     Move,
+    MoveLogStarts,
     ReassignReplicas,
 )
 
@@ -284,3 +286,32 @@ def test_an_impossible_target_is_refused(cluster, target, reason):
     made.create("s", (1, 2, 3), min_isr=2)
     made.must(Drain(4))
     assert move(made, *target).reason == reason
+
+
+def test_a_log_start_only_grows(cluster):
+    """Deleting up to an offset is done once, and never undone by one that comes late."""
+    made = cluster()
+    made.create("s", (1, 2, 3))
+    late = made.at()
+    made.must(MoveLogStarts((LogStart(made.at(), 5),)))
+    assert made.partition().log_start_offset == 5
+    version = made.partition().version
+    made.must(MoveLogStarts((LogStart(made.at(), 4),)))
+    assert (made.partition().log_start_offset, made.partition().version) == (5, version)
+    assert made.do(MoveLogStarts((LogStart(late, 9),))).reason == "stale_partition"
+    for offset in (-1, 1 << 63):
+        assert made.do(MoveLogStarts((LogStart(made.at(), offset),))).reason == "limit"
+
+
+def test_an_unclean_election_forgets_the_log_start(cluster):
+    """The new leader may end before it, and what it takes then is not to be deleted."""
+    made = cluster()
+    made.create("s", (1, 2, 3))
+    made.must(MoveLogStarts((LogStart(made.at(), 5),)))
+    made.isr(1, 2)
+    made.fence(1)
+    made.elect(2)
+    assert made.partition().log_start_offset == 5, "whoever is in sync has come so far"
+    made.fence(2)
+    made.elect(3, reason="unclean")
+    assert made.partition().log_start_offset == 0

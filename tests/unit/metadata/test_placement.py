@@ -14,6 +14,7 @@ from strandline.metadata.placement import (
     reassign_plan,
     rebalance_leaders,
     spread_plan,
+    stranded,
 )
 from strandline.types import PartitionName
 
@@ -231,3 +232,28 @@ def finish_move(made, number):
     if partition.leader in partition.removing:
         made.elect(partition.target[0], number=number)
     made.must(FinishReassignment((made.at(number),)))
+
+
+def test_what_cannot_leave_a_drained_broker_is_named(cluster):
+    """With three copies on three brokers there is no other place; a fourth broker makes one."""
+    made = cluster(3)
+    made.create("s", (1, 2, 3))
+    made.create("t", (3,))
+    assert stranded(made.image) == ()
+    made.must(Drain(3))
+    assert stranded(made.image) == (PartitionName("s", 0),)
+    made.register(4)
+    made.unfence(4)
+    assert stranded(made.image) == ()
+
+
+def test_a_move_that_cannot_go_on_keeps_no_other_waiting(cluster):
+    """One without a leader copies nothing, nor does one that only waits for whoever stays."""
+    made = cluster(5)
+    made.create("s", (1,), (2,), (4,))
+    made.must(ReassignReplicas((Move(made.at(0), (5,)), Move(made.at(1), (5, 2)))))
+    assert made.isr(2, 5, number=1).is_applied
+    made.fence(1)
+    assert made.partition(0).leader is None
+    made.must(Drain(4))
+    assert [move.at.partition for move in drain_plan(made.image, moves_max=1)] == [2]

@@ -19,6 +19,7 @@ from strandline.metadata import check
 from strandline.metadata.apply import apply_entry
 from strandline.metadata.commands import (
     AddPartitions,
+    AdmitBroker,
     AllocateProducerIds,
     BeginShutdown,
     BrokerRun,
@@ -32,7 +33,9 @@ from strandline.metadata.commands import (
     Entry,
     ForgetDirectory,
     IsrChange,
+    LogStart,
     Move,
+    MoveLogStarts,
     OpenSession,
     Proposed,
     ReassignReplicas,
@@ -49,12 +52,13 @@ from strandline.metadata.placement import place, spread_plan
 from strandline.metadata.snapshot import decode_image, encode_image
 from strandline.testing.sim.records import Records
 from strandline.testing.sim.world import ViolationError, World
-from strandline.types import BrokerId, PartitionName
+from strandline.types import BrokerId, Offset, PartitionName
 
 LIMITS = ControllerLimits(session_ms=2_000, reshare_delay_ms=5_000, moves_max=2)
 STREAMS_MAX = 4
 CALM_ROUNDS = 60
 CLIENTS = 3
+BROKERS_MAX = 7
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class Process:
     directory: str
     incarnation: str = ""
     is_running: bool = False
+    is_removed: bool = False
 
     @property
     def run(self) -> BrokerRun:
@@ -94,6 +99,7 @@ class MetadataLife:
         self._made = 0
         self._sequences: dict[int, int] = {}
         self._late: list[Proposed] = []
+        self._late_starts: list[LogStart] = []
         self._answers: dict[tuple[int, int], Outcome] = {}
         self._controller = Controller(0, LIMITS)
 
@@ -149,10 +155,21 @@ class MetadataLife:
     def start(self) -> None:
         """A broker starts and registers; if its disk is lost, somebody may say so."""
         process = self.rng.choice(self.processes)
-        if not process.is_running:
+        if process.is_removed:
+            self._return_of_the_removed(process)
+        elif not process.is_running:
             if self.rng.random() < 0.7:
                 self._forget()
             self._start(process)
+
+    def _return_of_the_removed(self, process: Process) -> None:
+        """A removed broker is started again, with its old directory or another."""
+        directory = self.rng.choice((process.directory, self._name("dir")))
+        command = RegisterBroker(
+            broker=process.id, directory_id=directory, incarnation=self._name("run")
+        )
+        if self.propose(command).reason != "removed_broker":
+            raise ViolationError(f"broker {process.id} was removed, and is back")
 
     def _start(self, process: Process) -> None:
         process.incarnation, process.is_running = self._name("run"), True
@@ -184,7 +201,7 @@ class MetadataLife:
         """A broker stops without a word, perhaps because its disk is lost."""
         process = self.rng.choice(self.processes)
         process.is_running = False
-        if self.rng.random() < 0.3:
+        if not process.is_removed and self.rng.random() < 0.3:
             self._lose_disk(process)
 
     def _lose_disk(self, process: Process) -> None:
@@ -239,8 +256,8 @@ class MetadataLife:
         orders = [c for c in commands if isinstance(c, ReassignReplicas)]
         begun = {move.at.name for order in orders for move in order.moves} - before
         fenced = {b.id for b in self.image.brokers.values() if b.is_fenced}
-        active = [p for _, p in self.image.partitions() if (p.adding or p.removing)]
-        active = [p for p in active if fenced.isdisjoint(p.adding)]
+        led = [p for _, p in self.image.partitions() if p.leader]
+        active = [p for p in led if set(p.adding) - set(p.isr) - fenced]
         if begun and len(active) > LIMITS.moves_max:
             raise ViolationError(f"{len(active)} partitions move at once")
 
@@ -262,6 +279,10 @@ class MetadataLife:
             self._drain,
             self._drain,
             self._remove,
+            self._remove,
+            self._admit,
+            self._shorten,
+            self._shorten,
             self._forget,
             self._move,
             self._move,
@@ -309,7 +330,39 @@ class MetadataLife:
         self.propose(Drain(broker, is_on))
 
     def _remove(self) -> None:
-        self.propose(RemoveBroker(self.rng.choice(self.processes).id))
+        """Somebody is removed, mostly in vain; another broker is bought, with another number."""
+        process = self.rng.choice(self.processes)
+        if not self.propose(RemoveBroker(process.id)).is_applied:
+            return
+        process.is_removed, process.is_running = True, False
+        self.records.wipe(process.id)
+        self._admit()
+
+    def _admit(self) -> None:
+        """A new broker is let in, or one that cannot be."""
+        if self.rng.random() < 0.3:
+            broker = self.rng.choice(self.processes).id
+            known = self.image.brokers.get(broker)
+            if (known is not None and known.directory_id) or broker in self.image.removed:
+                if self.propose(AdmitBroker(broker, "host:1")).is_applied:
+                    raise ViolationError(f"a second broker {broker} was admitted")
+                return
+        number = BrokerId(len(self.processes) + 1)
+        if sum(not process.is_removed for process in self.processes) < BROKERS_MAX:
+            self.propose(AdmitBroker(number, "host:1"))
+            self.processes.append(Process(number, f"dir{number}.0"))
+
+    def _shorten(self) -> None:
+        """Records that are committed are deleted; the leader may change before that is decided."""
+        found = self._some_partition()
+        if found is not None and found[1].leader is not None:
+            name, partition = found
+            end = self.records.committed(partition)
+            offset = self.rng.choice((end, end, self.rng.randint(0, end)))
+            self._late_starts.append(LogStart(at(name, partition), Offset(offset)))
+        if self._late_starts and self.rng.random() < 0.7:
+            late = self._late_starts.pop(self.rng.randrange(len(self._late_starts)))
+            self.propose(MoveLogStarts((late,)))
 
     def _forget(self) -> None:
         """Ordered for brokers whose disk is lost, and seldom for another, which loses it."""
@@ -339,7 +392,7 @@ class MetadataLife:
         if found is None or not found[1].replicas:
             return
         name, partition = found
-        reason: ElectionReason = "unclean" if self.rng.random() < 0.05 else "operator"
+        reason: ElectionReason = "unclean" if self.rng.random() < 0.1 else "operator"
         leader = self.rng.choice(partition.replicas)
         self.propose(ElectLeader((unclean_election(self.image, name, leader),), reason))
 
@@ -436,17 +489,40 @@ class MetadataLife:
             self.propose(Drain(broker, is_on=False))
         for process in self.processes:
             known = self.image.brokers.get(process.id)
+            if process.is_removed:
+                continue
             if known is not None and known.directory_id not in ("", process.directory):
                 process.is_running = False  # its disk is lost; it waits for an operator
                 continue
             is_stopping = known is not None and known.is_stopping
             if is_stopping or not process.is_running or not self._is_registered(process.id):
                 self._start(process)
+        self._be_calm()
+        self._check_healed()
+        self._empty_one()
+
+    def _be_calm(self) -> None:
         for _ in range(CALM_ROUNDS):
             self.world.now_ms += 500
             self._calm_round()
         self._check_settled()
-        self._check_healed()
+
+    def _empty_one(self) -> None:
+        """Drain a broker and remove it: what has another place must get there, and may be used."""
+        live = [b.id for b in self.image.brokers.values() if b.may_take_replicas]
+        if not live:
+            return
+        leaving = self.rng.choice(live)
+        well = {n for n, p in self.image.partitions() if p.leader and {*p.replicas} <= {*live}}
+        self.propose(Drain(leaving))
+        self._be_calm()
+        kept = [item for item in self.image.partitions() if leaving in item[1].replicas]
+        for name, partition in kept:
+            if name in well and len(partition.target) < len(live):
+                raise ViolationError(f"{name} has a place elsewhere, and stays: {partition}")
+        outcome = self.propose(RemoveBroker(leaving))
+        if outcome.is_applied == bool(kept):
+            raise ViolationError(f"broker {leaving} keeps {len(kept)}, and: {outcome}")
 
     def _calm_round(self) -> None:
         for process in self.processes:

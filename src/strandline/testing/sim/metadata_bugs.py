@@ -34,6 +34,10 @@ def _forget_without_version(partition: Any, broker: Any) -> Any:
     return after if is_member else partition
 
 
+def _in_service(image: Any) -> list[Any]:
+    return sorted(b for b, broker in image.brokers.items() if not broker.is_fenced)
+
+
 METADATA_BUGS: Final = (
     Replacement(
         "fencing empties the ISR",
@@ -77,6 +81,27 @@ METADATA_BUGS: Final = (
         "a stopping broker keeps its partitions", "successors", lambda *_: (), (controller,)
     ),
     Replacement("leaders are not shared again", "rebalance_leaders", _nothing, (controller,)),
+    Replacement(
+        "the id of a removed broker is used again",
+        "removed_with",
+        lambda image, _: image.removed,
+        (brokers,),
+    ),
+    Replacement(
+        "an unclean leader deletes what it takes below an old log start",
+        "log_start_after_loss",
+        lambda partition: partition.log_start_offset,
+        (partitions,),
+    ),
+    Replacement(
+        "a move that cannot go on keeps others waiting",
+        "is_under_way",
+        lambda partition, _: partition.is_moving,
+        (placement,),
+    ),
+    Replacement(
+        "replicas are moved to brokers that are drained", "open_brokers", _in_service, (placement,)
+    ),
     Replacement(
         "draining forgets the throttle and what is moving",
         "moving",

@@ -63,6 +63,10 @@ class Records:
             self._check_members(partition, {partition.leader})
             self._committed[partition.log_id] = source[:count]
 
+    def committed(self, partition: PartitionImage) -> int:
+        """How many records are committed."""
+        return len(self._committed.get(partition.log_id, ()))
+
     def wipe(self, broker: BrokerId) -> None:
         """A disk is lost; the broker can do nothing until it is let in with another one."""
         self._without_disk.add(broker)
@@ -90,6 +94,9 @@ class Records:
                 self._check_members(partition, {partition.leader})
         for log_id in earlier:
             self._committed.pop(log_id, None)
+        for _, partition in after.partitions():
+            if partition.log_start_offset > self.committed(partition):
+                raise ViolationError(f"records will be deleted that are not there yet: {partition}")
 
     def _check_members(self, partition: PartitionImage, members: set[BrokerId]) -> None:
         committed = self._committed.get(partition.log_id, [])
