@@ -9,15 +9,20 @@ import queue
 import threading
 from collections.abc import Callable
 
+from strandline.clock import Clock
 from strandline.errors import StrandlineError
 
 INLINE_MS_MAX = 1.0
 """Syncs that take longer than this, on average of late, go to the thread."""
 SMOOTHING = 0.1
 """Weight of the newest sync in that average."""
+COUNTED_MS_MAX = 4.0
+"""A sync counts as no longer than this: one hiccup says little about the next sync."""
 
 Sync = Callable[[int], None]
-Done = Callable[[StrandlineError | None], None]
+Done = Callable[[StrandlineError | None, float], None]
+"""Told the failure, if any, and how long the sync itself took in ms: waiting for a busy loop to
+take notice is not the disk's slowness."""
 
 
 class Syncer:
@@ -26,11 +31,13 @@ class Syncer:
     Args:
         loop: where ``done`` callbacks run.
         sync: fdatasync of a file descriptor; raises StrandlineError when it fails.
+        clock: measures the syncs of the thread.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sync: Sync) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sync: Sync, clock: Clock) -> None:
         self._loop = loop
         self._sync = sync
+        self._clock = clock
         self._jobs: queue.SimpleQueue[tuple[int, Done] | None] = queue.SimpleQueue()
         self.average_ms = 0.0
         self._thread = threading.Thread(target=self._run, name="strandline-sync", daemon=True)
@@ -43,10 +50,10 @@ class Syncer:
 
     def observe(self, took_ms: float) -> None:
         """Learn how long a sync took."""
-        self.average_ms += SMOOTHING * (took_ms - self.average_ms)
+        self.average_ms += SMOOTHING * (min(took_ms, COUNTED_MS_MAX) - self.average_ms)
 
     def submit(self, fd: int, done: Done) -> None:
-        """Sync ``fd`` in the thread, then call ``done(error or None)`` on the loop."""
+        """Sync ``fd`` in the thread, then call ``done(error or None, ms)`` on the loop."""
         self._jobs.put((fd, done))
 
     def close(self) -> None:
@@ -58,8 +65,10 @@ class Syncer:
         while (job := self._jobs.get()) is not None:
             fd, done = job
             error: StrandlineError | None = None
+            started_ms = self._clock.monotonic_ms()
             try:
                 self._sync(fd)
             except StrandlineError as failure:
                 error = failure
-            self._loop.call_soon_threadsafe(done, error)
+            took_ms = self._clock.monotonic_ms() - started_ms
+            self._loop.call_soon_threadsafe(done, error, took_ms)

@@ -246,38 +246,37 @@ class Turn:
         if not needs_sync and self._raw.is_idle:
             self._complete(written)
             return
-        started_ms = self._clock.monotonic_ms()
         if self._syncer.is_inline:
+            started_ms = self._clock.monotonic_ms()
             journal.sync()
-            self._synced(started_ms)
+            self._synced(self._clock.monotonic_ms() - started_ms)
             self._complete(written)
             return
         fd, sequence = journal.sync_target()
 
-        def finish(error: StrandlineError | None) -> None:
+        def finish(error: StrandlineError | None, took_ms: float) -> None:
             if error is not None:
                 raise LogPoisonedError(error.message) from error
             journal.mark_synced(sequence)
-            self._synced(started_ms)
+            self._synced(took_ms)
             self._complete(written)
 
-        def done(error: StrandlineError | None) -> None:
-            self._guarded(lambda: finish(error))
+        def done(error: StrandlineError | None, took_ms: float) -> None:
+            self._guarded(lambda: finish(error, took_ms))
             self._end()
 
         self._syncer.submit(fd, done)
 
-    def _synced(self, started_ms: float) -> None:
+    def _synced(self, took_ms: float) -> None:
         """Count a sync and learn how long it took."""
         assert self._syncer is not None, "attached with the journal"
-        took_ms = self._clock.monotonic_ms() - started_ms
         self._syncer.observe(took_ms)
         self._telemetry.sync_seconds.observe(took_ms / 1e3)
 
     def _complete(self, written: list[Written]) -> None:
         """Commit, answer and wake."""
         telemetry = self._telemetry
-        records = 0
+        records = size = 0
         for partition, chunk, batch, next_offset in written:
             if partition.seat is not None:
                 partition.seat.synced(chunk, next_offset)
@@ -285,7 +284,7 @@ class Turn:
                 partition.commit(next_offset)
                 if chunk.waiting:
                     self._answer(partition, chunk.waiting)
-            telemetry.bytes_appended += len(batch)
+            size += len(batch)
             records += chunk.count
         self._under_way = []
         self._is_busy = False
@@ -295,6 +294,8 @@ class Turn:
         telemetry.disk_full = int(self._met_full_disk)
         telemetry.batches_appended += len(written)
         telemetry.records_appended += records
+        telemetry.bytes_appended += size
+        telemetry.turn_bytes.observe(size)
         telemetry.turn_records.observe(records)
 
     def _flush(self) -> None:

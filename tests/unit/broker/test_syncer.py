@@ -1,10 +1,12 @@
 """The sync thread: syncs in order, reports on the loop, and knows when it is not needed."""
 
 import asyncio
+import time
 
 import pytest
 
-from strandline.broker.syncer import INLINE_MS_MAX, Syncer
+from strandline.broker.syncer import COUNTED_MS_MAX, INLINE_MS_MAX, Syncer
+from strandline.clock import SystemClock
 from strandline.errors import LogPoisonedError
 
 
@@ -13,7 +15,7 @@ def make_syncer():
     made = []
 
     def make(sync):
-        syncer = Syncer(asyncio.get_running_loop(), sync)
+        syncer = Syncer(asyncio.get_running_loop(), sync, SystemClock())
         made.append(syncer)
         return syncer
 
@@ -32,7 +34,7 @@ async def test_syncs_are_reported_on_the_loop_in_order(make_syncer):
 
     syncer = make_syncer(sync)
 
-    def done(error):
+    def done(error, _):
         assert asyncio.get_running_loop() is loop
         outcome.append(error.code if error else None)
         if len(outcome) == 3:
@@ -48,7 +50,7 @@ async def test_closing_finishes_what_was_submitted(make_syncer):
     """The thread ends after its last sync, not before."""
     synced = []
     syncer = make_syncer(synced.append)
-    syncer.submit(1, lambda _: None)
+    syncer.submit(1, lambda *_: None)
     syncer.close()
     assert synced == [1]
     assert not syncer._thread.is_alive()
@@ -64,3 +66,22 @@ async def test_slow_syncs_move_to_the_thread_and_back(make_syncer):
     for _ in range(50):
         syncer.observe(0.1)
     assert syncer.is_inline
+
+
+async def test_one_hiccup_does_not_move_them(make_syncer):
+    """A sync that took very long is no reason to expect the same of the next."""
+    syncer = make_syncer(lambda _: None)
+    for _ in range(50):
+        syncer.observe(0.2)
+    syncer.observe(1000 * COUNTED_MS_MAX)
+    assert syncer.is_inline
+
+
+async def test_a_busy_loop_is_not_a_slow_disk(make_syncer):
+    """What the thread reports is the sync's own time, however late the loop hears of it."""
+    syncer = make_syncer(lambda _: None)
+    heard = asyncio.get_running_loop().create_future()
+    syncer.submit(1, lambda _, took_ms: heard.set_result(took_ms))
+    busy_s = 0.3
+    time.sleep(busy_s)  # noqa: ASYNC251  the loop is busy
+    assert await asyncio.wait_for(heard, 5) < busy_s * 1000 / 2
