@@ -20,7 +20,7 @@ import struct
 from collections import deque
 
 from strandline.errors import CorruptBatchError, OutOfOrderSequenceError, ProducerFencedError
-from strandline.record.batch import NO_PRODUCER, Buffer, read_header
+from strandline.record.batch import NO_PRODUCER, Attributes, Buffer, read_header
 from strandline.storage.log import Log
 from strandline.types import Offset, ProducerStamp, TimestampNs
 
@@ -30,8 +30,8 @@ PRODUCERS_MAX = 10_000
 RANGES_MAX = 64
 """Batches of a producer that alternates with others; one that is alone needs a single range."""
 LOAD_READ_BYTES = 16 << 20
-_HEADER_PARTS = struct.Struct("<8xI4xq4xI24xqhxxi")
-"""Length, base offset, last offset delta, producer id, epoch, base sequence."""
+_HEADER_PARTS = struct.Struct("<8xIxxHq4xI24xqhxxi")
+"""Length, attributes, base offset, last offset delta, producer id, epoch, base sequence."""
 
 
 class _Range:
@@ -182,8 +182,8 @@ def note_batches(producers: Producers, batches: Buffer, now_ns: TimestampNs) -> 
     unpack, size = _HEADER_PARTS.unpack_from, len(batches)
     position = 0
     while position < size:
-        length, base, delta, producer_id, epoch, sequence = unpack(batches, position)
-        if producer_id != NO_PRODUCER:
+        length, attributes, base, delta, producer_id, epoch, sequence = unpack(batches, position)
+        if producer_id != NO_PRODUCER and not attributes & Attributes.MARKER:
             stamp = ProducerStamp(producer_id, epoch, sequence)
             producers.note(stamp, delta + 1, offset=Offset(base), now_ns=now_ns)
         position += length

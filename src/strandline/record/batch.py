@@ -47,6 +47,13 @@ class Attributes(IntFlag):
     """Compaction left gaps; offsets are base offset + delta per record."""
     MESSAGE_IDS = 16
     """At least one record carries a ``Nats-Msg-Id`` header."""
+    TRANSACTIONAL = 32
+    """The records count only if the transaction of their producer and epoch is committed."""
+    MARKER = 64
+    """Not for readers: a transaction of this producer and epoch begins here or, with one of the
+    next two, ends. One record without meaning."""
+    COMMITTED = 128
+    ABORTED = 256
 
 
 class BatchHeader(NamedTuple):

@@ -63,6 +63,8 @@ class Stamp(NamedTuple):
     timestamp_ns: int
     compression: str = "none"
     producer: ProducerStamp = NOBODY
+    attributes: int = 0
+    """Besides those that the columns have."""
 
 
 def encode_records(
@@ -122,7 +124,7 @@ def _encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
         HEADER_BYTES + 16 + named + -named % 8 + size + -size % 8,
         VERSION,
         0,
-        0,
+        stamp.attributes,
         stamp.base_offset,
         1,
         0,
@@ -217,7 +219,7 @@ def _seal(parts: list[Buffer], stamp: Stamp, shape: _Shape) -> bytearray:
         length,
         VERSION,
         codec,
-        shape.attributes,
+        shape.attributes | stamp.attributes,
         stamp.base_offset,
         shape.record_count,
         shape.last_offset_delta,

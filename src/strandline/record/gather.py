@@ -18,7 +18,7 @@ from strandline.record.schema import HEADERS_TYPE, TIMESTAMP_TYPE
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-_SIMPLE_MASK = ~(int(Attributes.MESSAGE_IDS) << 16) & 0xFFFFFFFF
+_SIMPLE_MASK = ~(int(Attributes.MESSAGE_IDS | Attributes.TRANSACTIONAL) << 16) & 0xFFFFFFFF
 _SUBJECT_COUNT = 66
 JOIN_BYTES_MAX = 4 << 10
 _KIND_AT = 12
