@@ -37,6 +37,7 @@ class FakePartition:
         self.addresses: tuple[str, ...] = ()
         self.elsewhere: Exception | None = None
         self.appended: list[dict] = []
+        self.producers: list = []
         self.refuse: Exception | None = None
         self.holds_acks = False
         self.held: list = []
@@ -109,8 +110,9 @@ class FakePartition:
         self.store(value, subjects=[record["subject"]])
         self._answer(lambda: responder.acked(token, self.name, offset, duplicate=False))
 
-    def append_arrow(self, batch, *, responder, token, acks=None) -> None:
+    def append_arrow(self, batch, *, responder, token, acks=None, producer=None) -> None:
         """Take a batch."""
+        self.producers.append(producer)
         if self.refuse is not None:
             error = self.refuse
             self._answer(lambda: responder.rejected(token, error))

@@ -11,8 +11,9 @@ from strandline.errors import DiskFullError, ShuttingDownError, UnknownStreamErr
 from strandline.frontends.flight import writer
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.writer import PutSession
-from strandline.protocol.put import BatchTag, PutAck, PutRequest
+from strandline.protocol.put import BatchTag, ProducerTag, PutAck, PutRequest
 from strandline.protocol.wire import decode, encode
+from strandline.types import ProducerStamp
 
 
 class Chunk:
@@ -77,6 +78,33 @@ def test_rows_find_their_partitions(broker):
     assert sum(stored.records for stored in ack.ranges) == 3
     assert len(ack.ranges) == len({stored.partition for stored in ack.ranges})
     assert sum(item.high_watermark for item in stream.partitions) == 3
+
+
+NUMBERS = ProducerTag(7, 1, 40)
+
+
+def test_the_numbers_of_a_producer_come_with_its_batches(broker, stream, partition):
+    """Each batch of one put may be of another producer, or of none."""
+    numbered = encode(BatchTag(sequence=0, partition=0, producer=NUMBERS))
+    Put(broker).run(Chunk(values(b"a"), numbered), Chunk(values(b"b")))
+    assert partition.producers == [ProducerStamp(7, 1, 40), None]
+
+
+@pytest.mark.parametrize(
+    ("tag", "columns"),
+    [
+        (BatchTag(sequence=0, producer=NUMBERS), {}),
+        (BatchTag(sequence=0, partition=0, producer=NUMBERS), {"message_id": ["m"]}),
+        (BatchTag(sequence=0, partition=0, producer=ProducerTag(7, -1, 0)), {}),
+        (BatchTag(sequence=0, partition=0, producer=ProducerTag(7, 0, 1 << 31)), {}),
+        (BatchTag(sequence=0, partition=0, producer=ProducerTag(-1, 0, 0)), {}),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(broker, stream, partition, tag, columns):
+    """Rows for several partitions, rows with message ids, numbers out of their range."""
+    [ack] = Put(broker).run(Chunk(values(b"a", **columns), encode(tag)))
+    assert ack.error.code == "invalid_request"
+    assert partition.producers == []
 
 
 @pytest.mark.parametrize(

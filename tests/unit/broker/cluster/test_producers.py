@@ -1,0 +1,56 @@
+"""Idempotent producers in a cluster: every replica knows what its leader knew."""
+
+import asyncio
+
+import pyarrow as pa
+
+from strandline.types import ProducerStamp
+
+
+async def put(cluster, kit, numbers, *values):
+    """Append numbered values at whoever leads, until they are acked; the offset."""
+    async with asyncio.timeout(30):
+        while True:
+            partition = cluster.partition(await cluster.leader())
+            answers = kit.Answers()
+            partition.append_arrow(
+                pa.record_batch({"value": [value.encode() for value in values]}),
+                responder=answers,
+                token="t",
+                producer=ProducerStamp(*numbers),
+            )
+            await answers.wait(1)
+            if answers.acks:
+                return answers.acks["t"]
+            await asyncio.sleep(0.02)
+
+
+async def test_a_new_leader_knows_the_producers(cluster, kit):
+    """What the lost leader stored is acked where it is, by replicas that ran and that restarted."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    assert await put(cluster, kit, (7, 0, 0), "a", "b") == 0
+    assert await put(cluster, kit, (8, 0, 0), "c") == 2
+    old = await cluster.leader()
+    await cluster.kill(old)
+    assert await put(cluster, kit, (7, 0, 0), "a", "b") == 0
+    assert await put(cluster, kit, (7, 0, 2), "d") == 3
+    await cluster.start(old)
+    await cluster.isr(1, 2, 3)
+    other = await cluster.leader()
+    await cluster.kill(other)
+    assert await put(cluster, kit, (8, 0, 0), "c") == 2
+    assert await put(cluster, kit, (7, 0, 2), "d") == 3
+    assert await put(cluster, kit, (8, 0, 1), "e") == 4
+    await cluster.agree(["a", "b", "c", "d", "e"])
+
+
+async def test_producer_ids_are_unique_in_the_cluster(cluster):
+    """Whichever broker is asked, before and after its restart."""
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    found = [await broker.new_producer_id() for broker in cluster.brokers.values()]
+    await cluster.kill(1)
+    await cluster.start(1)
+    found.append(await cluster.brokers[1].new_producer_id())
+    assert len(set(found)) == 4
