@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-from strandline.record.batch import check_batch
+from strandline.record.batch import Attributes, check_batch
 from strandline.record.codec import Stamp, decode_batches, encode_records
+from strandline.types import ProducerStamp
 
 PAGE = Path(__file__).parents[3] / "docs" / "format.md"
 
@@ -39,3 +40,14 @@ def test_the_second_vector_has_every_column():
     rows = next(iter(decode_batches(vector))).to_pylist()
     assert [row["value"] for row in rows] == [b"a", None]
     assert rows[0]["headers"] == [("Nats-Msg-Id", b"x")]
+
+
+def test_the_third_vector_is_a_marker():
+    """The third test vector ends a transaction of a producer, as its header alone says."""
+    kind = Attributes.TRANSACTIONAL | Attributes.MARKER | Attributes.ABORTED
+    producer = ProducerStamp(1001, 3, -1)
+    encoded = encode_records([b""], ["s"], Stamp(9, 2, 1, producer=producer, attributes=kind))
+    assert bytes(encoded) == vectors()[2]
+    header = check_batch(encoded)
+    assert header.attributes == kind
+    assert header.producer == producer
