@@ -59,6 +59,12 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     segment_age_ms: int = 7 * 24 * 3600 * 1000
     dedup_window_ms: int = 120_000
     """How long a ``Nats-Msg-Id`` is remembered; 0 turns deduplication off."""
+    auto_pause_ms: int = 0
+    """Pause a partition that took no record for so long; 0: never."""
+    auto_pause_if_read: bool = True
+    """Do so even while Liftbridge's clients subscribe to it."""
+    optimistic_concurrency: bool = False
+    """Refuse what Liftbridge's clients publish unless the offset they expect is the next."""
 
     @property
     def acks_in_force(self) -> Acks:
@@ -74,6 +80,29 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return self.partition_by
         tokens = self.subject.split(".")
         return "subject" if "*" in tokens or ">" in tokens else "suffix"
+
+
+class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The listeners for clients of Liftbridge and of Beam's log; see docs/liftbridge.md."""
+
+    port: int = -1
+    """Port of the Liftbridge API, by custom 9292; 0 picks a free one, -1 turns it off."""
+    advertised_host: str = ""
+    """What Liftbridge's clients are told to dial; empty: ``host``."""
+    namespace: str = "liftbridge-default"
+    """First token of the subjects of the streams that the API keeps for itself."""
+    cursor_partitions: int = 1
+    """Partitions of the stream ``__cursors``; 0: no cursors."""
+    activity: bool = False
+    """Note what happens to streams and groups in the stream ``__activity``."""
+    consumer_timeout_ms: int = 15_000
+    """A member of a consumer group that is silent for longer is removed."""
+    coordinator_timeout_ms: int = 15_000
+    """Members report a coordinator that is silent for longer."""
+    beam_port: int = -1
+    """Port of Beam's log API; 0 picks a free one, -1 turns it off."""
+    beam_stream: str = "beam"
+    """The stream that it serves, which is made if there is none."""
 
 
 class JournalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -171,6 +200,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Port of the web page, metrics and health; 0 picks a free one, -1 turns it off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     nats: NatsConfig = NatsConfig()
+    grpc: GrpcConfig = GrpcConfig()
     journal: JournalConfig = JournalConfig()
     limits: LimitsConfig = LimitsConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -17,12 +17,14 @@ StrandlineError
 │   ├── FingerprintMismatchError the batch was published with another fingerprint
 │   ├── UnknownStreamError      no such stream
 │   ├── UnknownPartitionError   the stream has no such partition
-│   └── StreamExistsError       the name is taken
+│   ├── StreamExistsError       the name is taken
+│   └── ReadonlyError           the partition was made readonly
 ├── UnavailableError            the world's fault; the same request may succeed later
 │   ├── DiskFullError           no space to store more
 │   ├── LogPoisonedError        a write or sync failed; nothing is acked until reopened
 │   ├── RequestTimeoutError     no answer in time; whether it happened is unknown
 │   ├── ShuttingDownError       the broker is stopping
+│   ├── PausedError             the partition is paused
 │   └── DisconnectedError       no connection to the broker
 ├── CorruptBatchError           damaged bytes in a file; names the file and the position
 ├── DataDirLockedError          another broker uses the data directory
@@ -153,6 +155,12 @@ class StreamExistsError(InvalidRequestError):
     code = "stream_exists"
 
 
+class ReadonlyError(InvalidRequestError):
+    """The partition was made readonly."""
+
+    code = "readonly"
+
+
 class UnavailableError(StrandlineError):
     """The request was fine; the world was not."""
 
@@ -182,6 +190,12 @@ class ShuttingDownError(UnavailableError):
     """The broker is stopping."""
 
     code = "shutting_down"
+
+
+class PausedError(UnavailableError):
+    """The partition is paused until somebody wants it again."""
+
+    code = "paused"
 
 
 class DisconnectedError(UnavailableError):

@@ -22,7 +22,7 @@ from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
 from strandline.broker.partition import Admission, Partition
 from strandline.broker.scrubber import Scrubber
-from strandline.broker.stream import Stream
+from strandline.broker.stream import Stream, state_error
 from strandline.broker.syncer import Syncer
 from strandline.broker.turn import Turn
 from strandline.clock import Clock, SystemClock
@@ -36,7 +36,12 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
-from strandline.metadata.commands import AllocateProducerIds, CreateStream, DeleteStream
+from strandline.metadata.commands import (
+    AllocateProducerIds,
+    Command,
+    CreateStream,
+    DeleteStream,
+)
 from strandline.metadata.image import (
     MetadataImage,
     PartitionImage,
@@ -86,6 +91,7 @@ class Broker:
         self._streams: dict[str, Stream] = {}
         self._stream_callbacks: list[Callable[[], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._changed_callbacks: list[Callable[[Command], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
         self._producer_ids = range(0)
@@ -171,6 +177,7 @@ class Broker:
         """Make the streams there are."""
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
+        self._bar_partitions()
 
     async def prepare_stop(self) -> None:
         """Before the front ends stop: let nobody depend on this broker who need not."""
@@ -249,6 +256,7 @@ class Broker:
                 raise
             self._streams = {**self._streams, config.name: stream}
             self._announce()
+            self._tell_changed(command)
             self._count_streams()
             await self._wait_until_bound(config.name)
             logger.info("created stream %s on subject %s", config.name, config.subject)
@@ -271,6 +279,7 @@ class Broker:
                 partition.close(gone)
                 partition.reject_from((), gone)
             self._announce()
+            self._tell_changed(DeleteStream(name=name))
             self._count_streams()
             await self.turn.passed()
             async with self._checkpoints.lock:
@@ -315,6 +324,32 @@ class Broker:
             self._reserve.renew()
             return target.log_start_offset
 
+    async def change(self, command: Command) -> None:
+        """Do what a command says that is not about streams coming and going.
+
+        Raises:
+            InvalidRequestError: it does not apply.
+            UnavailableError: the broker cannot store it now.
+        """
+        async with self._admin:
+            self._check_available()
+            self._store.apply(command)
+            self._bar_partitions()
+            self._tell_changed(command)
+
+    def _bar_partitions(self) -> None:
+        """Let partitions refuse records, or accept them, as the metadata says."""
+        for stream in self._image.streams.values():
+            known = self._streams.get(stream.config.name)
+            partitions = known.partitions if known is not None else []
+            for number, state in stream.states.items():
+                for partition in partitions[number : number + 1]:
+                    partition.bar(state_error(partition.name, state))
+
+    def _tell_changed(self, command: Command) -> None:
+        for callback in self._changed_callbacks:
+            callback(command)
+
     # Producers
 
     async def new_producer_id(self) -> int:
@@ -343,6 +378,10 @@ class Broker:
         """Call back, on the loop, after streams were created or deleted."""
         self._stream_callbacks.append(callback)
 
+    def on_changed(self, callback: Callable[[Command], None]) -> None:
+        """Call back, on the loop, after a command to the metadata took effect."""
+        self._changed_callbacks.append(callback)
+
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Await, before a creation is answered, that records can reach the stream."""
         self._bound_callbacks.append(callback)
@@ -360,6 +399,11 @@ class Broker:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     # Inside
+
+    @property
+    def image(self) -> MetadataImage:
+        """What there is, as far as it is known here; any thread."""
+        return self._image
 
     @property
     def _image(self) -> MetadataImage:

@@ -65,6 +65,14 @@ class Admission:
         """Told, on any thread, what readers met."""
 
 
+class Waiter(Protocol):
+    """Whom to tell that there may be more to read; a ``threading.Event`` or an asyncio one."""
+
+    def set(self) -> None:
+        """There may be, or there will be none any more."""
+        ...
+
+
 class Seat(Protocol):
     """A partition's place in a cluster; told by the turn what became of its chunks."""
 
@@ -113,10 +121,13 @@ class Partition:
         self._open: RecordChunk | None = None
         self._last_timestamp = TimestampNs(0)
         self._late: list[Waiting] = []
-        self._waiters: list[threading.Event] = []
+        self._waiters: list[Waiter] = []
         self._is_dirty = False
         self._closed_by: StrandlineError | None = None
+        self._unseated_by: StrandlineError | None = None
+        self._barred_by: StrandlineError | None = None
         self._refused_by: StrandlineError | None = None
+        """The one of these three that matters most."""
         self.seat: Seat | None = None
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a turn with its records has to sync."""
@@ -489,8 +500,24 @@ class Partition:
 
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
-        if self._closed_by is None:
-            self._refused_by = error
+        self._unseated_by = error
+        self._settle()
+
+    def bar(self, error: StrandlineError | None) -> None:
+        """Refuse records by order of the metadata, whoever leads; None: accept them."""
+        if error is None and self._barred_by is None:
+            return
+        self._barred_by = error
+        self._settle()
+        self._wake_waiters()
+
+    @property
+    def barred_by(self) -> StrandlineError | None:
+        """Why the metadata lets it take no records: it is readonly or paused."""
+        return self._barred_by
+
+    def _settle(self) -> None:
+        self._refused_by = self._closed_by or self._unseated_by or self._barred_by
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
@@ -504,7 +531,8 @@ class Partition:
 
         The log stays usable for those that are reading.
         """
-        self._closed_by = self._refused_by = error
+        self._closed_by = error
+        self._settle()
         self._wake_waiters()
 
     # Reading, from any thread
@@ -534,6 +562,14 @@ class Partition:
     def met_damage(self, error: CorruptBatchError) -> None:
         """Report what was met while reading the log."""
         self._admission.on_damage(self, error)
+
+    def watch(self, waiter: Waiter) -> None:
+        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``."""
+        self._waiters.append(waiter)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Set it no more."""
+        self._waiters.remove(waiter)
 
     def wait_beyond(self, offset: Offset, timeout_s: float) -> bool:
         """Block until the high watermark is above ``offset``; False on timeout or close."""

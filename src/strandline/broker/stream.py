@@ -2,7 +2,18 @@
 
 from strandline.broker.partition import Partition
 from strandline.config import StreamConfig
-from strandline.errors import UnknownPartitionError
+from strandline.errors import PausedError, ReadonlyError, StrandlineError, UnknownPartitionError
+from strandline.metadata.image import PartitionState
+from strandline.types import PartitionName
+
+
+def state_error(name: PartitionName, state: PartitionState) -> StrandlineError | None:
+    """Why a partition in this state takes no records; None: it does."""
+    if state.is_readonly:
+        return ReadonlyError(f"{name} is readonly; make it writable first")
+    if state.is_paused:
+        return PausedError(f"{name} is paused; publish or subscribe through Liftbridge to wake it")
+    return None
 
 
 class Stream:

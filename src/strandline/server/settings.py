@@ -194,6 +194,8 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         "http_port": (config.http_port, -1),
         "nats.port": (config.nats.port, 0),
         "nats.ingest_port": (config.nats.ingest_port, -1),
+        "grpc.port": (config.grpc.port, -1),
+        "grpc.beam_port": (config.grpc.beam_port, -1),
     }
     if config.cluster.is_on:
         ports["cluster.peer_port"] = (config.cluster.peer_port, 0)

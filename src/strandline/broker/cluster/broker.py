@@ -33,7 +33,12 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.metadata.commands import AllocateProducerIds, CreateStream, DeleteStream
+from strandline.metadata.commands import (
+    AllocateProducerIds,
+    Command,
+    CreateStream,
+    DeleteStream,
+)
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.metadata.placement import place
 from strandline.metadata.streams import check_stream_config
@@ -194,6 +199,7 @@ class ClusterBroker(Broker):
                 logger.error("stream %s cannot be opened here: %s", name, error)  # noqa: TRY400  no trace
         gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
         self._streams = streams
+        self._bar_partitions()
         self._let_go(gone, image)
         is_whole = self._seat_replicas() and is_whole
         self.membership.replicas.assign(image)
@@ -378,6 +384,19 @@ class ClusterBroker(Broker):
     def _created_ns(self, name: str) -> int | None:
         stream = self._streams.get(name)
         return stream.created_ns if stream is not None else None
+
+    async def change(self, command: Command) -> None:
+        """Let the cluster do what a command says, and wait until it is done here.
+
+        Raises:
+            InvalidRequestError: it does not apply.
+            UnavailableError: the cluster cannot decide it now.
+        """
+        self._check_member()
+        before = self._image
+        outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
+        outcome.raise_if_refused()
+        await self._until(lambda: self._image is not before)
 
     async def delete_stream(self, name: str) -> None:
         """Let the cluster delete a stream and its records.
