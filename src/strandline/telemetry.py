@@ -33,6 +33,7 @@ SECONDS_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
 )
+BYTES_BUCKETS = tuple(float(1 << power) for power in range(8, 26, 2))
 RECORDS_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0, 16384.0)
 
 
@@ -124,9 +125,11 @@ class Telemetry(Collector):
     # The turn, the journal, the disk.
     turns: int = counter("Turns that stored something.")
     turn_records: Histogram = histogram("Records stored by one turn.", RECORDS_BUCKETS)
+    turn_bytes: Histogram = histogram("Bytes of batches stored by one turn.", BYTES_BUCKETS)
     sync_seconds: Histogram = histogram(
         "Time of one sync of the journal; it covers all records of a turn."
     )
+    journal_bytes: int = gauge("Bytes of the journal that a restart would replay.")
     journal_poisoned: int = gauge("1 from a failed write or sync until the log is reopened.")
     disk_full: int = gauge("1 while publishes are refused for lack of space.")
     checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
@@ -146,10 +149,36 @@ class Telemetry(Collector):
     read_records: int = counter("Records delivered to readers.")
     read_bytes: int = counter("Bytes of batches delivered to readers.")
 
+    # The cluster; all 0 where a broker stands alone.
+    replicas: int = gauge("Copies of partitions kept here.")
+    led_partitions: int = gauge("Partitions led here.")
+    under_replicated_partitions: int = gauge(
+        "Partitions led here of which some copy is not in sync."
+    )
+    under_min_isr_partitions: int = gauge(
+        "Partitions led here that take no records, because fewer than min_isr copies are in sync."
+    )
+    offline_partitions: int = gauge("Partitions of the whole cluster that nobody leads.")
+    replica_lag_records: dict[str, int] = labelled(
+        "gauge", "broker", "Records of partitions led here that a broker's copies do not have yet."
+    )
+    replica_lag_bytes: dict[str, int] = labelled(
+        "gauge", "broker", "About how many bytes of them, at least as many as are missing."
+    )
+    leader_elections: int = counter("Leaderships that began here.")
+    isr_shrinks: int = counter("Copies that fell out of sync, of partitions led here.")
+    isr_expands: int = counter("Copies that came into sync, of partitions led here.")
+    commit_seconds: Histogram = histogram(
+        "Time from a batch's journal write here until it was committed."
+    )
+    controller: int = gauge("1 while this broker is the controller.")
+    consensus_term: int = gauge("Newest election of the metadata's consensus group heard of.")
+    consensus_commit_index: int = gauge("Last entry of the metadata's log known to be committed.")
+
     # The process.
     streams: int = gauge("Streams.")
     partitions: int = gauge("Partitions of all streams.")
-    ready: int = gauge("1 while every listener is up and the broker is not stopping.")
+    ready: int = gauge("1 while /health/ready says ready.")
     recovery_seconds: float = gauge("Time the last start took to recover the log.")
     recovery_records: int = gauge("Records the last start replayed from the journal.")
     recovery_torn_bytes: int = gauge("Bytes of torn tail the last start cut.")

@@ -109,7 +109,7 @@ class Broker:
         """
         self._loop = asyncio.get_running_loop()
         self._lock = DataDirLock(self.data_dir)
-        self._syncer = Syncer(self._loop, self.disk.fdatasync)
+        self._syncer = Syncer(self._loop, self.disk.fdatasync, self.clock)
         try:
             self._assemble()
             self._storage = self._open()
@@ -212,6 +212,28 @@ class Broker:
         """Wait until no turn is between write and answer and nothing waits for one."""
         while not self.turn.is_idle:  # noqa: ASYNC110  no bookkeeping in the hot path for this
             await asyncio.sleep(0.001)
+
+    # Health
+
+    @property
+    def why_not_ready(self) -> str:
+        """Why records cannot be stored and read here now; empty: they can."""
+        if self.telemetry.journal_poisoned:
+            return "storage failed: nothing is stored until it is reopened"
+        if not self.is_ready:
+            return "starting or stopping"
+        if self.telemetry.disk_full:
+            return "the disk is full: publishes are refused"
+        return ""
+
+    def refresh_telemetry(self) -> None:
+        """Bring up to date what is only looked at, not counted; before each scrape."""
+        telemetry = self.telemetry
+        telemetry.ready = int(not self.why_not_ready)
+        telemetry.pending_bytes = self.admission.pending_bytes
+        telemetry.duplicates = self.admission.duplicates
+        telemetry.journal_bytes = self._storage.journal.bytes_since_recycle
+        self._count_streams()
 
     # Streams
 

@@ -145,6 +145,11 @@ class Quorum:
         return self._raft.state.term
 
     @property
+    def commit_index(self) -> int:
+        """The last entry known here to be committed."""
+        return self._raft.state.log.commit_index
+
+    @property
     def members(self) -> Members:
         """Who belongs to the group."""
         return self._raft.state.members

@@ -143,6 +143,13 @@ class Log:
         """Bytes of batches, without indexes."""
         return sum(segment.size for segment in self._layout.segments)
 
+    def bytes_from(self, offset: int) -> int:
+        """Bytes from an offset to the end; a little more, as the index knows only some places."""
+        layout = self._layout
+        first = max(bisect_right(layout.bases, offset) - 1, 0)
+        later = sum(segment.size for segment in layout.segments[first + 1 :])
+        return later + layout.segments[first].bytes_from(offset)
+
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments at this moment, the last one active."""

@@ -416,6 +416,10 @@ class Segment:
             return Hole(position, expected, bound, end)
         return Hole(position, expected, limit, -1)
 
+    def bytes_from(self, offset: int) -> int:
+        """Bytes from the last place known not to be after ``offset``."""
+        return self.size - self._offsets().floor(offset)[1] if offset < self.next_offset else 0
+
     def offset_near(self, position: int) -> int:
         """An offset that no batch at or after ``position`` is below."""
         return max(self._offsets().offset_at(position), self.base_offset)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from strandline.broker.broker import PRODUCER_IDS, Broker
+from strandline.broker.cluster import figures
 from strandline.broker.cluster.identity import begin_life
 from strandline.broker.cluster.membership import Membership, Reached
 from strandline.broker.cluster.remote import RemotePartition
@@ -156,6 +157,18 @@ class ClusterBroker(Broker):
         deadline_ms = self.clock.monotonic_ms() + COMMIT_WAIT_S * 1e3
         while self.membership.replicas.has_waiting and self.clock.monotonic_ms() < deadline_ms:  # noqa: ASYNC110  no bookkeeping in the hot path for this
             await asyncio.sleep(POLL_S)
+
+    # Health
+
+    @property
+    def why_not_ready(self) -> str:
+        """As ``Broker``; in a cluster also while copies here are behind, or are to lead."""
+        return super().why_not_ready or figures.why_behind(self.membership.replicas)
+
+    def refresh_telemetry(self) -> None:
+        """As ``Broker``, and the cluster's figures."""
+        super().refresh_telemetry()
+        figures.refresh(self.telemetry, self.membership)
 
     # Failing storage
 

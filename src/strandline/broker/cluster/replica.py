@@ -57,6 +57,10 @@ class Surroundings(Protocol):
         """The time."""
         ...
 
+    def precise_ms(self) -> float:
+        """The time, to measure with."""
+        ...
+
     def send(self, log_id: LogId, effect: fx.Send) -> None:
         """Send a message; it may be lost with the link."""
         ...
@@ -107,6 +111,7 @@ class ReplicaDriver:
         self._early: dict[BrokerId, ev.Received] = {}
         self._epoch_led: LeaderEpoch | None = None
         self._uncommitted: deque[tuple[Offset, list[Waiting]]] = deque()
+        self._journaled: deque[tuple[Offset, float]] = deque()
         self._refusal: Refusal | None = None
         self._cut_at: Offset | None = None
         self._is_reset = False
@@ -374,6 +379,7 @@ class ReplicaDriver:
             self._around.answer(self.partition, chunk.waiting)
         header = header_of(batch)
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch))
+        self._journaled.append((header.next_offset, self._around.precise_ms()))
         self.step(ev.Appended((ref,), (batch,)))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
@@ -400,15 +406,27 @@ class ReplicaDriver:
         if offset <= self.partition.high_watermark or self._deferred:
             return  # known, or of a log that is being restarted: that tells by itself
         self.partition.commit(offset)
+        self._measure(offset)
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= offset:
             self._around.answer(self.partition, uncommitted.popleft()[1])
+
+    def _measure(self, offset: Offset) -> None:
+        """Note how long what is committed now took."""
+        journaled = self._journaled
+        if journaled and journaled[0][0] <= offset:
+            now_ms = self._around.precise_ms()
+            while journaled and journaled[0][0] <= offset:
+                seconds = (now_ms - journaled.popleft()[1]) / 1e3
+                self._around.telemetry.commit_seconds.observe(seconds)
 
     def _note_role(self) -> None:
         """A leadership has begun: number what comes after the log by its epoch."""
         replica, partition = self.replica, self.partition
         if replica.leader is not None and self._epoch_led != replica.epoch:
             self._epoch_led = partition.leader_epoch = replica.epoch
+            self._journaled.clear()
+            self._around.telemetry.leader_elections += 1
             if self._refusal is Refusal.NOT_LEADER:
                 partition.lead(replica.epoch)
 

@@ -150,11 +150,29 @@ class Replicas:
         self.image = image
         for name, partition in image.partitions():
             driver = self.drivers.get(partition.log_id)
-            if driver is None or self._given.get(partition.log_id) is partition:
+            known = self._given.get(partition.log_id)
+            if driver is None or known is partition:
                 continue
             self._given[partition.log_id] = partition
+            if known is not None:
+                self._count_isr(known, partition)
             driver.step(_assignment(partition, image, name))
             driver.describe_leader()
+
+    def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
+        """Count who came into sync and who fell out; each is counted where the leader is."""
+        if after.leader is not None and after.leader == self.me:
+            self.telemetry.isr_shrinks += len(set(before.isr) - set(after.isr))
+            self.telemetry.isr_expands += len(set(after.isr) - set(before.isr))
+
+    def given(self, log_id: LogId) -> PartitionImage | None:
+        """What the replica of a log was told last."""
+        return self._given.get(log_id)
+
+    @property
+    def me(self) -> BrokerId | None:
+        """This broker, while it lives."""
+        return self._life.me if self._life is not None else None
 
     @property
     def has_waiting(self) -> bool:
@@ -209,6 +227,10 @@ class Replicas:
     def now_ms(self) -> int:
         """The time."""
         return int(self._clock.monotonic_ms())
+
+    def precise_ms(self) -> float:
+        """The time, to measure with."""
+        return self._clock.monotonic_ms()
 
     def send(self, log_id: LogId, effect: Send) -> None:
         """Send a message; it may be lost with the link, of which the replica hears."""

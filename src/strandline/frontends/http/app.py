@@ -57,7 +57,8 @@ class Pages:
     async def overview(self, _request: Request) -> Response:
         """``/``: health, rates, streams."""
         broker, streams = self._broker, list(self._broker.streams())
-        self._refresh_gauges(len(streams))
+        broker.refresh_telemetry()
+        reason = broker.why_not_ready
 
         def render() -> str:
             return overview_page(
@@ -67,7 +68,7 @@ class Pages:
                     history=self._meter.records_per_second(),
                     telemetry=broker.telemetry,
                     data_dir=broker.config.data_dir,
-                    is_ready=broker.is_ready,
+                    why_not_ready=reason,
                     up_s=(broker.clock.monotonic_ms() - self._started_ms) / 1000,
                 )
             )
@@ -82,8 +83,7 @@ class Pages:
     async def metrics(self, _request: Request) -> Response:
         """``/metrics``: Prometheus text."""
         streams, telemetry = list(self._broker.streams()), self._broker.telemetry
-        self._refresh_gauges(len(streams))
-        telemetry.partitions = sum(len(stream.partitions) for stream in streams)
+        self._broker.refresh_telemetry()
         telemetry.partition_samples = lambda: partition_samples(streams)
         return Response(await asyncio.to_thread(telemetry.render), media_type=METRICS_TYPE)
 
@@ -93,16 +93,8 @@ class Pages:
 
     async def ready(self, _request: Request) -> Response:
         """``/health/ready``: 200 while records can be stored and read, else 503 and why."""
-        telemetry = self._broker.telemetry
-        if telemetry.journal_poisoned:
-            return PlainTextResponse(
-                "storage failed: nothing is stored until it is reopened\n", 503
-            )
-        if not self._broker.is_ready:
-            return PlainTextResponse("starting or stopping\n", 503)
-        if telemetry.disk_full:
-            return PlainTextResponse("the disk is full: publishes are refused\n", 503)
-        return PlainTextResponse("ready\n")
+        reason = self._broker.why_not_ready
+        return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ready\n")
 
     async def api_streams(self, _request: Request) -> Response:
         """``/api/streams``: every stream with its settings and offsets, as JSON."""
@@ -112,14 +104,6 @@ class Pages:
     async def api_stream(self, request: Request) -> Response:
         """``/api/streams/{name}``: one of them."""
         return _json(msgspec.json.encode(await self._find(request)))
-
-    def _refresh_gauges(self, streams: int) -> None:
-        """Copy what the broker keeps elsewhere into its figures."""
-        broker, telemetry = self._broker, self._broker.telemetry
-        telemetry.ready = int(broker.is_ready)
-        telemetry.streams = streams
-        telemetry.pending_bytes = broker.admission.pending_bytes
-        telemetry.duplicates = broker.admission.duplicates
 
     async def _find(self, request: Request) -> StreamState:
         name = request.path_params["name"]

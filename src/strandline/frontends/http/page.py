@@ -43,7 +43,7 @@ class Overview(NamedTuple):
     history: Sequence[float]
     telemetry: Telemetry
     data_dir: str
-    is_ready: bool
+    why_not_ready: str
     up_s: float
 
 
@@ -52,7 +52,7 @@ def overview_page(view: Overview) -> str:
     shown = view.streams[:STREAMS_MAX]
     rest = len(view.streams) - len(shown)
     body = (
-        f"<header><h1>Strandline</h1>{_health(view.telemetry, is_ready=view.is_ready)}"
+        f"<header><h1>Strandline</h1>{_health(view.why_not_ready)}"
         f"<small>version {escape(__version__)} · data in <code>{escape(view.data_dir)}</code>"
         f" · up {duration(view.up_s)}</small></header>"
         f"{_cards(view)}"
@@ -137,13 +137,9 @@ def duration(seconds: float) -> str:
     return " ".join(used[:2]) or "0 s"
 
 
-def _health(telemetry: Telemetry, *, is_ready: bool) -> str:
-    if telemetry.journal_poisoned:
-        return "<span class=bad>storage failed: nothing is stored until it is reopened</span>"
-    if telemetry.disk_full:
-        return "<span class=bad>disk full: publishes are refused</span>"
-    if not is_ready:
-        return "<span class=bad>not ready</span>"
+def _health(why_not_ready: str) -> str:
+    if why_not_ready:
+        return f"<span class=bad>not ready: {escape(why_not_ready)}</span>"
     return "<span class=ok>ready</span>"
 
 

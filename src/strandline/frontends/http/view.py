@@ -58,20 +58,6 @@ class StreamView(Protocol):
         ...
 
 
-class AdmissionView(Protocol):
-    """What waits to be stored, as far as the pages care."""
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes accepted and not yet stored."""
-        ...
-
-    @property
-    def duplicates(self) -> int:
-        """Publishes recognised as repeats since the start."""
-        ...
-
-
 class BrokerView(Protocol):
     """A broker, as far as the pages care."""
 
@@ -86,18 +72,17 @@ class BrokerView(Protocol):
         ...
 
     @property
-    def admission(self) -> AdmissionView:
-        """What waits to be stored."""
-        ...
-
-    @property
     def telemetry(self) -> Telemetry:
         """Its figures."""
         ...
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it has started and is not stopping."""
+    def why_not_ready(self) -> str:
+        """Why records cannot be stored and read there now; empty: they can."""
+        ...
+
+    def refresh_telemetry(self) -> None:
+        """Bring figures up to date that are only looked at; loop thread."""
         ...
 
     def streams(self) -> Sequence[StreamView]:

@@ -76,6 +76,9 @@ class Around:
     def now_ms(self):
         return 0
 
+    def precise_ms(self):
+        return 0.0
+
     def send(self, _, effect):
         self.sent.append((effect.to, effect.message))
 

@@ -29,24 +29,21 @@ class FakeStream:
 
 
 @dataclass
-class FakeAdmission:
-    pending_bytes: int = 0
-    duplicates: int = 0
-
-
-@dataclass
 class FakeBroker:
     config: BrokerConfig = field(
         default_factory=lambda: BrokerConfig(http_port=0, data_dir="/data/<b>")
     )
     clock: ManualClock = field(default_factory=ManualClock)
     telemetry: Telemetry = field(default_factory=Telemetry)
-    admission: FakeAdmission = field(default_factory=FakeAdmission)
-    is_ready: bool = True
+    why_not_ready: str = ""
     held: list[FakeStream] = field(default_factory=list)
 
     def streams(self):
         return list(self.held)
+
+    def refresh_telemetry(self):
+        self.telemetry.ready = int(not self.why_not_ready)
+        self.telemetry.partitions = sum(len(stream.partitions) for stream in self.held)
 
     def add(self, name, *, partitions=1, records=0, subject="orders.>"):
         self.held.append(

@@ -52,7 +52,7 @@ def test_many_streams_are_cut_and_counted():
             history=[],
             telemetry=Telemetry(),
             data_dir="d",
-            is_ready=True,
+            why_not_ready="",
             up_s=0,
         )
     )

@@ -1,0 +1,63 @@
+"""What a broker of a cluster tells whoever watches it: gauges, and whether it is ready.
+
+Rules: only looked at when somebody asks, on the loop, and changes nothing.
+"""
+
+from collections import defaultdict
+
+from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.replicas import Replicas
+from strandline.metadata.image import MetadataImage
+from strandline.replication.effects import Refusal
+from strandline.telemetry import Telemetry
+
+
+def refresh(telemetry: Telemetry, membership: Membership) -> None:
+    """Bring the gauges of the cluster up to date."""
+    quorum, replicas = membership.quorum, membership.replicas
+    telemetry.controller = int(membership.office.is_held)
+    telemetry.consensus_term = quorum.term
+    telemetry.consensus_commit_index = quorum.commit_index
+    telemetry.offline_partitions = _offline(membership.machine.image)
+    telemetry.replicas = len(replicas.drivers)
+    _refresh_leaders(telemetry, replicas)
+
+
+def _offline(image: MetadataImage) -> int:
+    """Partitions that nobody leads, or that a broker out of service still does by name."""
+    in_service = {b.id for b in image.brokers.values() if not b.is_fenced}
+    return sum(partition.leader not in in_service for _, partition in image.partitions())
+
+
+def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
+    """What the leaders here know of their followers."""
+    led = under_replicated = under_min_isr = 0
+    records: dict[str, int] = defaultdict(int)
+    size: dict[str, int] = defaultdict(int)
+    for driver in replicas.drivers.values():
+        leader = driver.replica.leader
+        if leader is None:
+            continue
+        led += 1
+        under_replicated += len(leader.isr.members) < len(leader.followers) + 1
+        under_min_isr += leader.refusal is Refusal.NOT_ENOUGH_REPLICAS
+        for broker, progress in leader.followers.items():
+            behind = leader.log.log_end_offset - progress.durable_offset
+            records[str(broker)] += behind
+            size[str(broker)] += driver.log.bytes_from(progress.durable_offset) if behind else 0
+    telemetry.led_partitions = led
+    telemetry.under_replicated_partitions = under_replicated
+    telemetry.under_min_isr_partitions = under_min_isr
+    telemetry.replica_lag_records, telemetry.replica_lag_bytes = records, size
+
+
+def why_behind(replicas: Replicas) -> str:
+    """Why this broker does not do its part yet; empty: it does."""
+    me, behind, to_lead = replicas.me, 0, 0
+    for log_id, driver in replicas.drivers.items():
+        given = replicas.given(log_id)
+        behind += given is None or me not in given.isr
+        to_lead += given is not None and given.leader == me and driver.replica.leader is None
+    if behind:
+        return f"{behind} of {len(replicas.drivers)} copies here are not in sync yet"
+    return f"{to_lead} leaderships here have not begun yet" if to_lead else ""

@@ -1,0 +1,33 @@
+"""When a broker alone is ready, and the figures that are brought up to date for a scrape."""
+
+import pytest
+
+
+async def test_a_broker_that_works_is_ready(broker, partition, kit, answers):
+    """Nothing is in the way, and the gauges tell what there is."""
+    kit.put(partition, answers, "a", "b")
+    await answers.wait(2)
+    assert broker.why_not_ready == ""
+    broker.refresh_telemetry()
+    shown = broker.telemetry
+    assert (shown.ready, shown.streams, shown.partitions) == (1, 1, 1)
+    assert shown.journal_bytes > 0
+    assert shown.turn_bytes.count == shown.turn_records.count >= 1
+    assert shown.turn_bytes.total == shown.bytes_appended
+
+
+@pytest.mark.parametrize(
+    ("figure", "reason"), [("journal_poisoned", "storage failed"), ("disk_full", "disk is full")]
+)
+async def test_what_is_in_the_way_is_named(broker, figure, reason):
+    """Failed storage and a full disk."""
+    setattr(broker.telemetry, figure, 1)
+    assert reason in broker.why_not_ready
+    broker.refresh_telemetry()
+    assert broker.telemetry.ready == 0
+
+
+async def test_a_broker_that_stops_is_not_ready(broker):
+    """Nobody should be sent to it any more."""
+    await broker.stop()
+    assert "stopping" in broker.why_not_ready
