@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError
@@ -13,7 +14,6 @@ from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.listener import IngestListener
 from strandline.frontends.nats.protocol import Failure, Parser, Violation
 from strandline.frontends.nats.publish import Intake
-from strandline.frontends.nats.routing import RouteTable, stream_bindings
 from strandline.record.envelope import Message, encode_message
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from strandline.broker.routing import Route
 from strandline.errors import UNDECODABLE, InvalidSubjectError, StrandlineError
 from strandline.frontends.nats.flow import Peer
 from strandline.frontends.nats.headers import NO_RESPONDERS
@@ -27,7 +28,6 @@ from strandline.frontends.nats.protocol import (
     encode_message_with_headers,
 )
 from strandline.frontends.nats.replies import error_reply, pub_ack
-from strandline.frontends.nats.routing import Route
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import validate_subject
 from strandline.types import Offset, PartitionName
@@ -93,9 +93,10 @@ class PublisherConnection(Peer):
             route = remembered.get(subject) or self._find_route(subject, reply)
             if route is None:
                 continue
-            if route.partition is None or block is not None or payload[:4] == MAGIC:
+            is_plain = block is None and payload[:4] != MAGIC
+            if route.partition is None or not is_plain or (reply and not route.answers):
                 self._publish(route, reply, block=block, payload=payload)
-            elif reply is None or not route.answers:
+            elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
                 route.partition.append(payload, subject=route.subject, responder=self, token=reply)

@@ -7,6 +7,7 @@ that come and go are re-bound at once.
 
 from pathlib import Path
 
+from strandline.broker.routing import Binding, RouteTable, stream_bindings
 from strandline.config import BrokerConfig
 from strandline.frontends.nats.child import NatsServerChild, Routes
 from strandline.frontends.nats.flow import Gate
@@ -14,7 +15,6 @@ from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
-from strandline.frontends.nats.routing import Binding, RouteTable, stream_bindings
 from strandline.frontends.nats.subscriber import Subscriber
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from strandline.broker.routing import Binding, Route, RouteTable
 from strandline.errors import (
     UNDECODABLE,
     DisconnectedError,
@@ -34,7 +35,6 @@ from strandline.frontends.nats.protocol import (
     encode_unsubscribe,
 )
 from strandline.frontends.nats.replies import error_reply, pub_ack
-from strandline.frontends.nats.routing import Binding, Route, RouteTable
 from strandline.record.envelope import MAGIC
 from strandline.types import Offset, PartitionName
 
@@ -110,10 +110,11 @@ class Link(Peer):
             route = table.remembered.get(subject) or self._find_route(table, subject, reply)
             if route is None:
                 continue
-            if route.partition is None or block is not None or payload[:4] == MAGIC:
+            is_plain = block is None and payload[:4] != MAGIC
+            if route.partition is None or not is_plain or (reply and not route.answers):
                 if route.groups:
                     subscriber.intake.take(route, reply, block=block, payload=payload, sink=self)
-            elif reply is None or not route.answers:
+            elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
                 route.partition.append(payload, subject=route.subject, responder=self, token=reply)

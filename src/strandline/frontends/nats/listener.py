@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from strandline.broker.routing import RouteTable
 from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.nats.connection import PublisherConnection
@@ -21,7 +22,6 @@ from strandline.frontends.nats.flow import OVERLOAD, Gate
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
-from strandline.frontends.nats.routing import RouteTable
 from strandline.frontends.nats.tasks import end_task, start_task
 from strandline.version import __version__
 

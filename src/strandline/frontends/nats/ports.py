@@ -6,51 +6,9 @@ The broker's classes satisfy these protocols structurally; unit tests use small 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from strandline.broker.responder import Responder
+from strandline.broker.routing import StreamPort
 from strandline.clock import Clock
-from strandline.config import Acks, StreamConfig
-from strandline.record.codec import Headers
 from strandline.telemetry import Telemetry
-from strandline.types import PartitionName
-
-
-class PartitionPort(Protocol):
-    """A partition, as far as publishing goes."""
-
-    @property
-    def name(self) -> PartitionName:
-        """Stream and number."""
-        ...
-
-    def append(
-        self,
-        value: bytes | None,
-        *,
-        subject: str,
-        key: bytes | None = None,
-        headers: Headers | None = None,
-        responder: Responder | None = None,
-        token: object = None,
-        message_id: str | None = None,
-        expected_last: int | None = None,
-        acks: Acks | None = None,
-    ) -> None:
-        """Accept a record; the outcome reaches ``responder``, never the caller."""
-        ...
-
-
-class StreamPort(Protocol):
-    """A stream and its partitions."""
-
-    @property
-    def config(self) -> StreamConfig:
-        """What the stream is."""
-        ...
-
-    @property
-    def partitions(self) -> Sequence[PartitionPort]:
-        """In the order of their numbers."""
-        ...
 
 
 class AdmissionPort(Protocol):

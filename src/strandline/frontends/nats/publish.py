@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from strandline.broker.routing import Route, RouteTable, Target
 from strandline.clock import Clock
 from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.frontends.nats.headers import parse_headers
@@ -25,7 +26,6 @@ from strandline.frontends.nats.replies import (
     error_reply,
     stream_mismatch_reply,
 )
-from strandline.frontends.nats.routing import Route, RouteTable, Target
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers
 
@@ -33,6 +33,8 @@ KEY_HEADER: Final = "Strandline-Key"
 TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
 EXPECTED_STREAM_HEADER: Final = "Nats-Expected-Stream"
 EXPECTED_LAST_HEADER: Final = "Nats-Expected-Last-Sequence"
+REPLY_HEADER: Final = "reply"
+"""Of records whose stream does not answer publishes: the reply subject, as Liftbridge keeps it."""
 UNSUPPORTED_HEADERS: Final = frozenset(
     {
         "Nats-Expected-Last-Msg-Id",
@@ -181,13 +183,20 @@ class Intake:
                 stream_subject=target.stream_subject,
                 clock=self._clock,
             )
+        headers = publication.headers
+        if reply is not None and not target.answers:  # it is the application's: keep it
+            headers = [*(headers or ()), (REPLY_HEADER, reply)]
+        expected_last = publication.expected_last if concerned else None
+        if publication.wrapped is not None and target.checks_offsets:
+            expected = publication.wrapped.offset
+            expected_last = expected if expected >= 0 else expected_last
         target.partition_for(publication.key).append(
             publication.value,
             subject=subject,
             key=publication.key,
-            headers=publication.headers,
+            headers=headers,
             responder=responder,
             token=token,
             message_id=publication.message_id,
-            expected_last=publication.expected_last if concerned else None,
+            expected_last=expected_last,
         )

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from strandline.broker.routing import Binding
 from strandline.errors import (
     DisconnectedError,
     InvalidConfigError,
@@ -24,7 +25,6 @@ from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX, Link, ServerInfo
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
-from strandline.frontends.nats.routing import Binding
 from strandline.frontends.nats.tasks import end_task, start_task
 from strandline.version import __version__
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, NatsConfig, StreamConfig
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.listener import IngestListener
 from strandline.frontends.nats.publish import Intake
-from strandline.frontends.nats.routing import RouteTable, stream_bindings
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
 

@@ -120,11 +120,11 @@ def test_every_matching_stream_records_and_acks(broker, sink, publish):
 
 
 def test_stream_without_pub_ack_stays_silent(broker, sink, publish):
-    """A stream that must not answer records without a word."""
+    """A stream that must not answer records in silence, and keeps the reply subject."""
     (a,) = broker.add("A", "x", pub_ack=False)
     publish(b"x", reply=b"r", headers=[("h", b"1")])
     broker.turn()
-    assert a.records[0].headers == [("h", b"1")]
+    assert a.records[0].headers == [("h", b"1"), ("reply", b"r")]
     assert sink.acks == []
 
 

@@ -4,9 +4,9 @@ import zlib
 
 import pytest
 
+from strandline.broker import routing
+from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.errors import InvalidSubjectError
-from strandline.frontends.nats import routing
-from strandline.frontends.nats.routing import RouteTable, stream_bindings
 
 
 def names(route):

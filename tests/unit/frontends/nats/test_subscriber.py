@@ -5,12 +5,12 @@ import json
 
 import pytest
 
+from strandline.broker.routing import stream_bindings
 from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.frontends.nats import subscriber as subscriber_module
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.headers import encode_headers
 from strandline.frontends.nats.publish import Intake
-from strandline.frontends.nats.routing import stream_bindings
 from strandline.frontends.nats.subscriber import Subscriber, parse_server_url
 from strandline.record.envelope import Message, decode_ack, encode_message
 

@@ -7,17 +7,59 @@ found for a subject is remembered in a bounded dictionary until the streams chan
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
 
+from strandline.broker.responder import Responder
+from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError
-from strandline.frontends.nats.ports import PartitionPort, StreamPort
+from strandline.record.codec import Headers
 from strandline.record.partitioner import partition_of
 from strandline.record.subjects import SubjectRouter, validate_subject
+from strandline.types import PartitionName
 
 REMEMBERED_SUBJECTS_MAX: Final = 16_384
 REMEMBERED_SUBJECT_BYTES_MAX: Final = 256
 """Longer subjects are looked up each time, so that remembered ones stay small."""
+
+
+class PartitionPort(Protocol):
+    """A partition, as far as publishing goes."""
+
+    @property
+    def name(self) -> PartitionName:
+        """Stream and number."""
+        ...
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        subject: str,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        responder: Responder | None = None,
+        token: object = None,
+        message_id: str | None = None,
+        expected_last: int | None = None,
+        acks: Acks | None = None,
+    ) -> None:
+        """Accept a record; the outcome reaches ``responder``, never the caller."""
+        ...
+
+
+class StreamPort(Protocol):
+    """A stream and its partitions."""
+
+    @property
+    def config(self) -> StreamConfig:
+        """What the stream is."""
+        ...
+
+    @property
+    def partitions(self) -> Sequence[PartitionPort]:
+        """In the order of their numbers."""
+        ...
 
 
 class Binding(NamedTuple):
@@ -43,7 +85,15 @@ def stream_bindings(stream: StreamPort) -> list[Binding]:
 class Target:
     """A stream that records a subject."""
 
-    __slots__ = ("answers", "by_key", "name", "partition", "partitions", "stream_subject")
+    __slots__ = (
+        "answers",
+        "by_key",
+        "checks_offsets",
+        "name",
+        "partition",
+        "partitions",
+        "stream_subject",
+    )
 
     def __init__(self, binding: Binding, subject: bytes) -> None:
         config = binding.stream.config
@@ -51,6 +101,8 @@ class Target:
         self.stream_subject = config.subject
         self.answers = config.pub_ack
         """Whether a reply subject gets a PubAck."""
+        self.checks_offsets = config.optimistic_concurrency
+        """Whether a Liftbridge message is stored only at the offset that it expects."""
         self.partitions = binding.stream.partitions
         number = binding.partition
         if number is None:
