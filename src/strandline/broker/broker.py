@@ -428,6 +428,11 @@ class Broker:
         return self._image
 
     @property
+    def flight_addresses(self) -> tuple[str, ...]:
+        """Where clients find the brokers of the cluster; none: this one stands alone."""
+        return self._image.flight_addresses(sorted(self._image.brokers))
+
+    @property
     def _image(self) -> MetadataImage:
         """What streams there are."""
         return self._store.image

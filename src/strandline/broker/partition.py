@@ -13,29 +13,40 @@ Threads: everything runs on the loop's thread, except ``read``, ``wait_beyond``,
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
 from strandline.broker.dedup import DedupWindow, load_window
-from strandline.broker.pending import ArrowChunk, Chunk, RecordChunk, Waiting, reject_waiting
+from strandline.broker.pending import (
+    ArrowChunk,
+    Chunk,
+    MarkerChunk,
+    RecordChunk,
+    Waiting,
+    reject_waiting,
+)
 from strandline.broker.producer_state import Producers, load_producers, note_batches
 from strandline.broker.responder import Responder
+from strandline.broker.transactions.ledger import Ledger, marker_attributes
 from strandline.clock import Clock
 from strandline.config import Acks, LimitsConfig, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
     InvalidRecordError,
     OffsetOutOfRangeError,
+    ProducerFencedError,
     RecordTooLargeError,
     StrandlineError,
     UnavailableError,
     WrongLastSequenceError,
 )
-from strandline.record.batch import Buffer, header_of
+from strandline.record.batch import Attributes, Buffer, header_of
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.storage.log import Log
+from strandline.transactions.effects import MarkerKind
+from strandline.transactions.state import Producer
 from strandline.types import (
     LeaderEpoch,
     LogId,
@@ -114,6 +125,8 @@ class Partition:
         self.dedup: DedupWindow | None = None
         self.producers: Producers | None = None
         """None until it is needed, and while only the log knows."""
+        self.ledger: Ledger | None = None
+        """None as long as nobody has used transactions."""
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset
         self._admission = admission
@@ -133,6 +146,10 @@ class Partition:
         """Whether a turn with its records has to sync."""
         self.addresses: tuple[str, ...] = ()
         """In a cluster: where Flight reads it, the leader first."""
+        self.leader_address = ""
+        """In a cluster: Flight of its leader, if it has one."""
+        self.in_sync_addresses: tuple[str, ...] = ()
+        """In a cluster: Flight of the in-sync replicas in service."""
         self.elsewhere: StrandlineError | None = None
         """In a cluster: why it cannot be read here at all; None: it can."""
 
@@ -145,6 +162,11 @@ class Partition:
     def log_end_offset(self) -> Offset:
         """Offset after the last record in the log, committed or not."""
         return self.log.log_end_offset
+
+    @property
+    def stable_offset(self) -> Offset:
+        """Where reading ends: the high watermark, or the first open transaction below it."""
+        return self.high_watermark if self.ledger is None else self.ledger.stable_offset
 
     @property
     def closed(self) -> bool:
@@ -227,6 +249,7 @@ class Partition:
         token: object = None,
         acks: Acks | None = None,
         producer: ProducerStamp | None = None,
+        is_transactional: bool = False,
     ) -> None:
         """Accept the rows of an Arrow batch, in order; told once, with the offset of the first.
 
@@ -236,10 +259,13 @@ class Partition:
             token: handed back to the responder.
             acks: less than the stream's, to be told sooner.
             producer: who numbered the rows; they become one batch, and are stored once.
+            is_transactional: they count if the producer's transaction is committed.
         """
         refusal = self._refusal(0) or self._batch_refusal(batch, producer)
         if refusal is None and producer is not None:
             try:
+                if is_transactional:
+                    self._check_transaction(producer)
                 rows = batch.num_rows
                 if self._is_repeat(producer, rows, responder=responder, token=token):
                     return
@@ -261,7 +287,42 @@ class Partition:
             (last.waiting if acks is None else self._waiting(last, acks)).append(waiting)
         if producer is not None:
             self._number(self._chunks[-1], producer)
+            if is_transactional:
+                self._chunks[-1].attributes = int(Attributes.TRANSACTIONAL)
         self._open = None
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def _check_transaction(self, producer: ProducerStamp) -> None:
+        """Let records of an open transaction in, and no others.
+
+        Raises:
+            ProducerFencedError: it is not open here.
+        """
+        if self.ledger is None:
+            raise ProducerFencedError(f"no transaction is open in {self.name}")
+        self.ledger.check(Producer(producer.producer_id, producer.epoch))
+
+    def mark(
+        self, kind: MarkerKind, producer: Producer, *, responder: Responder, token: object
+    ) -> None:
+        """Accept the beginning or the end of a transaction; told when it is committed."""
+        refusal = self._refusal(0)
+        if refusal is None and self.ledger is None:
+            refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
+        if refusal is not None:
+            responder.rejected(token, refusal)
+            return
+        assert self.ledger is not None, "else it was refused"
+        if not self.ledger.needs(kind, producer):
+            responder.acked(token, self.name, self.high_watermark, duplicate=True)
+            return
+        stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
+        chunk = MarkerChunk(self.next_offset, stamp, marker_attributes(kind))
+        chunk.waiting.append(Waiting(responder, token, self.next_offset))
+        self._chunks.append(chunk)
+        self._open = None
+        self.next_offset = Offset(self.next_offset + 1)
         if not self._is_dirty:
             self._mark_dirty()
 
@@ -417,11 +478,15 @@ class Partition:
         )
         batch = chunk.encode(stamp)
         self.log.append(batch, header_of(batch))
+        if self.ledger is not None:
+            self.ledger.written(batch)
         return batch
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
         assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
+        if self.ledger is not None:
+            self.ledger.commit(offset)
         self.high_watermark = offset
         if self._waiters:
             self._wake_waiters()
@@ -446,6 +511,8 @@ class Partition:
         if self.dedup is not None:
             self.dedup.forget_from(self.next_offset)
         self._forget_producers()
+        if self.ledger is not None:
+            self.ledger.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
         for each in late:
             each.responder.rejected(each.token, error)
@@ -462,7 +529,13 @@ class Partition:
         self.dedup = self.producers = None
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
+        if self.ledger is not None:
+            self.keep_ledger(log.log_start_offset)
         self._wake_waiters()
+
+    def keep_ledger(self, start: Offset) -> None:
+        """Look after transactions from now on; no batch below ``start`` belongs to one."""
+        self.ledger = Ledger(self.log, start=start, high_watermark=self.high_watermark)
 
     # The seat
 
@@ -474,6 +547,8 @@ class Partition:
         self.seat = seat
         self.needs_sync = True
         self.high_watermark = high_watermark
+        if self.ledger is not None:
+            self.keep_ledger(self.log_start_offset)
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
         """Accept records in a new leadership, behind what the log holds; nothing is pending."""
@@ -482,9 +557,12 @@ class Partition:
         self.dedup = None  # who led before knew other ids
         self.next_offset = self.log_end_offset
 
-    def copied(self, batches: Iterable[Buffer]) -> None:
+    def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
         now_ns = self._admission.clock.now_ns()
+        if self.ledger is not None:
+            for batch in batches:
+                self.ledger.written(batch)
         if self.producers is None:
             self.producers = load_producers(self.log, now_ns)
             return
@@ -524,6 +602,11 @@ class Partition:
         self.next_offset = self.log_end_offset
         self._forget_producers()
         self.high_watermark = high_watermark
+        if self.ledger is not None and self.ledger.is_beyond(high_watermark):
+            self.keep_ledger(self.log_start_offset)
+        elif self.ledger is not None:
+            self.ledger.forget_from(self.next_offset)
+            self.ledger.commit(high_watermark)
         self._wake_waiters()
 
     def close(self, error: StrandlineError) -> None:
@@ -538,23 +621,28 @@ class Partition:
     # Reading, from any thread
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
-        """Whole batches from the one that holds ``offset``, as far as the high watermark reaches.
+        """Whole batches from the one that holds ``offset``, up to the stable offset.
 
-        The caller drops records below ``offset``; the last batch may pass the high watermark only
-        if it was committed meanwhile.
+        Committed batches: none that a transaction in doubt or an aborted one has written, and no
+        markers. The caller drops records below ``offset``.
+
+        Returns:
+            Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
 
         Raises:
-            OffsetOutOfRangeError: below the log start offset or beyond the high watermark.
+            OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
             CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
         """
-        end = self.high_watermark
+        end = self.stable_offset
         if not self.log_start_offset <= offset <= end:
             raise OffsetOutOfRangeError(
                 f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
-                f"{end} (high watermark)"
+                f"{end} (where committed records end)"
             )
         try:
-            return pa.py_buffer(self.log.read(offset, bytes_max, below=end).buffer)
+            if self.ledger is None:
+                return pa.py_buffer(self.log.read(offset, bytes_max, below=end).buffer)
+            return pa.py_buffer(self.ledger.readable(offset, bytes_max, below=end))
         except CorruptBatchError as error:
             self.met_damage(error)
             raise
@@ -572,20 +660,20 @@ class Partition:
         self._waiters.remove(waiter)
 
     def wait_beyond(self, offset: Offset, timeout_s: float) -> bool:
-        """Block until the high watermark is above ``offset``; False on timeout or close."""
+        """Block until the stable offset is above ``offset``; False on timeout or close."""
         waiter = threading.Event()
         self._waiters.append(waiter)
         try:
-            if self.high_watermark > offset or self.closed:
-                return self.high_watermark > offset
+            if self.stable_offset > offset or self.closed:
+                return self.stable_offset > offset
             waiter.wait(timeout_s)
-            return self.high_watermark > offset
+            return self.stable_offset > offset
         finally:
             self._waiters.remove(waiter)
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
-        """The first offset stored at or after a time; the high watermark if there is none."""
-        return min(self.log.offset_for_timestamp(timestamp_ns), self.high_watermark)
+        """The first offset stored at or after a time; the stable offset if there is none."""
+        return min(self.log.offset_for_timestamp(timestamp_ns), self.stable_offset)
 
 
 def _unheard(_: Partition, error: CorruptBatchError) -> None:

@@ -12,7 +12,7 @@ Invariants (``check.py`` states them as code):
   empty again: its last member stays in it, alive or not, because it alone has what was committed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -199,6 +199,11 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
                 parts[number] = partition
             streams[name] = msgspec.structs.replace(streams[name], partitions=tuple(parts))
         return msgspec.structs.replace(self, streams=streams)
+
+    def flight_addresses(self, brokers: Iterable[BrokerId]) -> tuple[str, ...]:
+        """Where clients reach those brokers that are in service."""
+        known = [self.brokers[broker] for broker in brokers if broker in self.brokers]
+        return tuple(b.flight_address for b in known if b.flight_address and not b.is_fenced)
 
     def with_broker(self, broker: BrokerImage) -> "MetadataImage":
         """The image with one broker put in or replaced."""

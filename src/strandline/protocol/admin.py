@@ -66,11 +66,18 @@ class TruncateBefore(Message, frozen=True, kw_only=True):
     offset: Count
 
 
+_Numbers = Annotated[
+    tuple[PartitionNumber, ...], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)
+]
+
+
 class OffsetsRequest(Message, frozen=True, kw_only=True):
     """Ask where a place or time is in each partition."""
 
     name: Name
     at: Bound = "latest"
+    partitions: _Numbers | None = None
+    """Those asked about; None: all."""
 
 
 _Beyond = Annotated[
@@ -100,6 +107,10 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
     high_watermark: int
     log_end_offset: int
     size_bytes: int
+    leader: str = ""
+    """In a cluster ``host:port`` of its leader's Arrow Flight; empty while there is none."""
+    in_sync: tuple[str, ...] = ()
+    """In a cluster where its in-sync replicas are that can be reached."""
 
     @property
     def records(self) -> int:
@@ -133,6 +144,8 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
     record_bytes_max: int
     batch_bytes_max: int
     streams: int
+    brokers: tuple[str, ...] = ()
+    """In a cluster ``host:port`` of every broker in service; empty: this one stands alone."""
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):

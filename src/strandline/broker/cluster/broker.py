@@ -14,7 +14,7 @@ import msgspec
 
 from strandline.broker.broker import PRODUCER_IDS, Broker
 from strandline.broker.cluster import figures
-from strandline.broker.cluster.identity import begin_life
+from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.membership import Membership, Reached
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.replicas import not_leader
@@ -78,7 +78,7 @@ class ClusterBroker(Broker):
         self.is_ready = False
         self._spawn(self._keep_watermarks(), "watermarks")
         try:
-            await self.membership.start(self._identity)
+            await self.membership.start()
         except BaseException:
             await self.stop()
             raise
@@ -89,16 +89,19 @@ class ClusterBroker(Broker):
         self.membership.announce(Reached(f"{host}:{flight_port}", nats_url))
 
     def _load_metadata(self) -> None:
-        cluster = self.config.cluster
         if self.disk.exists(self.data_dir / ALONE_NAME):
             raise InvalidConfigError(
                 f"{self.data_dir} was made by a broker that stood alone; a broker of a cluster "
                 "needs a data directory of its own"
             )
-        self._identity = begin_life(
-            self.data_dir, cluster.name, BrokerId(cluster.broker_id), disk=self.disk
-        )
+        self._identity = self._begin_life()
         self._watermarks = load_watermarks(self.data_dir, disk=self.disk)
+
+    def _begin_life(self) -> DirectoryIdentity:
+        cluster = self.config.cluster
+        founders = () if cluster.join else tuple(map(BrokerId, sorted(cluster.peer_addresses)))
+        broker = BrokerId(cluster.broker_id)
+        return begin_life(self.data_dir, cluster.name, broker, disk=self.disk, founders=founders)
 
     def _open_storage(self) -> Recovered:
         plans = {
@@ -124,10 +127,12 @@ class ClusterBroker(Broker):
             self.config,
             self._store_of_quorum,
             self.turn,
+            identity=self._identity,
             clock=self.clock,
             telemetry=self.telemetry,
             wake=self._wake,
             on_image=self._follow,
+            on_removed=self._removed,
         )
         self._has_swept = self._is_stopping = False
         self._retry: asyncio.TimerHandle | None = None
@@ -182,16 +187,16 @@ class ClusterBroker(Broker):
     def _reopened(self) -> None:
         """A new life on the logs as they were verified; replicas follow with the registration."""
         logs = self._storage.logs
-        cluster = self.config.cluster
-        self._identity = begin_life(
-            self.data_dir, cluster.name, BrokerId(cluster.broker_id), disk=self.disk
-        )
+        self._identity = self._begin_life()
         self._store_of_quorum.log = logs[LOG_ID]
         for partition in self.partitions():
             if not isinstance(partition, RemotePartition):
                 log = logs[partition.log_id]
                 partition.rebind(log, min(partition.high_watermark, log.log_end_offset))
         self.membership.begin_again(self._identity)
+
+    def _removed(self) -> None:
+        self.is_ready = False
 
     # Following the image
 
@@ -334,10 +339,10 @@ class ClusterBroker(Broker):
                 continue
             here = stream.partitions[name.partition]
             order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
-            brokers = [image.brokers[b] for b in order if b in image.brokers]
-            here.addresses = tuple(
-                b.flight_address for b in brokers if b.flight_address and not b.is_fenced
-            )
+            here.addresses = image.flight_addresses(order)
+            here.in_sync_addresses = image.flight_addresses(partition.isr)
+            leader = image.brokers.get(partition.leader) if partition.leader else None
+            here.leader_address = leader.flight_address if leader is not None else ""
             if isinstance(here, RemotePartition):
                 here.describe(not_leader(image, name, partition))
 

@@ -108,7 +108,10 @@ class AdminActions:
 
     def _offsets(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, admin.OffsetsRequest, what="offsets")
-        partitions = self._broker.stream(request.name).partitions
+        stream = self._broker.stream(request.name)
+        partitions = stream.partitions
+        if request.partitions is not None:
+            partitions = [stream.partition(number) for number in request.partitions]
         return [
             admin.Offsets(
                 offsets={
@@ -130,12 +133,12 @@ class AdminActions:
                 left_ms = deadline - self._life.now_ms()
                 if left_ms <= 0 or is_cancelled() or any(item.closed for item in watched):
                     break
-                if any(item.high_watermark > after for item, after in watched.items()):
+                if any(item.stable_offset > after for item, after in watched.items()):
                     break
                 self._life.check()
                 waiter.wait(left_ms / 1e3)
         self._broker.stream(request.name)
-        now = {item.name.partition: int(item.high_watermark) for item in watched}
+        now = {item.name.partition: int(item.stable_offset) for item in watched}
         return [admin.Offsets(offsets=now)]
 
     def _cluster_status(self, body: bytes, _: Callable[[], bool]) -> list[Any]:

@@ -31,6 +31,8 @@ def partition_info(partition: Partition) -> PartitionInfo:
         high_watermark=partition.high_watermark,
         log_end_offset=partition.log_end_offset,
         size_bytes=partition.log.size_bytes,
+        leader=partition.leader_address,
+        in_sync=partition.in_sync_addresses,
     )
 
 
@@ -52,6 +54,7 @@ def server_info(broker: Broker) -> ServerInfo:
         record_bytes_max=limits.record_bytes,
         batch_bytes_max=limits.batch_bytes,
         streams=len(broker.streams()),
+        brokers=broker.flight_addresses,
     )
 
 

@@ -35,6 +35,8 @@ class FakePartition:
         self.high_watermark = 0
         self.closed = False
         self.addresses: tuple[str, ...] = ()
+        self.leader_address = ""
+        self.in_sync_addresses: tuple[str, ...] = ()
         self.elsewhere: Exception | None = None
         self.appended: list[dict] = []
         self.producers: list = []
@@ -137,6 +139,7 @@ class FakeBroker:
         self.clock = SystemClock()
         self.telemetry = Telemetry()
         self.admission = SimpleNamespace(pending_bytes=0)
+        self.flight_addresses: tuple[str, ...] = ()
         self._streams: dict[str, SimpleNamespace] = {}
         self.turn_end = []
         self.loop = asyncio.new_event_loop()
