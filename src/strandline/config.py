@@ -155,6 +155,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Every broker of the cluster, this one too, as ``ID=HOST:PORT``."""
     nats_peers: list[str] = []
     """Where the nats-server of each broker meets the others', as ``ID=HOST:PORT``; empty: apart."""
+    join: bool = False
+    """Whether an empty data directory joins a running cluster, instead of founding one."""
     rack: str = ""
     """Copies are spread over racks where there are enough."""
     tls_certificate: str = ""

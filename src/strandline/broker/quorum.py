@@ -208,6 +208,24 @@ class Quorum:
         self._raft.hand_over(heir)
         self._pump()
 
+    async def change_members(self, members: Members, *, timeout_s: float) -> None:
+        """Change who belongs to the group, one voter at a time; returns once it is committed.
+
+        Raises:
+            NotLeaderError, InvalidRequestError, UnavailableError: as ``Raft.change_members``.
+            RequestTimeoutError: not decided in time; it may still happen.
+        """
+        self._check()
+        index, term = self._raft.change_members(members)
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._proposals[index] = _Proposal(term, answer)
+        self._pump()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answer
+        except TimeoutError:
+            raise RequestTimeoutError("no quorum has confirmed the members yet") from None
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure

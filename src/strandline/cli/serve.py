@@ -111,6 +111,14 @@ def serve(
             rich_help_panel=CLUSTER,
         ),
     ] = None,
+    join: Annotated[
+        bool | None,
+        typer.Option(
+            "--join",
+            help="Join a running cluster with an empty directory.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
     rack: Annotated[
         str | None,
         typer.Option(help="Copies are spread over racks.", rich_help_panel=CLUSTER),
@@ -143,6 +151,7 @@ def serve(
                 "peer_port": peer_port,
                 "peers": peers.split(",") if peers else None,
                 "nats_peers": nats_peers.split(",") if nats_peers else None,
+                "join": join or None,
                 "rack": rack,
             },
         },

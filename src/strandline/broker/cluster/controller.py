@@ -1,14 +1,15 @@
 """The office of the controller: held by the broker that leads the metadata's quorum.
 
-Rules: decisions are ``metadata.controller``'s; here they get their heartbeats and their time, and
-are proposed one after the other. Each names what it was decided on, so one that comes too late is
-refused and decided anew.
+Rules: decisions are ``metadata.controller``'s, and who votes is decided by ``voters``; here they
+get their heartbeats and their time, and are proposed one after the other. Each names what it was
+decided on, so one that comes too late is refused and decided anew.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 
+from strandline.broker.cluster.voters import heir, next_members
 from strandline.broker.quorum import Quorum
 from strandline.clock import Clock
 from strandline.errors import UnavailableError
@@ -97,5 +98,21 @@ class ControllerOffice:
                     logger.info("controller: %s", command)
                 else:
                     logger.warning("controller: %s was refused: %s", name, outcome.message)
+            await self._adjust_members()
         except UnavailableError as error:
             logger.info("controller: nothing was decided: %s", error)
+
+    async def _adjust_members(self) -> None:
+        """Bring the quorum one step nearer to the brokers there are."""
+        quorum, image = self._quorum, self._image()
+        for members in next_members(quorum.members, image):
+            try:
+                if quorum.me not in members.voters:
+                    quorum.hand_over(heir(members, image))  # who leads next lets this one go
+                    return
+                await quorum.change_members(members, timeout_s=PROPOSE_TIMEOUT_S)
+            except UnavailableError as error:
+                logger.debug("controller: the quorum cannot be %s yet: %s", members, error)
+                continue
+            logger.info("controller: the quorum is now %s", members)
+            return

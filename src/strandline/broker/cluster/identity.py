@@ -27,10 +27,29 @@ class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     broker: BrokerId
     directory_id: str
     starts: int = 0
+    founders: tuple[BrokerId, ...] | None = None
+    """With whom the cluster was founded; empty for one that joined it later, None: not noted yet.
+
+    Noted once: were they read from the settings again, whoever adds a broker there would change who
+    votes without asking those who vote."""
 
 
-def begin_life(directory: Path, cluster: str, broker: BrokerId, *, disk: Disk) -> DirectoryIdentity:
+def begin_life(
+    directory: Path,
+    cluster: str,
+    broker: BrokerId,
+    *,
+    disk: Disk,
+    founders: tuple[BrokerId, ...] = (),
+) -> DirectoryIdentity:
     """Count a start of the broker; a directory that is new becomes the broker's.
+
+    Args:
+        directory: of the broker's data.
+        cluster: its name.
+        broker: its number.
+        disk: the file system.
+        founders: who votes at first, for a directory that has not noted it; none if it joins.
 
     Raises:
         InvalidConfigError: the directory belongs to another broker.
@@ -47,7 +66,8 @@ def begin_life(directory: Path, cluster: str, broker: BrokerId, *, disk: Disk) -
             f"{directory} belongs to broker {known.broker} of cluster {known.cluster!r}, not to "
             f"broker {broker} of {cluster!r}; give each broker a data directory of its own"
         )
-    identity = msgspec.structs.replace(known, starts=known.starts + 1)
+    noted = known.founders if known.founders is not None else founders
+    identity = msgspec.structs.replace(known, starts=known.starts + 1, founders=noted)
     body = msgspec.json.encode(identity)
     try:
         disk.write_atomically(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body))

@@ -19,8 +19,9 @@ from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
+from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.frame import Frame
-from strandline.broker.peers.handshake import Identity
+from strandline.broker.peers.handshake import Hello, Identity
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.peers.peer import Address
@@ -63,10 +64,12 @@ class Membership:
         config: of the broker.
         store: the quorum member's disk.
         turn: writes everything.
+        identity: of the data directory.
         clock: the time.
         telemetry: counters.
         wake: lets a turn end soon.
         on_image: told of each image that streams and replicas may go by.
+        on_removed: told that the cluster has removed this broker.
     """
 
     def __init__(
@@ -75,29 +78,32 @@ class Membership:
         store: QuorumStore,
         turn: Turn,
         *,
+        identity: DirectoryIdentity,
         clock: Clock,
         telemetry: Telemetry,
         wake: Callable[[], None],
         on_image: Callable[[MetadataImage], None],
+        on_removed: Callable[[], None],
     ) -> None:
         self.me = BrokerId(config.cluster.broker_id)
         self._config = config
         self._store = store
         self._on_image = on_image
+        self._on_removed = on_removed
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._registering: asyncio.Task[None] | None = None
         self._is_told = False
         self._seen_index = 0
+        self._is_removed = False
         self.incarnation = ""
-        self._directory_id = ""
+        self._identity = identity
         self._reached = Reached()
         self._links = self._make_links(config)
         self.machine = MetadataMachine(self._image_changed)
-        addresses = config.cluster.peer_addresses
         self.quorum = Quorum(
             self.me,
-            Members(voters=tuple(BrokerId(number) for number in sorted(addresses))),
+            Members(voters=identity.founders or ()),
             store=store,
             machine=self.machine,
             turn=turn,
@@ -127,9 +133,15 @@ class Membership:
             )
         frame_bytes = max(FRAME_BYTES_MIN, 4 * config.limits.batch_bytes)
         links = PeerLinks(
-            Identity(cluster_id=cluster.name, broker_id=self.me, incarnation=secrets.token_hex(8)),
+            Identity(
+                cluster_id=cluster.name,
+                broker_id=self.me,
+                incarnation=secrets.token_hex(8),
+                directory_id=self._identity.directory_id,
+            ),
             self,
             listen=Address(config.host, cluster.peer_port),
+            admits=self._check_directory,
             tls=tls,
             limits=LinkLimits(frame_bytes_max=frame_bytes, queue_bytes_max=frame_bytes),
         )
@@ -140,23 +152,22 @@ class Membership:
 
     # Life
 
-    async def start(self, identity: DirectoryIdentity) -> None:
+    async def start(self) -> None:
         """Take part, without serving clients yet.
 
         Raises:
             UnavailableError: the peer port cannot be had.
         """
-        self._begin_life(identity)
+        self._begin_life()
         await self._links.start()
         self._spawn(self.quorum.run(), "quorum")
         self._spawn(self.office.run(), "controller")
         self._spawn(self.replicas.run_timers(), "replication-timers")
         self._spawn(self.replicas.run_proposals(), "isr-proposals")
 
-    def _begin_life(self, identity: DirectoryIdentity) -> None:
+    def _begin_life(self) -> None:
         self.incarnation = secrets.token_hex(8)
-        self._directory_id = identity.directory_id
-        session = StreamSession(identity.starts << SESSIONS_PER_LIFE)
+        session = StreamSession(self._identity.starts << SESSIONS_PER_LIFE)
         self.replicas.begin(Life(self.me, self.incarnation, session))
 
     def announce(self, reached: Reached) -> None:
@@ -170,7 +181,8 @@ class Membership:
         Raises:
             StrandlineError: the quorum's log cannot be read.
         """
-        self._begin_life(identity)
+        self._identity = identity
+        self._begin_life()
         self.quorum.restart()
         if self._registering is not None:
             self._registering.cancel()
@@ -235,12 +247,13 @@ class Membership:
     async def _stay_in_touch(self) -> None:
         """Register, then say now and then that this broker is there, until cancelled."""
         await self._register()
-        while True:
+        while not self._is_removed:
             leader = self.quorum.leader
             if self.quorum.is_leading:
                 self.office.heartbeat(self.run)
             elif leader is not None:
                 self._send_request(leader, Heartbeat(self.run))
+            self._link_brokers()  # who was removed is let go when the quorum has let it go
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _register(self) -> None:
@@ -248,14 +261,14 @@ class Membership:
         host, port = cluster.peer_addresses[self.me]
         command = RegisterBroker(
             broker=self.me,
-            directory_id=self._directory_id,
+            directory_id=self._identity.directory_id,
             incarnation=self.incarnation,
             peer_address=f"{host}:{port}",
             flight_address=self._reached.flight,
             nats_address=self._reached.nats,
             rack=cluster.rack,
         )
-        while True:
+        while not self._is_removed:
             try:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
@@ -285,8 +298,61 @@ class Membership:
         self._seen_index = self.quorum.applied_index
         self.office.image_changed()
         image = self.machine.image
-        if self.is_registered:
+        self._link_brokers()
+        if self.me in image.removed:
+            self._note_removal()
+        elif self.is_registered:
             self._on_image(image)
+
+    def _note_removal(self) -> None:
+        if not self._is_removed:
+            self._is_removed = True
+            logger.critical(
+                "broker %d was removed from the cluster: stop it; its data is of no use", self.me
+            )
+            self._on_removed()
+
+    # Who is let in
+
+    def _link_brokers(self) -> None:
+        """Link with brokers that settings do not name, and no more with those that are gone.
+
+        Settings win where they name an address: they are newer than what a broker that has moved
+        could register, for want of a link.
+        """
+        image, settings = self.machine.image, self._config.cluster.peer_addresses
+        for broker in image.brokers.values():
+            if broker.id != self.me and broker.id not in settings and broker.peer_address:
+                host, _, port = broker.peer_address.rpartition(":")
+                self._links.add_peer(broker.id, Address(host, int(port)))
+        for removed in image.removed:
+            # It hears of its removal as long as it is a member.
+            if removed != self.me and removed not in self.quorum.members.everybody:
+                self._links.remove_peer(removed)
+
+    def _check_directory(self, hello: Hello) -> None:
+        """Refuse a broker that came back with another disk: it has forgotten whom it voted for.
+
+        As a member of the quorum it would vouch for entries that it has lost, before metadata could
+        refuse its registration.
+
+        Raises:
+            HandshakeError: saying what to do.
+        """
+        broker = BrokerId(hello.broker_id)
+        known = self.machine.image.brokers.get(broker)
+        if known is None or not hello.directory_id:
+            return
+        if known.directory_id not in ("", hello.directory_id):
+            raise HandshakeError(
+                Refusal.OTHER_DIRECTORY,
+                f"broker {broker} has another data directory than before; if its disk is lost, run "
+                f"'strandline cluster replace-disk {broker}'",
+            )
+        if not known.directory_id and broker in self.quorum.members.voters:
+            raise HandshakeError(
+                Refusal.OTHER_DIRECTORY, f"the vote of broker {broker} is not withdrawn yet"
+            )
 
     # PeerEvents
 

@@ -20,6 +20,7 @@ class Refusal(StrEnum):
     OWN_ID = "own_id"
     WRONG_BROKER = "wrong_broker"
     UNKNOWN_BROKER = "unknown_broker"
+    OTHER_DIRECTORY = "other_directory"
     CERTIFICATE = "certificate"
 
 

@@ -35,6 +35,8 @@ class Identity:
     broker_id: BrokerId
     incarnation: str
     """Random, new at each start of the process."""
+    directory_id: str = ""
+    """Random, made with the data directory: on another disk it is another one."""
 
 
 class _Opening(msgspec.Struct, frozen=True):
@@ -53,6 +55,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="k
     broker_id: Id
     incarnation: Name
     to: Id
+    directory_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="kind"):
@@ -71,7 +74,11 @@ _decode_answer = msgspec.msgpack.Decoder(Hello | Refused).decode
 def encode_hello(me: Identity, to: BrokerId) -> list[Data]:
     """The frame that opens or answers."""
     hello = Hello(
-        cluster_id=me.cluster_id, broker_id=me.broker_id, incarnation=me.incarnation, to=to
+        cluster_id=me.cluster_id,
+        broker_id=me.broker_id,
+        incarnation=me.incarnation,
+        to=to,
+        directory_id=me.directory_id,
     )
     return encode_frame(HANDSHAKE_CHANNEL, msgspec.msgpack.encode(hello))
 
@@ -111,7 +118,9 @@ def accept_hello(
         )
     if hello.broker_id not in known:
         raise HandshakeError(
-            Refusal.UNKNOWN_BROKER, f"broker {hello.broker_id} is not a member of the cluster yet"
+            Refusal.UNKNOWN_BROKER,
+            f"broker {hello.broker_id} is not a member of the cluster: admit it with 'strandline "
+            "cluster add', or, if it was removed, give it another number",
         )
     return hello
 

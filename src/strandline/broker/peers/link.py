@@ -10,12 +10,12 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from strandline.broker.peers.connection import Connection, Incoming, Outgoing
 from strandline.broker.peers.errors import HandshakeError
 from strandline.broker.peers.frame import Data, Frame, encode_frame
-from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Identity, accept_hello
+from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Hello, Identity, accept_hello
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.peer import Address, Peer, PeerEvents, tls_times
 from strandline.broker.peers.tls import TlsFiles, calling_context, listening_context
@@ -32,6 +32,7 @@ class PeerLinks:
         me: who we are.
         events: called back, on the loop.
         listen: where peers reach us; port 0 picks a free one.
+        admits: raises ``HandshakeError`` for a peer that is known and still must not be let in.
         tls: files for mutual TLS; None for plain TCP.
         limits: caps and times.
         rng: spreads calls in time; tests give a seeded one.
@@ -46,6 +47,7 @@ class PeerLinks:
         events: PeerEvents,
         *,
         listen: Address = Address("127.0.0.1", 0),  # noqa: B008  immutable
+        admits: Callable[[Hello], None] | None = None,
         tls: TlsFiles | None = None,
         limits: LinkLimits | None = None,
         rng: random.Random | None = None,
@@ -53,6 +55,7 @@ class PeerLinks:
         self.me = me
         self._events = events
         self._listen = listen
+        self._admits = admits
         self._accepting = listening_context(tls) if tls is not None else None
         self._calling = calling_context(tls) if tls is not None else None
         self._limits = limits or LinkLimits()
@@ -222,6 +225,8 @@ class PeerLinks:
         self._strangers.pop(connection, None)
         try:
             hello = accept_hello(frame, self.me, self._peers, certified=connection.certified())
+            if self._admits is not None:
+                self._admits(hello)
         except HandshakeError as error:
             logger.warning("refused a connection: %s", error)
             connection.refuse(error)

@@ -1,0 +1,75 @@
+"""Who belongs to the metadata's quorum, given the brokers there are: one step at a time.
+
+Rules:
+- whoever is admitted or registered becomes a learner, which gets the log and counts for nothing;
+- a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself refuses until it has
+  caught up;
+- a voter that was removed leaves; one that lost its disk becomes a learner again, for it has
+  forgotten its votes: but only if most of the voters that remain are in service, or they could
+  decide nothing any more.
+
+Pure; must not know who carries a change out, or when.
+"""
+
+from collections.abc import Iterator
+
+from strandline.consensus.messages import Members
+from strandline.metadata.image import MetadataImage
+from strandline.types import BrokerId
+
+VOTERS_MAX = 7
+"""More make every change slower, and three losses are more than anybody plans for."""
+
+
+def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:
+    """Memberships that the present one may become; the first that is possible now is the next."""
+    voters, learners = members.voters, _learners(members, image)
+    if learners != members.learners:
+        yield Members(voters, learners)
+    for broker in learners:
+        if may_vote(broker, image) and len(voters) < VOTERS_MAX:
+            yield Members(tuple(sorted((*voters, broker))), _without(learners, broker))
+    for broker in voters:
+        rest = _without(voters, broker)
+        if must_not_vote(broker, image) and most_serve(rest, image):
+            stays = broker in image.brokers
+            yield Members(rest, tuple(sorted((*learners, broker))) if stays else learners)
+
+
+def _learners(members: Members, image: MetadataImage) -> tuple[BrokerId, ...]:
+    """The learners as they should be, as far as no voter is concerned."""
+    known = {*members.learners, *image.brokers} - set(image.removed) - set(members.voters)
+    return tuple(sorted(known))
+
+
+def may_vote(broker: BrokerId, image: MetadataImage) -> bool:
+    """Whether a learner is to become a voter."""
+    known = image.brokers.get(broker)
+    return known is not None and bool(known.directory_id) and known.may_take_replicas
+
+
+def must_not_vote(broker: BrokerId, image: MetadataImage) -> bool:
+    """Whether a voter is gone for ever, or has forgotten its votes.
+
+    One that never registered is neither: it founded the cluster and is to come.
+    """
+    known = image.brokers.get(broker)
+    return broker in image.removed or (known is not None and not known.directory_id)
+
+
+def most_serve(voters: tuple[BrokerId, ...], image: MetadataImage) -> bool:
+    """Whether these could decide anything now."""
+    return len(_serving(voters, image)) > len(voters) // 2
+
+
+def heir(members: Members, image: MetadataImage) -> BrokerId:
+    """Who may lead instead of a leader that is to leave; most of them serve."""
+    return _serving(members.voters, image)[0]
+
+
+def _serving(brokers: tuple[BrokerId, ...], image: MetadataImage) -> list[BrokerId]:
+    return [b for b in brokers if b in image.brokers and not image.brokers[b].is_fenced]
+
+
+def _without(brokers: tuple[BrokerId, ...], one: BrokerId) -> tuple[BrokerId, ...]:
+    return tuple(broker for broker in brokers if broker != one)
