@@ -286,9 +286,8 @@ class Partition:
             waiting = Waiting(responder, token, first)
             (last.waiting if acks is None else self._waiting(last, acks)).append(waiting)
         if producer is not None:
-            self._number(self._chunks[-1], producer)
-            if is_transactional:
-                self._chunks[-1].attributes = int(Attributes.TRANSACTIONAL)
+            kind = Attributes.TRANSACTIONAL if is_transactional else 0
+            self._number(self._chunks[-1], producer, attributes=kind)
         self._open = None
         if not self._is_dirty:
             self._mark_dirty()
@@ -326,11 +325,11 @@ class Partition:
         if not self._is_dirty:
             self._mark_dirty()
 
-    def _number(self, chunk: Chunk, producer: ProducerStamp) -> None:
+    def _number(self, chunk: Chunk, producer: ProducerStamp, *, attributes: int) -> None:
         """Note whose a chunk is; its offsets are certain now."""
         assert isinstance(chunk, ArrowChunk), "only batches are numbered"
         assert self.producers is not None, "it was checked"
-        chunk.producer = producer
+        chunk.producer, chunk.attributes = producer, attributes
         now_ns = self._admission.clock.now_ns()
         self.producers.note(producer, chunk.count, offset=chunk.base_offset, now_ns=now_ns)
 
@@ -637,7 +636,7 @@ class Partition:
         if not self.log_start_offset <= offset <= end:
             raise OffsetOutOfRangeError(
                 f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
-                f"{end} (where committed records end)"
+                f"{end} (high watermark, or the first open transaction)"
             )
         try:
             if self.ledger is None:

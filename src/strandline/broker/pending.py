@@ -22,6 +22,8 @@ from strandline.record.codec import (
 from strandline.types import Offset, ProducerStamp
 
 CHUNK_BYTES_MAX = 4 << 20
+MARKER_SUBJECT = "_"
+"""A batch has a subject; nobody sees that of a marker."""
 
 
 class Waiting(NamedTuple):
@@ -101,6 +103,7 @@ class ArrowChunk:
     """Records that came as one Arrow batch."""
 
     __slots__ = (
+        "attributes",
         "base_offset",
         "batch",
         "default_subject",
@@ -116,6 +119,7 @@ class ArrowChunk:
         self.batch = batch
         self.default_subject = default_subject
         self.producer: ProducerStamp = NOBODY
+        self.attributes = 0
         self.size = int(batch.nbytes)
         self.waiting: list[Waiting] = []
         self.early: list[Waiting] = []
@@ -133,11 +137,49 @@ class ArrowChunk:
 
     def encode(self, stamp: Stamp) -> bytearray:
         """The chunk as a batch."""
-        stamp = stamp._replace(producer=self.producer)
+        stamp = stamp._replace(producer=self.producer, attributes=self.attributes)
         return encode_arrow(self.batch, stamp, default_subject=self.default_subject)
 
 
-Chunk = RecordChunk | ArrowChunk
+class MarkerChunk:
+    """The beginning or the end of a transaction."""
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "early",
+        "on_disk",
+        "producer",
+        "size",
+        "waiting",
+    )
+
+    def __init__(self, base_offset: Offset, producer: ProducerStamp, attributes: int) -> None:
+        self.base_offset = base_offset
+        self.producer = producer
+        self.attributes = attributes
+        self.size = 0
+        self.waiting: list[Waiting] = []
+        self.early: list[Waiting] = []
+        self.on_disk: list[Waiting] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Always: nothing else is in its batch."""
+        return True
+
+    @property
+    def count(self) -> int:
+        """One, which readers never see."""
+        return 1
+
+    def encode(self, stamp: Stamp) -> bytearray:
+        """The chunk as a batch."""
+        stamp = stamp._replace(producer=self.producer, attributes=self.attributes)
+        return encode_records([b""], [MARKER_SUBJECT], stamp)
+
+
+Chunk = RecordChunk | ArrowChunk | MarkerChunk
 
 
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:

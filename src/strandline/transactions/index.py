@@ -2,6 +2,7 @@
 
 Fed with the committed batches of the log, in order: first a transaction's BEGIN marker, then its
 records, then its COMMIT or ABORT marker. So every replica, and every restart, comes to the same.
+Where the log begins in the middle of a transaction, its records stand for the BEGIN that is gone.
 
 Invariants:
 - no transaction is open below the last stable offset: each batch there counts, or is aborted;
@@ -71,6 +72,11 @@ class TransactionIndex:
                 self._abort(producer.producer_id, known.first, offset)
             del self._open[producer.producer_id]
         self._end(producer)
+
+    def note_records(self, producer: Producer, offset: Offset) -> None:
+        """Take in records of a transaction that the log has from ``offset`` on."""
+        if self.may_begin(producer):
+            self.note(MarkerKind.BEGIN, producer, offset)
 
     def _abort(self, producer_id: int, first: Offset, end: Offset) -> None:
         aborted = Aborted(producer_id, first, end)

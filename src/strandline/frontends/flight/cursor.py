@@ -55,7 +55,7 @@ class Cursor:
     @property
     def end(self) -> Offset:
         """The end of what can be delivered now, exclusive."""
-        end = self.partition.high_watermark
+        end = self.partition.stable_offset
         return end if self.stop is None else min(end, self.stop)
 
     @property

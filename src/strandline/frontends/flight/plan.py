@@ -74,15 +74,13 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange:
     bound: Bound = request.start
     if request.starts is not None:
         bound = request.starts[partition.name.partition]
-    high_watermark = partition.high_watermark
+    end = partition.stable_offset
     start = resolve(bound, partition)
     may_move = not isinstance(bound, int)
     if bound == "earliest" and request.timestamp_from_ns is not None:
         start = max(start, partition.offset_for_timestamp(TimestampNs(request.timestamp_from_ns)))
     if request.stop is None:
-        return PartitionRange(
-            partition, start, None if request.follow else high_watermark, may_move
-        )
+        return PartitionRange(partition, start, None if request.follow else end, may_move)
     if isinstance(request.stop, int) and request.follow:
         stop = Offset(request.stop)
     else:
@@ -100,7 +98,7 @@ def resolve(bound: Bound, partition: Partition) -> Offset:
     """
     if isinstance(bound, AtTimestamp):
         return partition.offset_for_timestamp(TimestampNs(bound.timestamp_ns))
-    first, end = partition.log_start_offset, partition.high_watermark
+    first, end = partition.log_start_offset, partition.stable_offset
     if bound == "earliest":
         return first
     if bound == "latest":

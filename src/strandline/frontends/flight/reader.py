@@ -139,7 +139,7 @@ class ReadSession:
                 waiter.wait(left_ms / 1e3)
         if not has_own_end:
             for cursor in self._cursors:
-                cursor.stop = cursor.partition.high_watermark
+                cursor.stop = cursor.partition.stable_offset
 
     def _has_bytes(self, wanted: int) -> bool:
         """Whether about that many bytes can be delivered."""

@@ -1,0 +1,206 @@
+"""What a partition keeps of transactions: an index beside its log, fed with every batch.
+
+Rules:
+- batches are noted when they are in the log, and count when they are committed; what is cut off the
+  log before that is forgotten, so the index itself never goes back;
+- records of a transaction are let in only while it is open here, and none behind its end, from the
+  moment the end was accepted: so no record can lie behind the end of its transaction;
+- the log knows everything, and ``load`` reads it back: headers only, without checksums, as
+  ``producer_state`` does.
+
+Threads: the loop's, except ``readable``, and ``stable_offset``, which is read on any.
+"""
+
+import struct
+from collections import deque
+from typing import Final, NamedTuple
+
+from strandline.errors import CorruptBatchError, ProducerFencedError
+from strandline.record.batch import Attributes, Buffer
+from strandline.storage.log import Log
+from strandline.transactions.effects import MarkerKind
+from strandline.transactions.index import TransactionIndex
+from strandline.transactions.state import Producer
+from strandline.types import Offset
+
+LOAD_READ_BYTES = 16 << 20
+_PARTS: Final = struct.Struct("<8xIxxHq32xqh")
+"""Length, attributes, base offset, producer id, producer epoch."""
+_OURS: Final = int(Attributes.TRANSACTIONAL | Attributes.MARKER)
+_KINDS: Final = {
+    MarkerKind.BEGIN: Attributes.MARKER,
+    MarkerKind.COMMIT: Attributes.MARKER | Attributes.COMMITTED,
+    MarkerKind.ABORT: Attributes.MARKER | Attributes.ABORTED,
+}
+
+
+class _Noted(NamedTuple):
+    """A batch of a transaction that is in the log; ``kind`` None: records."""
+
+    offset: Offset
+    producer: Producer
+    kind: MarkerKind | None
+
+
+def marker_attributes(kind: MarkerKind) -> int:
+    """How the header of a marker's batch says what it is."""
+    return int(_KINDS[kind])
+
+
+def _kind_of(attributes: int) -> MarkerKind | None:
+    if not attributes & Attributes.MARKER:
+        return None
+    if attributes & Attributes.COMMITTED:
+        return MarkerKind.COMMIT
+    return MarkerKind.ABORT if attributes & Attributes.ABORTED else MarkerKind.BEGIN
+
+
+class Ledger:
+    """Transactions of one partition.
+
+    Args:
+        log: of the partition.
+        start: no batch below belongs to a transaction, as far as anybody knows.
+        high_watermark: as far as it is committed.
+
+    Attributes:
+        stable_offset: where reading ends: the high watermark, or the first open transaction.
+    """
+
+    def __init__(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
+        self.stable_offset = high_watermark
+        self.load(log, start=start, high_watermark=high_watermark)
+
+    def load(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
+        """Begin anew from a log; costs about a third of a microsecond for each batch.
+
+        Raises:
+            UnavailableError: the log cannot be read.
+        """
+        self._log = log
+        offset = max(start, log.log_start_offset)
+        self._index = TransactionIndex(offset)
+        self._noted: deque[_Noted] = deque()
+        self._ending: set[Producer] = set()
+        while offset < log.log_end_offset:
+            try:
+                found = log.read(offset, LOAD_READ_BYTES, verify=False)
+            except CorruptBatchError as damage:  # a marker in it is given again by nobody
+                offset = Offset(max(damage.next_offset, offset + 1))
+                continue
+            self.written(found.buffer)
+            offset = found.next_offset
+        self.commit(high_watermark)
+
+    # What happens to the log
+
+    def written(self, batches: Buffer) -> None:
+        """Note whole batches that were added to the log."""
+        unpack, size, position = _PARTS.unpack_from, len(batches), 0
+        while position < size:
+            length, attributes, base, producer_id, epoch = unpack(batches, position)
+            if attributes & _OURS:
+                noted = _Noted(Offset(base), Producer(producer_id, epoch), _kind_of(attributes))
+                self._noted.append(noted)
+            position += length
+
+    def forget_from(self, offset: Offset) -> None:
+        """Batches at ``offset`` and after were cut off; they were not committed."""
+        while self._noted and self._noted[-1].offset >= offset:
+            self._noted.pop()
+
+    def commit(self, high_watermark: Offset) -> None:
+        """Batches below ``high_watermark`` are committed."""
+        index, noted = self._index, self._noted
+        while noted and noted[0].offset < high_watermark:
+            offset, producer, kind = noted.popleft()
+            if kind is None:
+                index.note_records(producer, offset)
+            else:
+                index.note(kind, producer, offset)
+                self._ending.discard(producer)
+        index.next_offset = high_watermark
+        # Last: who reads up to here must find what was aborted below.
+        self.stable_offset = index.stable_offset(high_watermark)
+
+    def is_beyond(self, high_watermark: Offset) -> bool:
+        """Whether more was taken for committed; then the log was replaced by another one."""
+        return self._index.next_offset > high_watermark
+
+    # Who may write
+
+    def check(self, producer: Producer) -> None:
+        """Let records of a transaction in.
+
+        Raises:
+            ProducerFencedError: it is not open here.
+        """
+        if producer in self._ending or not self._index.is_open(producer):
+            raise ProducerFencedError(
+                f"no transaction of producer {producer} is open here: it has ended, or another "
+                "one took its id over"
+            )
+
+    def needs(self, kind: MarkerKind, producer: Producer) -> bool:
+        """Whether a marker is still to be written; from now on nothing gets behind an end."""
+        if kind is MarkerKind.BEGIN:
+            return producer not in self._ending and self._index.may_begin(producer)
+        if self._index.has_ended(producer):
+            return False
+        self._ending.add(producer)
+        return True
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions are open."""
+        return self._index.open_count
+
+    # Reading
+
+    def counts(self, producer_id: int, offset: int) -> bool:
+        """Whether records of a transaction count; they are below the stable offset."""
+        return not self._index.is_aborted(producer_id, offset)
+
+    def readable(self, offset: Offset, bytes_max: int, *, below: Offset) -> Buffer:
+        """As ``Log.read``, without markers and what was aborted; any thread.
+
+        Args:
+            offset: of the first record wanted.
+            bytes_max: about so many.
+            below: a stable offset.
+
+        Returns:
+            Whole batches in order, perhaps with gaps between them; empty if nothing is left.
+
+        Raises:
+            OffsetOutOfRangeError, CorruptBatchError: as ``Log.read``.
+        """
+        while True:
+            found = self._log.read(offset, bytes_max, below=below)
+            pieces = self._readable(found.buffer)
+            if len(pieces) == 1:
+                return pieces[0]
+            if pieces:
+                return b"".join(pieces)
+            if not found.buffer or found.next_offset >= below:
+                return b""
+            offset = found.next_offset
+
+    def _readable(self, batches: memoryview) -> list[memoryview]:
+        """The stretches of batches that readers may see."""
+        unpack, size = _PARTS.unpack_from, len(batches)
+        pieces: list[memoryview] = []
+        position = start = 0
+        while position < size:
+            length, attributes, base, producer_id, _ = unpack(batches, position)
+            end = position + length
+            if attributes & _OURS and (
+                attributes & Attributes.MARKER or not self.counts(producer_id, base)
+            ):
+                if start < position:
+                    pieces.append(batches[start:position])
+                start = end
+            position = end
+        if start < size:
+            pieces.append(batches[start:size])
+        return pieces
