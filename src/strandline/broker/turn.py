@@ -83,8 +83,9 @@ class Turn:
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.turn_end_callbacks: list[Callable[[], None]] = []
-        self.replication: Callable[[], None] | None = None
-        """In a cluster: called after each journal write and after each sync."""
+        self.replication: Callable[[], bool] | None = None
+        """In a cluster: called after each journal write and after each sync; whether frames are
+        about to leave."""
 
     def attach(self, journal: Journal, syncer: Syncer) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
@@ -160,8 +161,7 @@ class Turn:
                     self._answer(item.partition, item.chunk.early)
                 if item.partition.seat is not None:
                     item.partition.seat.journaled(item.chunk, item.batch)
-            self._flush()
-            self._sync(written)
+            self._sync(written, is_sending=self._flush())
         else:
             self._under_way = []
             self._is_busy = False
@@ -233,8 +233,13 @@ class Turn:
             return False
         return True
 
-    def _sync(self, written: list[Written]) -> None:
+    def _sync(self, written: list[Written], *, is_sending: bool) -> None:
         """Make the entry durable, in the way that suits the disk, then answer.
+
+        Args:
+            written: the turn's chunks.
+            is_sending: frames leave when the loop comes round: sync after that, so that the disks
+                of all replicas work at the same time.
 
         Raises:
             LogPoisonedError: the sync failed.
@@ -247,10 +252,10 @@ class Turn:
             self._complete(written)
             return
         if self._syncer.is_inline:
-            started_ms = self._clock.monotonic_ms()
-            journal.sync()
-            self._synced(self._clock.monotonic_ms() - started_ms)
-            self._complete(written)
+            if is_sending:
+                self._loop.call_soon(self._end_with, lambda: self._sync_here(written))
+            else:
+                self._sync_here(written)
             return
         fd, sequence = journal.sync_target()
 
@@ -262,10 +267,26 @@ class Turn:
             self._complete(written)
 
         def done(error: StrandlineError | None, took_ms: float) -> None:
-            self._guarded(lambda: finish(error, took_ms))
-            self._end()
+            self._end_with(lambda: finish(error, took_ms))
 
         self._syncer.submit(fd, done)
+
+    def _sync_here(self, written: list[Written]) -> None:
+        """Sync on the loop, then answer.
+
+        Raises:
+            LogPoisonedError: the sync failed.
+        """
+        assert self._journal is not None, "a turn ends with the journal it began with"
+        started_ms = self._clock.monotonic_ms()
+        self._journal.sync()
+        self._synced(self._clock.monotonic_ms() - started_ms)
+        self._complete(written)
+
+    def _end_with(self, last_step: Callable[[], None]) -> None:
+        """End a turn that took more than one round of the loop."""
+        self._guarded(last_step)
+        self._end()
 
     def _synced(self, took_ms: float) -> None:
         """Count a sync and learn how long it took."""
@@ -298,10 +319,13 @@ class Turn:
         telemetry.turn_bytes.observe(size)
         telemetry.turn_records.observe(records)
 
-    def _flush(self) -> None:
-        """Let the replicas of a cluster say what this step of the turn gave them to say."""
-        if self.replication is not None:
-            self.replication()
+    def _flush(self) -> bool:
+        """Let the replicas of a cluster say what this step of the turn gave them to say.
+
+        Returns:
+            Whether frames leave when the loop comes round.
+        """
+        return self.replication is not None and self.replication()
 
     def _answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell each responder where its record is; who was told leaves the list."""

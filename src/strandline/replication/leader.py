@@ -99,6 +99,15 @@ class Leader:
         return None
 
     @property
+    def is_patient(self) -> bool:
+        """Whether a flush would tell of the high watermark alone, which can wait for a batch."""
+        end = self.log.log_end_offset
+        return all(
+            each.phase is Phase.SILENT or (each.next_offset == end and not each.wants_ack)
+            for each in self.followers.values()
+        )
+
+    @property
     def deadline_ms(self) -> int | None:
         """When to be told that time passed; None while nobody is behind."""
         if self._deposed:

@@ -113,6 +113,12 @@ class Replica:
         return Refusal.NOT_LEADER if leader is None else leader.refusal
 
     @property
+    def is_patient(self) -> bool:
+        """Whether a flush may wait a little: it would tell no more than what is committed."""
+        leader = self.leader
+        return leader is not None and leader.is_patient
+
+    @property
     def memory_offset(self) -> Offset:
         """Records below are safe as ``memory`` acks promise."""
         return self.log.log_end_offset
@@ -166,7 +172,9 @@ class Replica:
             case Undone():
                 follower = self.follower
                 assert follower is not None, "a leader hears of batches only once they are kept"
-                return follower.undone(event.log_end_offset, now_ms)
+                effects = follower.undone(event.log_end_offset, now_ms)
+                self._forget_damage()
+                return effects
             case Appended() | BatchesRead() | IsrChanged() | IsrRefused() | Resign():
                 return [] if self.leader is None else self._lead(self.leader, event, now_ms)
             case _:
@@ -252,7 +260,9 @@ class Replica:
         assert follower is not None, "one or the other"
         if event.sender != follower.leader:
             return []
-        return _to_follower(follower, message, event.buffers, now_ms=now_ms)
+        effects = _to_follower(follower, message, event.buffers, now_ms=now_ms)
+        self._forget_damage()
+        return effects
 
     def _fence(self, event: Received) -> list[Effect]:
         """Tell who spoke in an older epoch; not for what was only an answer."""
@@ -267,10 +277,14 @@ class Replica:
         deadline_ms = self._repairs.deadline_ms
         if due_only and (deadline_ms is None or now_ms < deadline_ms):
             return []
-        self._repairs.forget_outside(self.log.log_start_offset, self.log.log_end_offset)
+        self._forget_damage()
         wanted = self._repairs.wanted
         sources = [] if wanted is None else self._holders(wanted[1])
         return self._repairs.ask(sources, self.epoch, now_ms)
+
+    def _forget_damage(self) -> None:
+        """Before the log grows again: what comes in the place of damage that was cut is sound."""
+        self._repairs.forget_outside(self.log.log_start_offset, self.log.log_end_offset)
 
     def _holders(self, next_offset: Offset) -> list[BrokerId]:
         """Who is known to hold the same batches as we below ``next_offset``, the best first.

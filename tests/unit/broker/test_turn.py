@@ -181,3 +181,22 @@ async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, dis
     assert not passing.done()
     gate.released.set()
     await asyncio.wait_for(passing, 5)
+
+
+async def test_frames_leave_before_the_sync(broker, partition, answers, disk, kit):
+    """Followers write and sync while this broker does: what they are sent does not wait for us."""
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    before, syncs_when_sent = disk.count("sync", "/journal/"), []
+
+    def say():
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: syncs_when_sent.append(disk.count("sync", "/journal/") - before))
+        return True
+
+    broker.turn.replication = say
+    kit.put(partition, answers, "second")
+    await answers.wait(2)
+    await kit.until(lambda: syncs_when_sent)
+    assert syncs_when_sent[0] == 0
+    assert disk.count("sync", "/journal/") == before + 1

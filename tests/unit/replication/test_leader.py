@@ -281,3 +281,25 @@ def test_what_the_leader_appends_carries_its_epoch(leader):
     """A batch of another epoch is our own bug."""
     with pytest.raises(AssertionError, match="our epoch"):
         leader.step(ev.Appended((ref(10, 11, epoch=1),), (b"x",)), 0)
+
+
+def test_only_the_high_watermark_can_wait(leader):
+    """Batches, answers to a new session and questions leave at once."""
+    assert leader.is_patient, "nobody listens"
+    told(leader, 2, Fetch(2, 2, 10, 1, "run"))
+    assert not leader.is_patient, "the session's first message"
+    leader.step(ev.Flush(), 0)
+    told(leader, 2, Acked(2, 2, 10, 10))
+    leader.step(ev.Appended((ref(10, 12, epoch=2),), (b"x" * 10,)), 0)
+    assert not leader.is_patient, "a batch"
+    leader.step(ev.Flush(), 0)
+    assert leader.is_patient
+    leader.step(ev.TimePassed(), leader.deadline_ms)
+    assert not leader.is_patient, "the follower owes an answer"
+
+
+def test_a_follower_does_not_wait(make, assigned):
+    """What a follower has to say are acks, which publishers wait for."""
+    follower = make(2, 10, hw=10)
+    follower.step(assigned(2, 1), 0)
+    assert not follower.is_patient

@@ -4,7 +4,7 @@ import pytest
 
 from strandline.replication import effects as fx
 from strandline.replication import events as ev
-from strandline.replication.messages import Fenced, FetchRange, Range, Replicate
+from strandline.replication.messages import Diverged, Fenced, FetchRange, Range, Replicate
 
 from .conftest import ref
 
@@ -53,6 +53,19 @@ def test_what_was_cut_needs_no_repair(follower):
     follower.step(ev.LogStartMoved(5), 0)
     assert follower.step(ev.TimePassed(), 100) == []
     assert follower.deadline_ms is None
+
+
+def test_what_comes_in_the_place_of_damage_that_was_cut_is_sound(make, assigned):
+    """A log that parted from the leader's is cut and grows again: nothing is asked for any more."""
+    replica = make(2, 10, hw=6)
+    replica.step(assigned(2, 1), 0)
+    replica.step(ev.Damaged(7, 9), 0)
+    [_, fetch] = replica.step(ev.Received(1, Diverged(2, 2001, 1, 6)), 0)
+    session = fetch.message.session
+    refs = (ref(6, 10, epoch=2),)
+    replica.step(ev.Received(1, Replicate(2, session, 6, 6, refs), (b"x" * 10,)), 0)
+    assert replica.log.log_end_offset == 10
+    assert replica.step(ev.TimePassed(), 100) == []
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ from strandline.types import BrokerId, LogId, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05
+NEWS_DELAY_S = 0.005
+"""How long the high watermark waits for a batch to travel with: alone it wakes every follower."""
 ISR_TIMEOUT_S = 30.0
 
 
@@ -99,7 +101,10 @@ class Replicas:
         self._touched: set[ReplicaDriver] = set()
         self._timed: set[ReplicaDriver] = set()
         self._cut: set[ReplicaDriver] = set()
+        self._patient: set[ReplicaDriver] = set()
+        self._is_news_due = False
         self._is_scheduled = False
+        self._has_sent = False
         self._loop = asyncio.get_running_loop()
         self._wanted: list[_Wanted] = []
         self._is_wanted = asyncio.Event()
@@ -235,7 +240,8 @@ class Replicas:
     def send(self, log_id: LogId, effect: Send) -> None:
         """Send a message; it may be lost with the link, of which the replica hears."""
         header = encode_replication(log_id, effect.message)
-        self._links.send(effect.to, REPLICATION, header, attachments=effect.buffers)
+        if self._links.send(effect.to, REPLICATION, header, attachments=effect.buffers):
+            self._has_sent = True
 
     def touched(self, driver: ReplicaDriver) -> None:
         """Let the replica say what it has to, at the latest when the loop comes round."""
@@ -249,19 +255,42 @@ class Replicas:
         self._is_scheduled = False
         self._say()
 
-    def flush(self) -> None:
-        """The turn has written to the journal, or synced it."""
-        self._say()
+    def flush(self) -> bool:
+        """The turn has written to the journal, or synced it; whether frames are about to leave."""
+        is_sending = self._say()
         if self._cut:
             cut, self._cut = self._cut, set()
             for driver in cut:
                 driver.turn_ended()
+        return is_sending
 
-    def _say(self) -> None:
+    def _say(self) -> bool:
+        """Send what replicas that were touched have to say; whether there was anything."""
         while self._touched:
             touched, self._touched = self._touched, set()
             for driver in touched:
-                driver.flush()
+                if driver.replica.is_patient:
+                    self._patient.add(driver)
+                else:
+                    driver.flush()
+        if self._patient and not self._is_news_due:
+            self._is_news_due = True
+            self._loop.call_later(NEWS_DELAY_S, self._tell_news)
+        return self._send_out()
+
+    def _tell_news(self) -> None:
+        """No batch came along: the high watermark goes alone."""
+        self._is_news_due = False
+        patient, self._patient = self._patient, set()
+        for driver in patient:
+            driver.flush()
+        self._send_out()
+
+    def _send_out(self) -> bool:
+        has_sent, self._has_sent = self._has_sent, False
+        if has_sent:
+            self._links.flush()
+        return has_sent
 
     def cut(self, driver: ReplicaDriver) -> None:
         """Tell the replica when the turn has ended."""

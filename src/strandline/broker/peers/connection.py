@@ -289,7 +289,7 @@ class Outgoing(Connection):
         self.queued_bytes += size
         if not self._is_flush_due and not self._is_paused:
             self._is_flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         return True
 
     def finish(self, reason: str) -> None:
@@ -307,9 +307,9 @@ class Outgoing(Connection):
     def resume_writing(self) -> None:
         """The transport has room."""
         self._is_paused = False
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Hand the queue to the transport until that has enough."""
         self._is_flush_due = False
         while self._queue and self.is_open and not self._is_paused:

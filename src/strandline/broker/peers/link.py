@@ -198,6 +198,11 @@ class PeerLinks:
             return False
         return peer.send(encode_frame(channel, header, attachments))
 
+    def flush(self) -> None:
+        """Let what was sent leave in this round of the loop: its caller is about to block."""
+        for peer in self._peers.values():
+            peer.flush()
+
     # Connections
 
     def _make_incoming(self) -> Incoming:

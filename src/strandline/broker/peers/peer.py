@@ -111,6 +111,11 @@ class Peer:
         """Queue a frame; False if the peer is not there."""
         return self._session.is_up and self._out is not None and self._out.send(buffers)
 
+    def flush(self) -> None:
+        """Hand what is queued to the socket at the end of this round of the loop, not the next."""
+        if self._out is not None:
+            self._out.flush()
+
     def retire(self) -> None:
         """Tell the owner nothing more."""
         self._is_retired = True

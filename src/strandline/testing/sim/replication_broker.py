@@ -334,6 +334,8 @@ class SimBroker:
         )
 
     def _read_range(self, number: int, log: SimLog, effect: fx.ReadRange) -> None:
+        if effect.first_offset < log.seen.start:
+            return  # retention was quicker than the replica heard of it: nothing to lend
         found = log.seen.between(effect.first_offset, effect.next_offset)
         if not any(stored.ref.base_offset in log.damaged for stored in found):
             refs, payloads = _split(found)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from strandline.broker.cluster import replicas
 from strandline.errors import (
     InvalidConfigError,
     NotLeaderError,
@@ -202,3 +203,15 @@ async def leader_of_one(cluster):
     """Who keeps the only copy."""
     await cluster.kit.until(lambda: cluster.image().leader is not None)
     return cluster.image().leader
+
+
+async def test_the_high_watermark_travels_with_the_next_batch(cluster, kit, monkeypatch):
+    """A commit alone wakes no follower at once; the batch after it tells what was committed."""
+    monkeypatch.setattr(replicas, "NEWS_DELAY_S", 3600.0)
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a")
+    leader = await cluster.leader()
+    follower = cluster.partition(next(n for n in (1, 2, 3) if n != leader))
+    await cluster.put("b")
+    await kit.until(lambda: follower.high_watermark >= 1)
