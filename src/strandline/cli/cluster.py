@@ -19,6 +19,7 @@ from strandline.cli.output import (
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
+    from strandline.client.connection import Connection
     from strandline.protocol.admin import ClusterStatus, CopiesInfo
 
 app = typer.Typer(no_args_is_help=True, help="Look at a cluster of brokers.")
@@ -60,26 +61,25 @@ def status(
     connection = Connection(server, timeout_s=timeout)
     try:
         [found] = connection.action(admin.CLUSTER_STATUS, None, admin.ClusterStatus)
+        ends = _log_ends(found, connection)
     finally:
         connection.close()
     wanted = [part for part in found.partitions if stream in (None, part.stream)]
-    ends = _log_ends(found, timeout)
     if output is OutputFormat.json:
         print_json(_as_json(found, wanted, ends))
     else:
         _print_status(found, wanted, ends)
 
 
-def _log_ends(found: "ClusterStatus", timeout_s: float) -> Ends:
+def _log_ends(found: "ClusterStatus", first: "Connection") -> Ends:
     """How far each partition's log reaches at each broker that answers."""
-    from strandline.client.connection import Connection
     from strandline.protocol import admin
 
     ends: dict[int, dict[tuple[str, int], int]] = {}
     for broker in found.brokers:
         if broker.state == "fenced":
             continue
-        connection = Connection(broker.flight_address, timeout_s=timeout_s)
+        connection = first.sibling(broker.flight_address)
         try:
             streams = connection.action(admin.LIST_STREAMS, None, admin.StreamInfo)
         except StrandlineError:

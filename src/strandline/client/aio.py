@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -25,13 +26,22 @@ from strandline.protocol.admin import ServerInfo, StreamInfo
 T = TypeVar("T")
 
 
-async def connect_async(address: str, *, timeout_s: float = TIMEOUT_S) -> "AsyncClient":
+async def connect_async(
+    address: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+) -> "AsyncClient":
     """Connect to a broker; as ``connect``.
 
     Raises:
         DisconnectedError: no broker answers there.
     """
-    return AsyncClient(await asyncio.to_thread(connect, address, timeout_s=timeout_s))
+    options: dict[str, Any] = {"ca": ca, "certificate": certificate, "key": key}
+    made = await asyncio.to_thread(connect, address, timeout_s=timeout_s, **options)
+    return AsyncClient(made)
 
 
 class AsyncClient:

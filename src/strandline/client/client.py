@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from strandline.client.producer import Headers, Producer
 from strandline.client.reading import BatchStream, Place, bound_of, read_request
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
+from strandline.client.tls import Credentials
 from strandline.config import Acks, StreamConfig, decode_config
 from strandline.errors import RequestTimeoutError
 from strandline.protocol import admin
@@ -20,18 +22,34 @@ TIMEOUT_S = 10.0
 R = TypeVar("R")
 
 
-def connect(address: str, *, timeout_s: float = TIMEOUT_S) -> "Client":
+def connect(
+    address: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+) -> "Client":
     """Connect to a broker.
 
     Args:
-        address: ``host:port`` of Arrow Flight, or ``grpc://host:port``.
+        address: ``host:port`` of Arrow Flight, or ``tls://host:port`` with TLS.
         timeout_s: how long calls other than reads and appends may take.
+        ca: PEM file of who signs the brokers' certificates; else that of ``STRANDLINE_CA``, or the
+            authorities that gRPC trusts.
+        certificate: PEM file of the client's own, for brokers that ask for one; else that of
+            ``STRANDLINE_CERTIFICATE``.
+        key: PEM file of its key; else that of ``STRANDLINE_KEY``.
 
     Raises:
-        DisconnectedError: no broker answers there.
-        InvalidRequestError: not an address.
+        DisconnectedError: no broker answers there, or not with a certificate that is trusted.
+        InvalidRequestError: not an address, or not one for TLS though a certificate is given.
+        InvalidConfigError: a certificate or key cannot be used.
     """
-    client = Client(address, timeout_s=timeout_s)
+    credentials = None
+    if ca or certificate or key:
+        credentials = Credentials.given(ca, certificate, key)
+    client = Client(address, timeout_s=timeout_s, credentials=credentials)
     try:
         client.server_info()
     except BaseException:
@@ -46,13 +64,20 @@ class Client:
     Args:
         address: as ``connect``.
         timeout_s: as ``connect``.
+        credentials: for TLS; by default those of the environment.
 
     Raises:
-        InvalidRequestError: not an address.
+        InvalidRequestError, InvalidConfigError: as ``connect``.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._connection = Connection(address, timeout_s=timeout_s)
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._connection = Connection(address, timeout_s=timeout_s, credentials=credentials)
         self._lock = threading.Lock()
         self._server: admin.ServerInfo | None = None
         self._appenders: dict[str, Producer] = {}

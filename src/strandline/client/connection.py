@@ -14,6 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from strandline.client.tls import Credentials
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -38,7 +39,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 _ADDRESS = re.compile(
-    r"(?:(?P<scheme>grpc|grpc\+tcp|grpc\+tls|strandline)://)?"
+    r"(?:(?P<scheme>grpc|grpc\+tcp|grpc\+tls|strandline|tls)://)?"
     r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]*)(?::(?P<port>\d{1,5}))?/?"
 )
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def parse_address(address: str) -> tuple[str, str]:
     """The address as people write it and as Flight wants it.
 
     Args:
-        address: ``host:port``, ``host`` or ``grpc://host:port`` (``grpc+tls`` for a TLS proxy).
+        address: ``host:port``, ``host``, ``grpc://host:port``, or ``tls://host:port`` with TLS.
 
     Returns:
         ``host:port`` and the URI.
@@ -66,7 +67,7 @@ def parse_address(address: str) -> tuple[str, str]:
     port = int(found["port"] or DEFAULT_PORT)
     if not 0 < port < 1 << 16:
         raise InvalidRequestError(f"port {port} of {address!r} is not between 1 and 65535")
-    scheme = "grpc+tls" if found["scheme"] == "grpc+tls" else "grpc+tcp"
+    scheme = "grpc+tls" if found["scheme"] in ("grpc+tls", "tls") else "grpc+tcp"
     return f"{host}:{port}", f"{scheme}://{host}:{port}"
 
 
@@ -76,17 +77,35 @@ class Connection:
     Args:
         address: as ``parse_address`` takes it.
         timeout_s: how long a call other than a read or a put may take.
+        credentials: for TLS; by default those of the environment.
 
     Raises:
-        InvalidRequestError: the address is not one.
+        InvalidRequestError: not an address, or not one for TLS though credentials are given.
+        InvalidConfigError: files of the credentials cannot be used.
     """
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float, credentials: Credentials | None = None
+    ) -> None:
         self.address, self._uri = parse_address(address)
         self._timeout_s = timeout_s
+        self._is_tls = self._uri.startswith("grpc+tls:")
+        if credentials is None:
+            credentials = Credentials.given() if self._is_tls else Credentials()
+        elif any(credentials) and not self._is_tls:
+            raise InvalidRequestError(f"certificates are for TLS; connect to tls://{self.address}")
+        self._credentials = credentials
+        self._tls = credentials.options()
         self._lock = threading.Lock()
         self._flight: fl.FlightClient | None = None
         self._is_closed = False
+
+    def sibling(self, address: str, *, timeout_s: float | None = None) -> "Connection":
+        """A connection to another broker of the cluster, which is reached in the same way."""
+        timeout_s = timeout_s or self._timeout_s
+        if self._is_tls:
+            address = f"tls://{parse_address(address)[0]}"
+        return Connection(address, timeout_s=timeout_s, credentials=self._credentials)
 
     def action(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
         """Run an admin action.
@@ -155,7 +174,7 @@ class Connection:
             if self._is_closed:
                 raise DisconnectedError(f"this client of {self.address} is closed; connect again")
             if self._flight is None:
-                self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS)
+                self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS, **self._tls)
             return self._flight
 
     def reset(self) -> None:

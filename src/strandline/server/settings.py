@@ -19,8 +19,16 @@ from strandline.config import BrokerConfig, ClusterConfig, decode_config, refuse
 from strandline.errors import InvalidConfigError
 
 ENVIRON_PREFIX: Final = "STRANDLINE_"
-ENVIRON_OTHERS: Final = frozenset({"STRANDLINE_SERVER", "STRANDLINE_CONFIG"})
-"""Variables of ours that are not broker settings: the CLI reads them."""
+ENVIRON_OTHERS: Final = frozenset(
+    {
+        "STRANDLINE_SERVER",
+        "STRANDLINE_CONFIG",
+        "STRANDLINE_CA",
+        "STRANDLINE_CERTIFICATE",
+        "STRANDLINE_KEY",
+    }
+)
+"""Variables of ours that are not broker settings: the CLI and clients read them."""
 ENVIRON_KUBERNETES: Final = re.compile(r"STRANDLINE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
 """What Kubernetes injects for a service named ``strandline``; never ours."""
 FILE_BYTES_MAX: Final = 1 << 20

@@ -1,0 +1,42 @@
+"""A client's certificates: who gives them, and what is refused before anything is sent."""
+
+import pytest
+
+from strandline.client.connection import Connection
+from strandline.client.tls import Credentials
+from strandline.errors import InvalidConfigError, InvalidRequestError
+
+VARIABLES = {"STRANDLINE_CA": "a", "STRANDLINE_CERTIFICATE": "b", "STRANDLINE_KEY": "c"}
+
+
+def test_what_is_not_given_comes_from_the_environment():
+    """Each of authority and own certificate, by itself; the certificate only with its key."""
+    assert Credentials.given(environ={}) == ("", "", "")
+    assert Credentials.given(environ=VARIABLES) == ("a", "b", "c")
+    assert Credentials.given("x", environ=VARIABLES) == ("x", "b", "c")
+    assert Credentials.given(None, "y", "z", environ=VARIABLES) == ("a", "y", "z")
+    with pytest.raises(InvalidConfigError, match="go together"):
+        Credentials.given(None, "y", None, environ=VARIABLES)
+
+
+def test_certificates_without_tls_are_refused():
+    """Who gives certificates must not talk in clear text by mistake."""
+    with pytest.raises(InvalidRequestError, match="tls://127.0.0.1:9293"):
+        Connection("127.0.0.1:9293", timeout_s=1, credentials=Credentials(ca="ca.pem"))
+
+
+def test_files_that_are_no_certificates_are_named(tmp_path):
+    """Missing, and not PEM."""
+    with pytest.raises(InvalidConfigError, match="No such file"):
+        Connection("tls://h", timeout_s=1, credentials=Credentials(ca=str(tmp_path / "none")))
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(InvalidConfigError, match="not a PEM file"):
+        Connection("tls://h", timeout_s=1, credentials=Credentials(ca=str(tmp_path / "text")))
+
+
+def test_siblings_are_reached_in_the_same_way():
+    """Brokers name each other without a scheme; with TLS they are all reached with it."""
+    first = Connection("tls://h:1", timeout_s=1, credentials=Credentials())
+    assert first.sibling("other:2")._uri == "grpc+tls://other:2"
+    plain = Connection("h:1", timeout_s=1)
+    assert plain.sibling("other:2")._uri == "grpc+tcp://other:2"
