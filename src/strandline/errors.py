@@ -15,6 +15,11 @@ StrandlineError
 │   ├── UnknownTransactionError no such transaction, or not in the state that is needed
 │   ├── BatchSupersededError    a later batch was published under the transaction id
 │   ├── FingerprintMismatchError the batch was published with another fingerprint
+│   ├── UnknownGroupError       no such consumer group
+│   ├── UnknownMemberError      not, or no more, a member of the consumer group
+│   ├── MemberFencedError       another consumer took the static member's name over
+│   ├── StaleMemberError        the member's partitions have changed since
+│   ├── GroupInUseError         the consumer group has members
 │   ├── UnknownStreamError      no such stream
 │   ├── UnknownPartitionError   the stream has no such partition
 │   ├── StreamExistsError       the name is taken
@@ -24,6 +29,7 @@ StrandlineError
 │   ├── LogPoisonedError        a write or sync failed; nothing is acked until reopened
 │   ├── RequestTimeoutError     no answer in time; whether it happened is unknown
 │   ├── ShuttingDownError       the broker is stopping
+│   ├── StillLoadingError       a new coordinator of consumer groups reads what was stored
 │   ├── PausedError             the partition is paused
 │   └── DisconnectedError       no connection to the broker
 ├── CorruptBatchError           damaged bytes in a file; names the file and the position
@@ -137,6 +143,36 @@ class FingerprintMismatchError(InvalidRequestError):
     code = "fingerprint_mismatch"
 
 
+class UnknownGroupError(InvalidRequestError):
+    """No consumer group has this name."""
+
+    code = "unknown_group"
+
+
+class UnknownMemberError(InvalidRequestError):
+    """Not, or no more, a member of the consumer group: it was not heard of in time."""
+
+    code = "unknown_member"
+
+
+class MemberFencedError(InvalidRequestError):
+    """Another consumer has joined the group under the same instance name."""
+
+    code = "member_fenced"
+
+
+class StaleMemberError(InvalidRequestError):
+    """The member's partitions have changed since it last heard of them."""
+
+    code = "stale_member"
+
+
+class GroupInUseError(InvalidRequestError):
+    """The consumer group has members, who alone may change its positions."""
+
+    code = "group_in_use"
+
+
 class UnknownStreamError(InvalidRequestError):
     """No stream has this name."""
 
@@ -196,6 +232,12 @@ class PausedError(UnavailableError):
     """The partition is paused until somebody wants it again."""
 
     code = "paused"
+
+
+class StillLoadingError(UnavailableError):
+    """The coordinator of consumer groups has just begun and still reads what was stored."""
+
+    code = "still_loading"
 
 
 class DisconnectedError(UnavailableError):
