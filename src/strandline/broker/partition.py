@@ -174,6 +174,11 @@ class Partition:
         return self._closed_by is not None
 
     @property
+    def closed_by(self) -> StrandlineError | None:
+        """Why it is closed."""
+        return self._closed_by
+
+    @property
     def has_pending(self) -> bool:
         """Whether accepted records wait for a turn."""
         return bool(self._chunks)
