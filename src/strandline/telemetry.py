@@ -149,6 +149,14 @@ class Telemetry(Collector):
     read_records: int = counter("Records delivered to readers.")
     read_bytes: int = counter("Bytes of batches delivered to readers.")
 
+    # Transactions; counted where their coordinator is.
+    transactions_open: int = gauge("Transactions that are neither committed nor aborted.")
+    transactions_timed_out: dict[str, int] = labelled(
+        "counter",
+        "transaction",
+        "Transactions aborted because their time was over, by transactional id.",
+    )
+
     # The cluster; all 0 where a broker stands alone.
     replicas: int = gauge("Copies of partitions kept here.")
     led_partitions: int = gauge("Partitions led here.")

@@ -113,8 +113,8 @@ class Story:
                     lines.append(f"{token}: " + ("done" if value is None else str(value)))
                 case fx.Refuse(token, error):
                     lines.append(f"{token}: {error.code}")
-                case fx.TimedOut(id):
-                    lines.append(f"{id} timed out")
+                case fx.TimedOut(name):
+                    lines.append(f"{name} timed out")
                 case fx.Forget(before):
                     lines.append(f"entries before {before} may go")
         return lines

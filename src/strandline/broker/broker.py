@@ -6,6 +6,7 @@ recovery: there is no other way to open, so a crash and a clean stop take the sa
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
@@ -24,6 +25,7 @@ from strandline.broker.partition import Admission, Partition
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream, state_error
 from strandline.broker.syncer import Syncer
+from strandline.broker.transactions.office import TRANSACTIONS_STREAM, TransactionOffice
 from strandline.broker.turn import Turn
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
@@ -34,6 +36,8 @@ from strandline.errors import (
     OffsetOutOfRangeError,
     ShuttingDownError,
     StrandlineError,
+    StreamExistsError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.metadata.commands import (
@@ -53,7 +57,9 @@ from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.storage.reserve import Reserve
 from strandline.telemetry import Telemetry
-from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
+from strandline.transactions.effects import Mark
+from strandline.transactions.state import Place
+from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +67,9 @@ HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
 PRODUCER_IDS = 1000
 """So many are reserved at a time; what is left of them is lost with a restart."""
+CLOCKS_DIFFER_NS = 60_000_000_000
+"""Brokers' clocks are taken to differ by less: when the stream of the transaction coordinator was
+made, no batch that is older can belong to a transaction."""
 T = TypeVar("T")
 
 
@@ -118,6 +127,8 @@ class Broker:
             self._syncer.close()
             self._lock.release()
             raise
+        self.transactions = TransactionOffice(self)
+        self._spawn(self.transactions.run(), "transactions")
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
         if self.config.scrub_bytes_per_s:
@@ -161,7 +172,12 @@ class Broker:
             clock=self.clock,
             telemetry=self.telemetry,
             interval_ms=self.config.cleaner_interval_ms,
+            expired=self._expired,
         )
+
+    def _expired(self, partition: Partition, start: Offset) -> None:
+        """Records before ``start``, of a partition with other copies, have had their time."""
+        raise AssertionError("a broker alone keeps the only copy")
 
     def _load_metadata(self) -> None:
         """Read what streams there are."""
@@ -178,6 +194,7 @@ class Broker:
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
         self._bar_partitions()
+        self._keep_ledgers()
 
     async def prepare_stop(self) -> None:
         """Before the front ends stop: let nobody depend on this broker who need not."""
@@ -195,6 +212,7 @@ class Broker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        await self.transactions.stop()
         await self.quiesce()
         for partition in self.partitions():
             partition.close(stopping)
@@ -277,6 +295,7 @@ class Broker:
                 self._remove_logs(image.partitions)
                 raise
             self._streams = {**self._streams, config.name: stream}
+            self._keep_ledgers()
             self._announce()
             self._tell_changed(command)
             self._count_streams()
@@ -371,6 +390,39 @@ class Broker:
     def _tell_changed(self, command: Command) -> None:
         for callback in self._changed_callbacks:
             callback(command)
+
+    # Transactions
+
+    async def create_transactions_stream(self, config: StreamConfig) -> None:
+        """Make the internal stream of the transaction coordinator, unless somebody was first.
+
+        Raises:
+            UnavailableError: the broker cannot store it now.
+        """
+        with contextlib.suppress(StreamExistsError):
+            await self.create_stream(config)
+
+    def _keep_ledgers(self) -> None:
+        """Look after transactions in every partition, from the time on when there can be any."""
+        used = self._image.streams.get(TRANSACTIONS_STREAM)
+        if used is None:
+            return
+        since_ns = TimestampNs(used.created_ns - CLOCKS_DIFFER_NS)
+        for partition in self.partitions():
+            if partition.ledger is None and partition.elsewhere is None:
+                partition.keep_ledger(partition.log.offset_for_timestamp(since_ns))
+
+    def is_gone(self, place: Place) -> bool:
+        """Whether a partition that is not here was deleted, for certain."""
+        return place.log_id < self._image.next_log_id
+
+    def mark_elsewhere(
+        self,
+        mark: Mark,
+        done: Callable[[StrandlineError | None], None],
+    ) -> None:
+        """Have another broker write a marker; a broker alone has none to ask."""
+        self._loop.call_soon(done, UnavailableError(f"{mark.place} takes no records now"))
 
     # Producers
 

@@ -179,6 +179,11 @@ class Partition:
         return self._closed_by
 
     @property
+    def refusal(self) -> StrandlineError | None:
+        """Why it takes no records now, such as who leads it instead; None: it does."""
+        return self._admission.refusal or self._refused_by
+
+    @property
     def has_pending(self) -> bool:
         """Whether accepted records wait for a turn."""
         return bool(self._chunks)
@@ -639,9 +644,10 @@ class Partition:
         """
         end = self.stable_offset
         if not self.log_start_offset <= offset <= end:
+            name = "high watermark" if end == self.high_watermark else "first open transaction"
             raise OffsetOutOfRangeError(
                 f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
-                f"{end} (high watermark, or the first open transaction)"
+                f"{end} ({name})"
             )
         try:
             if self.ledger is None:

@@ -437,7 +437,8 @@ class Coordinator:
         for id_ in late:
             transaction = self.state.transactions[id_]
             self._decide([transaction], Status.ABORTING, reason=_too_late(transaction))
-            self._give([TimedOut(id_)])
+            batch = transaction.batch
+            self._give([TimedOut(id_ if batch is None else batch.transaction_id)])
 
     def _rewrite_if_due(self) -> None:
         """Write the state anew when the entries are many more than it needs."""

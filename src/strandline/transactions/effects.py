@@ -66,9 +66,9 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """A transaction was aborted because its time was over; worth a line in the log."""
+    """A transaction was aborted because its time was over: of this id, or a part of it."""
 
-    id: str
+    name: str
 
 
 Effect = Store | Answer | Refuse | Mark | Forget | TimedOut
