@@ -13,7 +13,7 @@ import pytest
 import strandline
 from strandline.client.connection import Connection
 from strandline.errors import NotLeaderError, StrandlineError
-from strandline.protocol import admin
+from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
@@ -190,7 +190,7 @@ def leader_of(server, name):
     """The leader's number, as a broker knows it."""
     connection = Connection(server.flight, timeout_s=5)
     try:
-        [found] = connection.action(admin.CLUSTER_STATUS, None, admin.ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     finally:
         connection.close()
     return next(part.leader for part in found.partitions if part.stream == name)

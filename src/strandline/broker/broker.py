@@ -172,12 +172,7 @@ class Broker:
             clock=self.clock,
             telemetry=self.telemetry,
             interval_ms=self.config.cleaner_interval_ms,
-            expired=self._expired,
         )
-
-    def _expired(self, partition: Partition, start: Offset) -> None:
-        """Records before ``start``, of a partition with other copies, have had their time."""
-        raise AssertionError("a broker alone keeps the only copy")
 
     def _load_metadata(self) -> None:
         """Read what streams there are."""

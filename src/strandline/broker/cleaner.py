@@ -6,7 +6,8 @@ segments runs beside the loop, one partition at a time, and never while a stream
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from strandline.broker.partition import Partition
 from strandline.clock import Clock
@@ -15,8 +16,9 @@ from strandline.errors import StrandlineError, UnavailableError
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
-from strandline.storage.retention import RetentionPolicy, apply_retention
+from strandline.storage.retention import RetentionPolicy, apply_retention, retention_start
 from strandline.telemetry import Telemetry
+from strandline.types import Offset
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,9 @@ class Cleaner:
         self._clock = clock
         self._telemetry = telemetry
         self._interval_s = interval_ms / 1000
+        self.expired: Callable[[Partition, Offset], None] | None = None
+        """In a cluster: told up to where a copy has had its time. All copies of a partition let go
+        of it together, by the metadata; a broker alone does at once."""
         self._compactors: dict[Log, Compactor] = {}
 
     async def run(self) -> None:
@@ -79,16 +84,19 @@ class Cleaner:
 
     def _retain(self, partition: Partition) -> None:
         """Delete what is too old or too much, of what is committed."""
-        log, before = partition.log, partition.log.size_bytes
+        policy, now_ns = retention_policy(partition.config), self._clock.now_ns()
+        if not any(policy):
+            return
+        log = partition.log
+        if self.expired is not None:
+            start = retention_start(log, policy, now_ns=now_ns)
+            if start is not None:
+                self.expired(partition, min(start, partition.high_watermark))
+            return
         if partition.high_watermark < log.log_end_offset:
             return  # the next turn has begun already; there will be another round
-        segments = len(log.segments)
-        policy = retention_policy(partition.config)
-        if any(policy) and apply_retention(log, policy, now_ns=self._clock.now_ns()) is not None:
-            self._telemetry.retention_segments += max(0, segments - len(log.segments))
-            self._telemetry.retention_bytes += max(0, before - log.size_bytes)
-            if partition.seat is not None:
-                partition.seat.log_start_moved()
+        with counted_removal(log, self._telemetry):
+            apply_retention(log, policy, now_ns=now_ns)
 
     async def _compact(self, partition: Partition) -> None:
         """Rewrite sealed segments so that only the newest record of each key remains."""
@@ -111,6 +119,15 @@ class Cleaner:
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
         self._telemetry.compaction_seconds.observe(seconds)
+
+
+@contextmanager
+def counted_removal(log: Log, telemetry: Telemetry) -> Iterator[None]:
+    """Count what the block removes from a log."""
+    segments, size = len(log.segments), log.size_bytes
+    yield
+    telemetry.retention_segments += max(0, segments - len(log.segments))
+    telemetry.retention_bytes += max(0, size - log.size_bytes)
 
 
 def retention_policy(config: StreamConfig) -> RetentionPolicy:

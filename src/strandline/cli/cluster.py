@@ -20,7 +20,7 @@ from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
     from strandline.client.connection import Connection
-    from strandline.protocol.admin import ClusterStatus, CopiesInfo
+    from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
 app = typer.Typer(no_args_is_help=True, help="Look at a cluster of brokers.")
 
@@ -56,11 +56,11 @@ def status(
     themselves; one that does not answer is shown with a question mark.
     """
     from strandline.client.connection import Connection
-    from strandline.protocol import admin
+    from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 
     connection = Connection(server, timeout_s=timeout)
     try:
-        [found] = connection.action(admin.CLUSTER_STATUS, None, admin.ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
         ends = _log_ends(found, connection)
     finally:
         connection.close()

@@ -83,9 +83,7 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
         return ()
     allowed, loads = open_brokers(image), Loads(image)
     if len(allowed) < replicas:
-        raise UnavailableError(
-            f"{replicas} replicas need as many brokers in service; there are {len(allowed)}"
-        )
+        raise _too_few(replicas, len(allowed))
     placed = []
     for _ in range(partitions):
         chosen = [loads.first(allowed)]
@@ -96,6 +94,53 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
         placed.append(tuple(chosen))
         loads.add(placed[-1])
     return tuple(placed)
+
+
+def _too_few(replicas: int, brokers: int) -> UnavailableError:
+    return UnavailableError(
+        f"{replicas} replicas need as many brokers in service; there are {brokers}"
+    )
+
+
+def rotated(replicas: Replicas, number: int) -> Replicas:
+    """The replicas of one of several partitions, so that each prefers another leader."""
+    first = number % len(replicas)
+    return replicas[first:] + replicas[:first]
+
+
+def well_placed(
+    image: MetadataImage, partition: PartitionImage, *, replicas: int, loads: Loads
+) -> Replicas:
+    """Where the rules would have a partition, if as little as possible is to move.
+
+    Who keeps it now stays, unless out of service, drained, or in the rack of another that stays
+    while there is a free one.
+
+    Raises:
+        UnavailableError: fewer brokers are in service than replicas are asked for.
+    """
+    allowed = open_brokers(image)
+    if len(allowed) < replicas:
+        raise _too_few(replicas, len(allowed))
+    staying: list[BrokerId] = []
+    for broker in partition.target:
+        is_alone = loads.rack(broker) not in map(loads.rack, staying)
+        if broker in allowed and is_alone and len(staying) < replicas:
+            staying.append(broker)
+    while len(staying) < replicas:
+        racks = Counter(map(loads.rack, staying))
+        staying.append(
+            min(
+                (b for b in allowed if b not in staying),
+                key=lambda b: (
+                    racks[loads.rack(b)],
+                    b not in partition.target,
+                    loads.replicas[b],
+                    b,
+                ),
+            )
+        )
+    return tuple(staying)
 
 
 def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:

@@ -11,7 +11,8 @@
 | wait_beyond | WaitRequest | Offsets |
 | server_info | empty | ServerInfo |
 | new_producer | empty | ProducerInfo |
-| cluster_status | empty | ClusterStatus |
+
+Those that operate a cluster are in ``cluster``.
 
 Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
 """
@@ -21,6 +22,7 @@ from typing import Annotated
 import msgspec
 
 from strandline.config import PARTITIONS_MAX, StreamConfig
+from strandline.protocol import cluster
 from strandline.protocol.tickets import WAIT_MS_MAX, Bound
 from strandline.protocol.wire import Answer, Count, Int64, Message, Name, PartitionNumber
 
@@ -35,7 +37,6 @@ OFFSETS = "offsets"
 WAIT_BEYOND = "wait_beyond"
 SERVER_INFO = "server_info"
 NEW_PRODUCER = "new_producer"
-CLUSTER_STATUS = "cluster_status"
 
 ACTIONS: dict[str, str] = {
     CREATE_STREAM: "Create a stream; body: its configuration.",
@@ -47,7 +48,7 @@ ACTIONS: dict[str, str] = {
     WAIT_BEYOND: "Wait for records beyond offsets; body: {name, beyond, wait_ms_max}.",
     SERVER_INFO: "Version and limits of the broker; no body.",
     NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
-    CLUSTER_STATUS: "Brokers, and who leads and copies each partition; no body.",
+    **cluster.ACTIONS,
 }
 """Every action, with the sentence ListActions gives."""
 
@@ -152,36 +153,3 @@ class ProducerInfo(Answer, frozen=True, kw_only=True):
     """Who an idempotent producer is."""
 
     producer_id: int
-
-
-class BrokerInfo(Answer, frozen=True, kw_only=True):
-    """One broker of a cluster."""
-
-    id: int
-    state: str
-    """``live``, ``fenced`` (not heard of), ``draining`` or ``stopping``."""
-    flight_address: str
-    rack: str
-
-
-class CopiesInfo(Answer, frozen=True, kw_only=True):
-    """Who leads a partition and who copies it."""
-
-    stream: str
-    partition: int
-    leader: int | None
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-
-
-class ClusterStatus(Answer, frozen=True, kw_only=True):
-    """A cluster as the broker that was asked knows it."""
-
-    cluster: str
-    broker: int
-    """Who answers."""
-    controller: int | None
-    """Who decides; None while nobody does."""
-    brokers: tuple[BrokerInfo, ...]
-    partitions: tuple[CopiesInfo, ...]

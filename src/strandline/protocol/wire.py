@@ -55,3 +55,13 @@ def decode(data: bytes, kind: type[T], *, what: str) -> T:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
         raise InvalidRequestError(f"{what} is not valid: {error}") from error
+
+
+def refuse_body(body: bytes, action: str) -> None:
+    """Refuse a body where there is nothing to say.
+
+    Raises:
+        InvalidRequestError: there is one.
+    """
+    if body and body != b"{}":
+        raise InvalidRequestError(f"action {action} takes no body")

@@ -60,6 +60,19 @@ def apply_retention(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -
         DiskFullError: no space even to note the new start; call again later.
         LogPoisonedError: now or earlier a write failed.
     """
+    start = retention_start(log, policy, now_ns=now_ns)
+    if start is None:
+        return None
+    log.truncate_before(start)
+    return log.log_start_offset
+
+
+def retention_start(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> Offset | None:
+    """The first offset that the policy keeps, if that is not the log's start; seals what is old.
+
+    Raises:
+        LogPoisonedError: now or earlier a write failed.
+    """
     start = 0
     if policy.age_ms:
         oldest_ns = now_ns - policy.age_ms * 1_000_000
@@ -72,10 +85,7 @@ def apply_retention(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -
         start = max(start, start_by_bytes(sealed, total=log.size_bytes, bytes_max=policy.bytes_max))
     if policy.records_max:
         start = max(start, log.log_end_offset - policy.records_max)
-    if start <= log.log_start_offset:
-        return None
-    log.truncate_before(start)
-    return log.log_start_offset
+    return Offset(start) if start > log.log_start_offset else None
 
 
 def _facts(segment: Segment) -> SegmentFacts:

@@ -15,7 +15,9 @@ import msgspec
 from strandline.broker.broker import PRODUCER_IDS, Broker
 from strandline.broker.cluster import figures
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
+from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership, Reached
+from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.replicas import not_leader
 from strandline.broker.cluster.watermarks import load_watermarks, save_watermarks
@@ -27,7 +29,6 @@ from strandline.broker.stream import Stream
 from strandline.config import StreamConfig
 from strandline.errors import (
     InvalidConfigError,
-    InvalidRequestError,
     RequestTimeoutError,
     ShuttingDownError,
     StrandlineError,
@@ -64,6 +65,9 @@ class ClusterBroker(Broker):
     """One broker of a cluster; arguments as for ``Broker``."""
 
     membership: Membership
+    operations: Operations
+    """Orders of operators."""
+    log_starts: LogStarts
 
     # Life
 
@@ -77,6 +81,7 @@ class ClusterBroker(Broker):
         await super().start()
         self.is_ready = False
         self._spawn(self._keep_watermarks(), "watermarks")
+        self._spawn(self.log_starts.run(), "log-starts")
         try:
             await self.membership.start()
         except BaseException:
@@ -134,6 +139,11 @@ class ClusterBroker(Broker):
             on_image=self._follow,
             on_removed=self._removed,
         )
+        self.operations = Operations(self.membership, self._until)
+        self.log_starts = LogStarts(
+            self.membership.replicas, self.operations, telemetry=self.telemetry
+        )
+        self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = False
         self._retry: asyncio.TimerHandle | None = None
 
@@ -221,6 +231,7 @@ class ClusterBroker(Broker):
         self._let_go(gone, image)
         is_whole = self._seat_replicas() and is_whole
         self.membership.replicas.assign(image)
+        self.log_starts.follow(image, self.partitions())
         self._describe(image)
         if is_changed or gone:
             self._announce()
@@ -366,6 +377,8 @@ class ClusterBroker(Broker):
         while True:
             await asyncio.sleep(WATERMARK_INTERVAL_S)
             self._note_watermarks()
+            # A copy that was behind may have come as far as what is to be deleted.
+            self.log_starts.follow(self._image, self.partitions())
 
     def _note_watermarks(self) -> None:
         offsets = dict(self.membership.replicas.high_watermarks())
@@ -431,16 +444,36 @@ class ClusterBroker(Broker):
         outcome.raise_if_refused()
         await self._until(lambda: self._created_ns(name) != known)
 
-    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
-        """Not for streams of a cluster.
+    async def add_partitions(self, name: str, count: int) -> Stream:
+        """Let the cluster give a stream more partitions, and wait until they are known here.
 
         Raises:
-            InvalidRequestError: always.
+            InvalidRequestError: no such stream, or too many partitions.
+            UnavailableError: the cluster cannot decide it now.
         """
-        raise InvalidRequestError(
-            f"records of {name}/{partition} before {offset} are deleted by retention only: a "
-            "cluster does not delete up to an offset yet"
-        )
+        self._check_member()
+        known = len(self.stream(name).partitions)
+        await self.operations.add_partitions(name, count)
+        await self._until(lambda: len(self.stream(name).partitions) >= known + count)
+        await self._wait_until_bound(name)
+        return self.stream(name)
+
+    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+        """Delete records below ``offset`` on every replica; returns the new log start offset.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError: no such partition.
+            OffsetOutOfRangeError: beyond the high watermark.
+            NotLeaderError: this broker does not know whether these records are committed.
+            UnavailableError: the cluster cannot decide it now.
+        """
+        self._check_member()
+        target = self.stream(name).partition(partition)
+        if not 0 <= offset <= target.high_watermark:
+            self.log_starts.refuse(target, offset)
+        await self.operations.move_log_starts({target.name: offset})
+        await self._until(lambda: target.log_start_offset >= offset)
+        return target.log_start_offset
 
     async def _reserve_producer_ids(self) -> int:
         self._check_member()

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from strandline.broker.broker import Broker
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
-from strandline.frontends.flight.cluster import cluster_status
+from strandline.frontends.flight.cluster import cluster_actions
 from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import resolve
 from strandline.protocol import admin
-from strandline.protocol.wire import decode, encode
+from strandline.protocol.wire import decode, encode, refuse_body
 from strandline.types import Offset
 
 CHANGE_TIMEOUT_S = 60.0
@@ -44,7 +44,7 @@ class AdminActions:
             admin.WAIT_BEYOND: self._wait_beyond,
             admin.SERVER_INFO: self._server_info,
             admin.NEW_PRODUCER: self._new_producer,
-            admin.CLUSTER_STATUS: self._cluster_status,
+            **cluster_actions(self._broker, self._change),
         }
         assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
 
@@ -103,7 +103,7 @@ class AdminActions:
         return [stream_info(self._broker.stream(request.name))]
 
     def _list_streams(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
-        _no_body(body, admin.LIST_STREAMS)
+        refuse_body(body, admin.LIST_STREAMS)
         return [stream_info(stream) for stream in self._broker.streams()]
 
     def _offsets(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
@@ -141,20 +141,10 @@ class AdminActions:
         now = {item.name.partition: int(item.stable_offset) for item in watched}
         return [admin.Offsets(offsets=now)]
 
-    def _cluster_status(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
-        _no_body(body, admin.CLUSTER_STATUS)
-        return [cluster_status(self._broker)]
-
     def _new_producer(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
-        _no_body(body, admin.NEW_PRODUCER)
+        refuse_body(body, admin.NEW_PRODUCER)
         return [admin.ProducerInfo(producer_id=self._change(self._broker.new_producer_id()))]
 
     def _server_info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
-        _no_body(body, admin.SERVER_INFO)
+        refuse_body(body, admin.SERVER_INFO)
         return [server_info(self._broker)]
-
-
-def _no_body(body: bytes, action: str) -> None:
-    """Refuse a body where there is nothing to say."""
-    if body and body != b"{}":
-        raise InvalidRequestError(f"action {action} takes no body")

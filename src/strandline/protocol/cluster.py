@@ -1,0 +1,155 @@
+"""The part of the admin API that operates a cluster: names of actions, their bodies and answers.
+
+| action | body | results |
+|---|---|---|
+| cluster_status | empty | ClusterStatus |
+| admit_broker | AdmitBroker | none |
+| drain_broker | DrainBroker | none |
+| remove_broker | WhichBroker | none |
+| replace_disk | WhichBroker | none |
+| reassign | Reassign | Begun |
+| spread | empty | Begun |
+| elect_leader | ElectLeader | none |
+| add_partitions | AddPartitions | StreamInfo |
+
+Rules: as ``admin``. An action is answered when it is decided; what then takes its time, copying
+above all, is seen in the status, which holds all that is under way.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from strandline.config import PARTITIONS_MAX
+from strandline.protocol.wire import Answer, Message, Name, PartitionNumber
+
+CLUSTER_STATUS = "cluster_status"
+ADMIT_BROKER = "admit_broker"
+DRAIN_BROKER = "drain_broker"
+REMOVE_BROKER = "remove_broker"
+REPLACE_DISK = "replace_disk"
+REASSIGN = "reassign"
+SPREAD = "spread"
+ELECT_LEADER = "elect_leader"
+ADD_PARTITIONS = "add_partitions"
+
+ACTIONS: dict[str, str] = {
+    CLUSTER_STATUS: "Brokers, and who leads and copies each partition; no body.",
+    ADMIT_BROKER: "Expect a new broker; body: {broker, peer_address}.",
+    DRAIN_BROKER: "Move everything off a broker, or stop doing so; body: {broker, is_on}.",
+    REMOVE_BROKER: "Let go of a drained broker for ever; body: {broker}.",
+    REPLACE_DISK: "A broker's disk is lost, another may come; body: {broker}.",
+    REASSIGN: "Move partitions to other brokers; body: {stream, partition, to}.",
+    SPREAD: "Fill up brokers that keep less than their share; no body.",
+    ELECT_LEADER: "Another leader; body: {stream, partition, leader, is_unclean}.",
+    ADD_PARTITIONS: "Give a stream more partitions; body: {name, count}.",
+}
+"""Every action, with the sentence ListActions gives."""
+
+BrokerNumber = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+_Brokers = Annotated[tuple[BrokerNumber, ...], msgspec.Meta(max_length=100)]
+
+
+class WhichBroker(Message, frozen=True, kw_only=True):
+    """One broker."""
+
+    broker: BrokerNumber
+
+
+class AdmitBroker(Message, frozen=True, kw_only=True):
+    """A new broker and where the others will reach it."""
+
+    broker: BrokerNumber
+    peer_address: Annotated[str, msgspec.Meta(pattern=r"^.{1,190}:[0-9]{1,5}$")]
+
+
+class DrainBroker(Message, frozen=True, kw_only=True):
+    """Whether everything is to be moved off a broker."""
+
+    broker: BrokerNumber
+    is_on: bool = True
+
+
+class Reassign(Message, frozen=True, kw_only=True):
+    """Where partitions of a stream are to be kept.
+
+    Attributes:
+        stream: which.
+        partition: which; None: all of them.
+        to: brokers, preferred leader first (of several partitions each prefers another); none: as
+            the rules for new streams would have it, moving as little as possible.
+    """
+
+    stream: Name
+    partition: PartitionNumber | None = None
+    to: _Brokers = ()
+
+
+class ElectLeader(Message, frozen=True, kw_only=True):
+    """Who is to lead a partition; ``is_unclean``: even if committed records are lost by that."""
+
+    stream: Name
+    partition: PartitionNumber = 0
+    leader: BrokerNumber
+    is_unclean: bool = False
+
+
+class AddPartitions(Message, frozen=True, kw_only=True):
+    """How many partitions a stream gets on top."""
+
+    name: Name
+    count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
+
+
+class Begun(Answer, frozen=True, kw_only=True):
+    """How many partitions have begun to move."""
+
+    moves: int
+
+
+class BrokerInfo(Answer, frozen=True, kw_only=True):
+    """One broker of a cluster."""
+
+    id: int
+    state: str
+    """``live``, ``fenced`` (not heard of), ``draining`` or ``stopping``."""
+    flight_address: str
+    rack: str
+    is_voter: bool = False
+    """Whether it takes part in decisions about metadata."""
+
+
+class CopiesInfo(Answer, frozen=True, kw_only=True):
+    """Who leads a partition and who copies it."""
+
+    stream: str
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    """Replicas that a move brings in."""
+    removing: tuple[int, ...] = ()
+    """Replicas that leave when those are in sync."""
+    is_stranded: bool = False
+    """A broker that keeps it is being drained, and there is no other place for it."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move is under way."""
+        return bool(self.adding or self.removing)
+
+
+class ClusterStatus(Answer, frozen=True, kw_only=True):
+    """A cluster as the broker that was asked knows it."""
+
+    cluster: str
+    broker: int
+    """Who answers."""
+    controller: int | None
+    """Who decides; None while nobody does."""
+    brokers: tuple[BrokerInfo, ...]
+    partitions: tuple[CopiesInfo, ...]
+    removed: tuple[int, ...] = ()
+    """Brokers that were removed; their numbers are not used again."""
