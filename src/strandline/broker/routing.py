@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from strandline.broker.internal import is_internal
 from strandline.broker.responder import Responder
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError
@@ -72,8 +73,10 @@ class Binding(NamedTuple):
 
 
 def stream_bindings(stream: StreamPort) -> list[Binding]:
-    """The patterns that feed ``stream``."""
+    """The patterns that feed ``stream``; none feeds one of the broker's own."""
     config = stream.config
+    if is_internal(config.name):
+        return []
     if config.partition_rule != "suffix":
         return [Binding(config.subject, stream, None)]
     return [

@@ -12,7 +12,7 @@
 | server_info | empty | ServerInfo |
 | new_producer | empty | ProducerInfo |
 
-Those that operate a cluster are in ``cluster``.
+Those that operate a cluster are in ``cluster``, those of transactions in ``transactions``.
 
 Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
 """
@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 
 from strandline.config import PARTITIONS_MAX, StreamConfig
-from strandline.protocol import cluster
+from strandline.protocol import cluster, transactions
 from strandline.protocol.tickets import WAIT_MS_MAX, Bound
 from strandline.protocol.wire import Answer, Count, Int64, Message, Name, PartitionNumber
 
@@ -49,6 +49,7 @@ ACTIONS: dict[str, str] = {
     SERVER_INFO: "Version and limits of the broker; no body.",
     NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
     **cluster.ACTIONS,
+    **transactions.ACTIONS,
 }
 """Every action, with the sentence ListActions gives."""
 

@@ -52,6 +52,8 @@ class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """For batches whose tag names none; None: each row goes where its key or subject says."""
     acks: Acks | None = None
     """Less than the stream's promise, to be told sooner."""
+    transactional: bool = False
+    """The batches belong to the transaction of their producer, which was let into the partition."""
 
 
 class ProducerTag(Message, frozen=True, array_like=True):

@@ -9,12 +9,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from strandline.broker.broker import Broker
+from strandline.broker.internal import check_public
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
 from strandline.frontends.flight.cluster import cluster_actions
 from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import resolve
+from strandline.frontends.flight.transactions import TransactionActions
 from strandline.protocol import admin
 from strandline.protocol.wire import decode, encode, refuse_body
 from strandline.types import Offset
@@ -45,6 +47,7 @@ class AdminActions:
             admin.SERVER_INFO: self._server_info,
             admin.NEW_PRODUCER: self._new_producer,
             **cluster_actions(self._broker, self._change),
+            **TransactionActions(self._broker, self._change).handlers,
         }
         assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
 
@@ -84,15 +87,18 @@ class AdminActions:
         config = decode_config(values, StreamConfig)
         if not config.name:
             raise InvalidConfigError("a stream needs a name")
+        check_public(config.name)
         return [stream_info(self._change(self._broker.create_stream(config)))]
 
     def _delete_stream(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, admin.StreamName, what="delete_stream")
+        check_public(request.name)
         self._change(self._broker.delete_stream(request.name))
         return []
 
     def _truncate_before(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, admin.TruncateBefore, what="truncate_before")
+        check_public(request.name)
         self._change(
             self._broker.truncate_before(request.name, request.partition, Offset(request.offset))
         )

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.broker.broker import Broker
+from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.errors import InvalidRecordError, InvalidRequestError, StrandlineError
@@ -82,6 +83,7 @@ class PutSession:
         self._life = life
         self._send_ack = send_ack
         self._is_cancelled = is_cancelled
+        check_public(request.stream)
         self._stream: Stream = broker.stream(request.stream)
         if request.partition is not None:
             self._stream.partition(request.partition)
@@ -158,7 +160,7 @@ class PutSession:
 
         Raises:
             InvalidRequestError: numbers of a producer for rows that go to several partitions, or
-                that have message ids.
+                that have message ids; no numbers in a transaction.
         """
         number = self._request.partition if tag.partition is None else tag.partition
         if number is not None:
@@ -177,6 +179,8 @@ class PutSession:
                     "no message ids"
                 )
             producer = ProducerStamp(*msgspec.structs.astuple(tag.producer))
+        elif self._request.transactional:
+            raise InvalidRequestError("a batch of a transaction has the numbers of its producer")
         return [
             Piece(
                 self._stream.partition(number),
@@ -226,6 +230,7 @@ class PutSession:
             token=token,
             acks=self._request.acks,
             producer=piece.producer,
+            is_transactional=self._request.transactional,
         )
         self._answered(append, token)
 

@@ -46,6 +46,11 @@ class FakePartition:
         self._more = threading.Condition()
 
     @property
+    def stable_offset(self) -> int:
+        """The same: there are no transactions."""
+        return self.high_watermark
+
+    @property
     def log_end_offset(self) -> int:
         """The same: everything is committed at once."""
         return self.high_watermark
@@ -112,7 +117,9 @@ class FakePartition:
         self.store(value, subjects=[record["subject"]])
         self._answer(lambda: responder.acked(token, self.name, offset, duplicate=False))
 
-    def append_arrow(self, batch, *, responder, token, acks=None, producer=None) -> None:
+    def append_arrow(
+        self, batch, *, responder, token, acks=None, producer=None, is_transactional=False
+    ) -> None:
         """Take a batch."""
         self.producers.append(producer)
         if self.refuse is not None:
