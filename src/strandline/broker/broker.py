@@ -360,6 +360,25 @@ class Broker:
             self._reserve.renew()
             return target.log_start_offset
 
+    async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
+        """Delete all records and go on, empty, at ``offset`` beyond the end.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError: no such partition.
+            OffsetOutOfRangeError: it is not beyond the end.
+            UnavailableError: the broker cannot store it now.
+        """
+        async with self._admin:
+            target = self.stream(name).partition(partition)
+            self._check_available()
+            await self.quiesce()
+            if offset <= target.log_end_offset:
+                raise OffsetOutOfRangeError(
+                    f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
+                )
+            target.log.restart_at(offset)
+            target.move(offset)
+
     async def change(self, command: Command) -> None:
         """Do what a command says that is not about streams coming and going.
 

@@ -416,6 +416,16 @@ class ClusterBroker(Broker):
         stream = self._streams.get(name)
         return stream.created_ns if stream is not None else None
 
+    async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
+        """Not for streams of a cluster.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        raise InvalidRequestError(
+            f"{name}/{partition} cannot go on at {offset}, beyond its end, in a cluster yet"
+        )
+
     async def change(self, command: Command) -> None:
         """Let the cluster do what a command says, and wait until it is done here.
 
