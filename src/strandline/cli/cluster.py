@@ -1,10 +1,11 @@
-"""``strandline cluster``: look at a cluster of brokers."""
+"""``strandline cluster status``: look at a cluster of brokers; ``operate`` has what changes one."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from strandline.cli import operate
+from strandline.cli.copies import Ends, lags, log_ends
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -16,21 +17,18 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
-    from strandline.client.connection import Connection
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
-app = typer.Typer(no_args_is_help=True, help="Look at a cluster of brokers.")
+app = typer.Typer(no_args_is_help=True, help="Look at a cluster of brokers, and operate it.")
 
-Ends = Mapping[int, Mapping[tuple[str, int], int]]
-"""Broker → partition → log end offset there."""
+operate.add_to(app)
 
 
 @app.callback()
 def cluster() -> None:
-    """Look at a cluster of brokers."""
+    """Look at a cluster of brokers, and operate it."""
 
 
 @app.command(
@@ -61,7 +59,7 @@ def status(
     connection = Connection(server, timeout_s=timeout)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
-        ends = _log_ends(found, connection)
+        ends = log_ends(found, connection)
     finally:
         connection.close()
     wanted = [part for part in found.partitions if stream in (None, part.stream)]
@@ -71,41 +69,6 @@ def status(
         _print_status(found, wanted, ends)
 
 
-def _log_ends(found: "ClusterStatus", first: "Connection") -> Ends:
-    """How far each partition's log reaches at each broker that answers."""
-    from strandline.protocol import admin
-
-    ends: dict[int, dict[tuple[str, int], int]] = {}
-    for broker in found.brokers:
-        if broker.state == "fenced":
-            continue
-        connection = first.sibling(broker.flight_address)
-        try:
-            streams = connection.action(admin.LIST_STREAMS, None, admin.StreamInfo)
-        except StrandlineError:
-            continue  # shown as a question mark
-        finally:
-            connection.close()
-        ends[broker.id] = {
-            (info.name, part.partition): part.log_end_offset
-            for info in streams
-            for part in info.partitions
-        }
-    return ends
-
-
-def _lags(part: "CopiesInfo", ends: Ends) -> dict[int, int | None]:
-    """How many records each copy is behind the leader's; None: not known."""
-    name = part.stream, part.partition
-    leader_end = ends.get(part.leader, {}).get(name) if part.leader is not None else None
-    lags: dict[int, int | None] = {}
-    for broker in part.replicas:
-        end = ends.get(broker, {}).get(name)
-        is_known = leader_end is not None and end is not None
-        lags[broker] = max(0, (leader_end or 0) - (end or 0)) if is_known else None
-    return lags
-
-
 def _as_json(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends) -> dict[str, Any]:
     import msgspec
 
@@ -113,7 +76,7 @@ def _as_json(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends) -> d
     status["partitions"] = [
         {
             **msgspec.to_builtins(part),
-            "lag_records": {str(broker): lag for broker, lag in _lags(part, ends).items()},
+            "lag_records": {str(broker): lag for broker, lag in lags(part, ends).items()},
         }
         for part in parts
     ]
@@ -143,11 +106,11 @@ def _print_status(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends)
                 part.partition,
                 "none" if part.leader is None else str(part.leader),
                 part.leader_epoch,
-                _list(part.replicas),
-                _list(part.isr),
+                _replicas(part),
+                " ".join(map(str, part.isr)),
                 " ".join(
                     f"{broker}:{'?' if lag is None else lag}"
-                    for broker, lag in _lags(part, ends).items()
+                    for broker, lag in lags(part, ends).items()
                     if broker != part.leader
                 ),
             )
@@ -156,5 +119,8 @@ def _print_status(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends)
     )
 
 
-def _list(brokers: tuple[int, ...]) -> str:
-    return " ".join(map(str, brokers))
+def _replicas(part: "CopiesInfo") -> str:
+    """Who keeps it; + comes, - goes."""
+    coming, going = set(part.adding), set(part.removing)
+    marks = ["+" if b in coming else "-" if b in going else "" for b in part.replicas]
+    return " ".join(f"{mark}{broker}" for mark, broker in zip(marks, part.replicas, strict=True))

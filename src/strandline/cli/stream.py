@@ -1,4 +1,4 @@
-"""``strandline stream``: create, list, look at, shorten and delete streams."""
+"""``strandline stream``: create, list, look at, extend, shorten and delete streams."""
 
 import sys
 from datetime import UTC, datetime
@@ -18,8 +18,11 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.values import parse_duration, parse_size
+from strandline.errors import InvalidRequestError
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, look at, shorten and delete streams.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list, look at, extend, shorten and delete streams."
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
 KEEPING = "What is kept"
@@ -245,6 +248,38 @@ def delete(
         print_json({"deleted": name})
     else:
         print_line(f"deleted {name}")
+
+
+@app.command(epilog=examples("strandline stream extend orders --partitions 8"))
+@reports_errors
+def extend(
+    *,
+    name: NameArgument,
+    partitions: Annotated[int, typer.Option(help="How many it is to have then.", min=1)],
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Give a stream of a cluster more partitions.
+
+    Records with one key may come to another partition than before, so their order holds from then
+    on only. Partitions are never taken away.
+    """
+    from strandline.cli.operate import connected
+    from strandline.protocol.admin import STREAM_INFO, StreamInfo, StreamName
+    from strandline.protocol.cluster import ADD_PARTITIONS, AddPartitions
+
+    with connected(server) as connection:
+        [info] = connection.action(STREAM_INFO, StreamName(name=name), StreamInfo)
+        more = partitions - len(info.partitions)
+        if more < 0:
+            raise InvalidRequestError(f"{name} has {len(info.partitions)} partitions already")
+        if more:
+            order = AddPartitions(name=name, count=more)
+            [info] = connection.action(ADD_PARTITIONS, order, StreamInfo)
+    if output is OutputFormat.json:
+        print_json(info)
+    else:
+        print_line(f"{name} has {len(info.partitions)} partitions")
 
 
 @app.command(epilog=examples("strandline stream truncate orders --before 5000 --partition 2"))

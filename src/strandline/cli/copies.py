@@ -1,0 +1,48 @@
+"""How far copies are: asked of the brokers that keep them, for commands that show it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from strandline.errors import StrandlineError
+
+if TYPE_CHECKING:
+    from strandline.client.connection import Connection
+    from strandline.protocol.cluster import ClusterStatus, CopiesInfo
+
+Ends = Mapping[int, Mapping[tuple[str, int], int]]
+"""Broker → partition → log end offset there."""
+
+
+def log_ends(found: "ClusterStatus", first: "Connection") -> Ends:
+    """How far each partition's log reaches at each broker that answers."""
+    from strandline.protocol import admin
+
+    ends: dict[int, dict[tuple[str, int], int]] = {}
+    for broker in found.brokers:
+        if broker.state == "fenced":
+            continue
+        connection = first.sibling(broker.flight_address)
+        try:
+            streams = connection.action(admin.LIST_STREAMS, None, admin.StreamInfo)
+        except StrandlineError:
+            continue  # shown as a question mark
+        finally:
+            connection.close()
+        ends[broker.id] = {
+            (info.name, part.partition): part.log_end_offset
+            for info in streams
+            for part in info.partitions
+        }
+    return ends
+
+
+def lags(part: "CopiesInfo", ends: Ends) -> dict[int, int | None]:
+    """How many records each copy is behind the leader's; None: not known."""
+    name = part.stream, part.partition
+    leader_end = ends.get(part.leader, {}).get(name) if part.leader is not None else None
+    found: dict[int, int | None] = {}
+    for broker in part.replicas:
+        end = ends.get(broker, {}).get(name)
+        is_known = leader_end is not None and end is not None
+        found[broker] = max(0, (leader_end or 0) - (end or 0)) if is_known else None
+    return found
