@@ -18,6 +18,7 @@ from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.cluster.identity import load_identity
 from strandline.broker.damage import DamageReports
+from strandline.broker.groups.office import GroupOffice
 from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
@@ -52,6 +53,7 @@ from strandline.metadata.image import (
     StreamImage,
     unknown_stream_message,
 )
+from strandline.metadata.placement import open_brokers
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
@@ -65,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
+INTERNAL_REPLICAS_MAX = 3
 PRODUCER_IDS = 1000
 """So many are reserved at a time; what is left of them is lost with a restart."""
 CLOCKS_DIFFER_NS = 60_000_000_000
@@ -129,6 +132,8 @@ class Broker:
             raise
         self.transactions = TransactionOffice(self)
         self._spawn(self.transactions.run(), "transactions")
+        self.groups = GroupOffice(self)
+        self._spawn(self.groups.run(), "groups")
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
         if self.config.scrub_bytes_per_s:
@@ -208,6 +213,7 @@ class Broker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self.transactions.stop()
+        await self.groups.stop()
         await self.quiesce()
         for partition in self.partitions():
             partition.close(stopping)
@@ -415,6 +421,22 @@ class Broker:
         """
         with contextlib.suppress(StreamExistsError):
             await self.create_stream(config)
+
+    async def create_internal_stream(self, config: StreamConfig) -> None:
+        """Make a stream of ours with as many copies as is prudent, unless somebody was first.
+
+        Raises:
+            UnavailableError: it cannot be stored now.
+        """
+        copies = min(INTERNAL_REPLICAS_MAX, max(1, len(open_brokers(self._image))))
+        config = msgspec.structs.replace(config, replicas=copies, min_isr=copies // 2 + 1)
+        with contextlib.suppress(StreamExistsError):
+            await self.create_stream(config)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether there is no other broker."""
+        return not self.config.cluster.is_on
 
     def _keep_ledgers(self) -> None:
         """Look after transactions in every partition, from the time on when there can be any."""

@@ -1,0 +1,226 @@
+"""The office of the coordinator of consumer groups.
+
+Rules: as ``broker.office``. Positions that are asked for here are read from memory; in a cluster an
+entry is stored first, because another broker may have taken the office over without our knowing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from strandline.broker.office import Office, Surroundings, Term, Token
+from strandline.errors import UnknownGroupError
+from strandline.groups import effects as fx
+from strandline.groups import events as ev
+from strandline.groups.coordinator import GroupCoordinator
+from strandline.groups.effects import Assigned
+from strandline.groups.state import (
+    Group,
+    GroupsState,
+    Partitions,
+    Positions,
+    decode_entry,
+    encode_entry,
+)
+from strandline.types import Offset
+
+logger = logging.getLogger(__name__)
+
+GROUPS_STREAM = "__groups"
+
+
+class GroupOffice(Office[GroupCoordinator]):
+    """Consumer groups, coordinated here or elsewhere.
+
+    Args:
+        broker: whose.
+    """
+
+    def __init__(self, broker: Surroundings) -> None:
+        super().__init__(broker, GROUPS_STREAM, "group coordinator")
+        broker.on_streams_changed(self._streams_changed)
+
+    # Members
+
+    async def join(
+        self,
+        group: str,
+        member: str,
+        streams: Iterable[str],
+        *,
+        session_ms: int,
+        instance: str = "",
+    ) -> Assigned:
+        """Become a member; see ``events.Join``.
+
+        Raises:
+            UnknownStreamError: one of the streams does not exist.
+            StrandlineError: as ``Office.request``.
+        """
+        names = tuple(streams)
+        assigned: Assigned = await self._ask(
+            lambda token: ev.Join(token, group, member, names, session_ms, instance)
+        )
+        return assigned
+
+    async def heartbeat(
+        self, group: str, member: str, *, epoch: int, held: Partitions, instance: str = ""
+    ) -> Assigned:
+        """Say that a member is still there; see ``events.Heartbeat``.
+
+        Raises:
+            UnknownMemberError, MemberFencedError: it is none (any more).
+            StrandlineError: as ``Office.request``.
+        """
+        assigned: Assigned = await self._ask(
+            lambda token: ev.Heartbeat(token, group, member, epoch, held, instance)
+        )
+        return assigned
+
+    async def leave(self, group: str, member: str) -> None:
+        """Be a member no more.
+
+        Raises:
+            StrandlineError: as ``Office.request``.
+        """
+        await self._ask(lambda token: ev.Leave(token, group, member))
+
+    # Positions
+
+    async def commit(
+        self, group: str, positions: Positions, *, member: str = "", epoch: int = 0
+    ) -> None:
+        """Note positions; done when every in-sync replica has them.
+
+        Args:
+            group: whose.
+            positions: offsets of the next records to consume.
+            member: who consumed up to there; empty: nobody.
+            epoch: of the member's last answer.
+
+        Raises:
+            UnknownMemberError, StaleMemberError: it is not the member's to commit.
+            GroupInUseError: there are members, and this is none.
+            StrandlineError: as ``Office.request``; whether they were noted may be unknown.
+        """
+        await self._ask(lambda token: ev.Commit(token, group, positions, member, epoch))
+
+    async def positions(self, group: str) -> Positions:
+        """What was committed last.
+
+        Raises:
+            StrandlineError: as ``Office.request``.
+        """
+        found: Positions = await self._read(lambda state: _copy(state.groups.get(group, Group())))
+        return found
+
+    # Administration
+
+    async def groups(self) -> dict[str, int]:
+        """How many members each group has.
+
+        Raises:
+            StrandlineError: as ``Office.request``.
+        """
+        found: dict[str, int] = await self._read(
+            lambda state: {name: len(group.members) for name, group in state.groups.items()}
+        )
+        return found
+
+    async def describe(self, group: str) -> Group:
+        """A group as it is now, a copy.
+
+        Raises:
+            UnknownGroupError: there is none.
+            StrandlineError: as ``Office.request``.
+        """
+
+        def question(state: GroupsState) -> Group | None:
+            known = state.groups.get(group)
+            if known is None:
+                return None
+            copy = Group()
+            copy.epoch, copy.members = known.epoch, dict(known.members)
+            copy.positions = _copy(known)
+            return copy
+
+        found: Group | None = await self._read(question)
+        if found is None:
+            raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
+        return found
+
+    async def delete(self, group: str) -> None:
+        """Forget a group without members, and its positions.
+
+        Raises:
+            UnknownGroupError, GroupInUseError: as they say.
+            StrandlineError: as ``Office.request``.
+        """
+        await self._ask(lambda token: ev.Delete(token, group))
+
+    # The office
+
+    def begin(self, entries: Iterable[bytes], *, sequence: int) -> GroupCoordinator:
+        """The coordinator as the stored entries say."""
+        state = GroupsState()
+        count = 0
+        for count, entry in enumerate(entries, 1):  # noqa: B007 - how many there were
+            state.apply(decode_entry(entry))
+        return GroupCoordinator(
+            state, self._partitions(), now_ms=self._now_ms(), sequence=sequence, entries=count
+        )
+
+    def stored(self, term: Term[GroupCoordinator], sequence: int) -> None:
+        """Entries up to here are stored."""
+        self._step(term, ev.Stored(sequence))
+
+    def tick(self, term: Term[GroupCoordinator]) -> None:
+        """Look at the clock."""
+        self._step(term, ev.TimePassed())
+
+    def _streams_changed(self) -> None:
+        term = self.term
+        if term is not None:
+            self._step(term, ev.StreamsChanged(self._partitions()))
+
+    def _partitions(self) -> dict[str, int]:
+        """How many partitions each stream has; nobody consumes those that are ours."""
+        return {
+            stream.name: len(stream.partitions)
+            for stream in self.broker.streams()
+            if stream.name != GROUPS_STREAM
+        }
+
+    async def _ask(self, make: Callable[[Token], ev.Request]) -> Any:
+        def ask(term: Term[GroupCoordinator], token: Token) -> None:
+            self._step(term, make(token))
+
+        return await self.request(ask)
+
+    async def _read(self, question: Callable[[GroupsState], object]) -> Any:
+        is_alone = self.broker.stands_alone
+        return await self._ask(lambda token: ev.Read(token, question, must_confirm=not is_alone))
+
+    def _step(self, term: Term[GroupCoordinator], event: ev.Event) -> None:
+        for effect in term.machine.step(event, self._now_ms()):
+            match effect:
+                case fx.Store(sequence, entry):
+                    self.store(term, sequence, encode_entry(entry))
+                case fx.Answer(token, value):
+                    self.answer(term, token, value)
+                case fx.Refuse(token, error):
+                    self.refuse(term, token, error)
+                case fx.Forget(before):
+                    self.spawn(self.forget(Offset(before)), "forget")
+                case fx.Expired(group, member):
+                    logger.warning(
+                        "member %s of group %s was not heard of and is removed", member, group
+                    )
+
+    def _now_ms(self) -> int:
+        return int(self.broker.clock.monotonic_ms())
+
+
+def _copy(group: Group) -> Positions:
+    """Positions that do not change while they are looked at."""
+    return {stream: dict(offsets) for stream, offsets in group.positions.items()}

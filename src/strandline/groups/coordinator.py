@@ -1,0 +1,354 @@
+"""The coordinator of consumer groups: who is a member, who reads what, and where each has come to.
+
+Rules:
+- a decision counts when its entry is stored, and nobody hears of it before: effects wait for the
+  entries that came before them. If an entry cannot be stored this object is given up, and another
+  one begins from what is stored;
+- a partition has one holder. Who is to lose it is told so with its next heartbeat, and somebody
+  else gets it when it has confirmed with a later one, has left or has expired: so a member whose
+  partitions do not move is never stopped, and the last position of the one before is known;
+- every change moves the group's epoch, and a member commits only under the epoch at which its
+  partitions changed last: what was delayed on its way changes nothing any more;
+- a member that is not heard of for its session is removed. Whoever takes a static member's name
+  takes its partitions at once, and the one before is fenced off.
+
+Invariants: no partition is held by two members; ``_targets`` has every member of every group.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+
+from strandline.errors import (
+    GroupInUseError,
+    InvalidRequestError,
+    MemberFencedError,
+    StaleMemberError,
+    StrandlineError,
+    UnavailableError,
+    UnknownGroupError,
+    UnknownMemberError,
+    UnknownStreamError,
+)
+from strandline.groups import events as ev
+from strandline.groups.assignment import Readers, assign
+from strandline.groups.effects import Answer, Assigned, Effect, Expired, Forget, Refuse, Store
+from strandline.groups.state import Entry, Group, GroupsState, Member, Partitions
+from strandline.types import PartitionName
+
+GROUPS_MAX = 10_000
+MEMBERS_MAX = 1_000
+"""Of one group."""
+SESSION_MS_MIN = 1_000
+SESSION_MS_MAX = 3_600_000
+REWRITE_ENTRIES_MIN = 5_000
+"""The state is written anew after so many entries, if they are several times what it takes."""
+REWRITE_RATIO = 4
+ITEMS_PER_ENTRY = 500
+NOTHING: Partitions = frozenset()
+
+
+class GroupCoordinator:
+    """Decides about consumer groups.
+
+    Args:
+        state: as the stored entries say.
+        partitions: how many each stream has.
+        now_ms: every member has its whole session again from here on.
+        sequence: of the next entry.
+        entries: how many were stored already.
+    """
+
+    def __init__(
+        self,
+        state: GroupsState,
+        partitions: Mapping[str, int],
+        *,
+        now_ms: int,
+        sequence: int = 0,
+        entries: int = 0,
+    ) -> None:
+        self.state = state
+        self._partitions = dict(partitions)
+        self._now_ms = now_ms
+        self._next = sequence
+        self._stored = sequence - 1
+        self._held: deque[tuple[int, Effect]] = deque()
+        self._out: list[Effect] = []
+        self._since_rewrite = entries
+        self._targets: dict[str, Readers] = {}
+        self._deadlines: dict[tuple[str, str], int] = {}
+        for name, group in state.groups.items():
+            self._retarget(name)
+            for member in group.members.values():
+                self._heard(name, member)
+
+    def step(self, event: ev.Event, now_ms: int) -> list[Effect]:
+        """Take an event in; returns what follows, in order."""
+        self._now_ms = now_ms
+        match event:
+            case ev.Stored():
+                self._release(event.sequence)
+            case ev.TimePassed():
+                self._time_passed()
+            case ev.StreamsChanged():
+                self._streams_changed(event)
+            case _:
+                self._request(event)
+        out, self._out = self._out, []
+        return out
+
+    # Effects wait for entries
+
+    def _store(self, entry: Entry) -> None:
+        self.state.apply(entry)
+        self._out.append(Store(self._next, entry))
+        self._next += 1
+        self._since_rewrite += 1
+
+    def _give(self, effect: Effect) -> None:
+        if self._stored == self._next - 1:
+            self._out.append(effect)
+        else:
+            self._held.append((self._next - 1, effect))
+
+    def _release(self, sequence: int) -> None:
+        self._stored = max(self._stored, sequence)
+        while self._held and self._held[0][0] <= self._stored:
+            self._out.append(self._held.popleft()[1])
+
+    # Requests
+
+    def _request(self, request: ev.Request) -> None:
+        try:
+            self._give(Answer(request.token, self._done(request)))
+        except StrandlineError as error:
+            self._give(Refuse(request.token, error))
+        self._rewrite_if_due()
+
+    def _done(self, request: ev.Request) -> object:
+        """What a request is answered with.
+
+        Raises:
+            StrandlineError: it is refused.
+        """
+        match request:
+            case ev.Join():
+                return self._join(request)
+            case ev.Heartbeat():
+                return self._heartbeat(request)
+            case ev.Read():
+                if request.must_confirm:
+                    self._store(Entry())
+                return request.question(self.state)
+            case ev.Leave():
+                self._leave(request)
+            case ev.Commit():
+                self._commit(request)
+            case ev.Delete():
+                self._delete(request)
+        return None
+
+    def _join(self, request: ev.Join) -> Assigned:
+        self._check_join(request)
+        group = self.state.groups.get(request.group, Group())
+        known = group.members.get(request.member)
+        predecessor = group.by_instance(request.instance)
+        if known is None and predecessor is None and len(group.members) >= MEMBERS_MAX:
+            raise UnavailableError(f"group {request.group!r} has {MEMBERS_MAX} members, the most")
+        epoch = group.epoch + 1
+        streams = tuple(sorted(set(request.streams)))
+        if known is not None:
+            member = msgspec.structs.replace(known, streams=streams, session_ms=request.session_ms)
+        else:
+            member = Member(
+                id=request.member,
+                instance=request.instance,
+                streams=streams,
+                session_ms=request.session_ms,
+                epoch=epoch,
+                # What a static member was giving up is free: whoever consumed it is fenced off.
+                assigned=predecessor.assigned if predecessor is not None else NOTHING,
+            )
+        if member != known:
+            gone: tuple[str, ...] = ()
+            if known is None and predecessor is not None:
+                gone = (predecessor.id,)
+                self._succeed(request.group, predecessor.id, member.id)
+            self._store(Entry(group=request.group, epoch=epoch, members=(member,), gone=gone))
+            self._retarget(request.group)
+        self._heard(request.group, member)
+        return self._reconciled(request.group, member, held=NOTHING)
+
+    def _check_join(self, request: ev.Join) -> None:
+        if not SESSION_MS_MIN <= request.session_ms <= SESSION_MS_MAX:
+            raise InvalidRequestError(
+                f"a session of {request.session_ms} ms; {SESSION_MS_MIN} to {SESSION_MS_MAX} work"
+            )
+        for stream in request.streams:
+            if stream not in self._partitions:
+                raise UnknownStreamError(f"no stream {stream!r} to consume; create it first")
+        if request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
+            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+
+    def _heartbeat(self, request: ev.Heartbeat) -> Assigned:
+        group = self.state.groups.get(request.group, Group())
+        member = group.members.get(request.member)
+        if member is None:
+            raise _gone(request.group, group, request.instance)
+        self._heard(request.group, member)
+        if request.epoch == member.epoch and not member.revoking <= request.held:
+            # Under an older epoch it may not have heard yet what it is to give up.
+            member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
+            self._store(Entry(group=request.group, members=(member,)))
+        return self._reconciled(request.group, member, held=request.held)
+
+    def _leave(self, request: ev.Leave) -> None:
+        group = self.state.groups.get(request.group)
+        if group is not None and request.member in group.members:
+            self._remove(request.group, request.member)
+
+    def _commit(self, request: ev.Commit) -> None:
+        group = self.state.groups.get(request.group, Group())
+        if request.member:
+            self._check_committer(group, request)
+        elif group.members:
+            raise GroupInUseError(
+                f"group {request.group!r} has {len(group.members)} members, who commit its "
+                "positions; stop them first"
+            )
+        elif request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
+            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+        self._store(Entry(group=request.group, positions=request.positions))
+
+    def _check_committer(self, group: Group, request: ev.Commit) -> None:
+        member = group.members.get(request.member)
+        if member is None:
+            raise _gone(request.group, group, "")
+        if request.epoch != member.epoch:
+            raise StaleMemberError(
+                f"the partitions of member {member.id!r} changed with epoch {member.epoch}, after "
+                f"{request.epoch}; heartbeat, and commit what it still has"
+            )
+        for stream, offsets in request.positions.items():
+            for number in offsets:
+                if PartitionName(stream, number) not in member.held:
+                    raise StaleMemberError(
+                        f"{stream}/{number} is not, or no more, assigned to member {member.id!r}"
+                    )
+
+    def _delete(self, request: ev.Delete) -> None:
+        group = self.state.groups.get(request.group)
+        if group is None:
+            raise UnknownGroupError(f"no group {request.group!r}")
+        if group.members:
+            raise GroupInUseError(
+                f"group {request.group!r} has {len(group.members)} members; stop them first"
+            )
+        self._forget_group(request.group)
+
+    # Members
+
+    def _heard(self, group: str, member: Member) -> None:
+        self._deadlines[group, member.id] = self._now_ms + member.session_ms
+
+    def _remove(self, name: str, member: str) -> None:
+        """Take a member out; what it held is free."""
+        group = self.state.groups[name]
+        del self._deadlines[name, member]
+        self._store(Entry(group=name, epoch=group.epoch + 1, gone=(member,)))
+        if group.members or group.positions:
+            self._retarget(name)
+        else:
+            self._forget_group(name)
+
+    def _forget_group(self, name: str) -> None:
+        self._store(Entry(group=name, is_deleted=True))
+        self._targets.pop(name, None)
+
+    def _succeed(self, name: str, old: str, new: str) -> None:
+        """A member takes the place of another one."""
+        del self._deadlines[name, old]
+        targets = self._targets[name]
+        targets[new] = targets.pop(old)
+
+    def _retarget(self, name: str) -> None:
+        """Work out who is to read what, beginning with who was to, or else with who does."""
+        members = self.state.groups[name].members
+        before = self._targets.get(name, {})
+        current = {id_: before.get(id_, member.assigned) for id_, member in members.items()}
+        subscriptions = {id_: member.streams for id_, member in members.items()}
+        self._targets[name] = assign(subscriptions, self._partitions, current)
+
+    def _reconciled(self, name: str, member: Member, *, held: Partitions) -> Assigned:
+        """Bring a member closer to what it is to read, as far as others let go; what it has then.
+
+        Args:
+            name: of the group.
+            member: as it is.
+            held: what it says it consumes: it knows where it is there.
+        """
+        target = frozenset(self._targets[name][member.id])
+        if target != member.assigned:
+            others = self.state.groups[name].members.values()
+            # What it is giving up it gets again only when it has: it may have stopped half-way.
+            taken = member.revoking.union(*(m.held for m in others if m.id != member.id))
+            assigned = target - taken
+            revoking = member.revoking | (member.assigned - target)
+            if (assigned, revoking) != (member.assigned, member.revoking):
+                member = msgspec.structs.replace(member, assigned=assigned, revoking=revoking)
+                member = self._change(name, member)
+        positions = self.state.groups[name].positions_of(member.assigned - held)
+        return Assigned(member.epoch, member.assigned, positions)
+
+    def _change(self, name: str, member: Member) -> Member:
+        """Store a member as it is from now on, under a new epoch."""
+        epoch = self.state.groups[name].epoch + 1
+        member = msgspec.structs.replace(member, epoch=epoch)
+        self._store(Entry(group=name, epoch=epoch, members=(member,)))
+        return member
+
+    # The world
+
+    def _streams_changed(self, event: ev.StreamsChanged) -> None:
+        """Members hear of what they gain and lose with their next heartbeats."""
+        changed = {
+            stream
+            for stream in {*self._partitions, *event.partitions}
+            if self._partitions.get(stream) != event.partitions.get(stream)
+        }
+        self._partitions = dict(event.partitions)
+        for name, group in self.state.groups.items():
+            if any(not changed.isdisjoint(m.streams) for m in group.members.values()):
+                self._retarget(name)
+
+    def _time_passed(self) -> None:
+        late = [at for at, due_ms in self._deadlines.items() if due_ms <= self._now_ms]
+        for group, member in late:
+            self._remove(group, member)
+            self._give(Expired(group, member))
+        self._rewrite_if_due()
+
+    def _rewrite_if_due(self) -> None:
+        """Write the state anew when the entries are many more than it needs."""
+        if self._since_rewrite < REWRITE_ENTRIES_MIN:
+            return
+        entries = list(self.state.entries(ITEMS_PER_ENTRY))
+        if self._since_rewrite < REWRITE_RATIO * len(entries):
+            return
+        first = self._next
+        for entry in entries:
+            self._store(entry)
+        self._since_rewrite = 0
+        self._give(Forget(first))
+
+
+def _gone(name: str, group: Group, instance: str) -> StrandlineError:
+    """Why somebody is not a member."""
+    if group.by_instance(instance) is not None:
+        return MemberFencedError(
+            f"another consumer has joined group {name!r} as instance {instance!r}; end this one, "
+            "or give it an instance name of its own"
+        )
+    return UnknownMemberError(f"not, or no more, a member of group {name!r}; join again")

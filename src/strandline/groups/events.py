@@ -1,0 +1,117 @@
+"""What happens to the coordinator of consumer groups: requests, what became of entries, and time.
+
+A request's ``token`` comes back with its answer. Rules: plain values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from strandline.groups.state import GroupsState, Partitions, Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Become a member, or change what one subscribes to. Answered with ``effects.Assigned``.
+
+    Attributes:
+        member: an id that the member made up, another one in each life of it; asking again with
+            the same id changes nothing.
+        instance: name of a static member, which takes the place of the member of that name; empty
+            for others.
+        session_ms: it is removed when it was not heard of for so long.
+    """
+
+    token: object
+    group: str
+    member: str
+    streams: tuple[str, ...]
+    session_ms: int
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Still here. Answered with ``effects.Assigned``.
+
+    Attributes:
+        epoch: of the last answer.
+        held: what the member consumes, or has not given up yet.
+    """
+
+    token: object
+    group: str
+    member: str
+    epoch: int
+    held: Partitions
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Be a member no more. Answered with None, also if it is none."""
+
+    token: object
+    group: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Note positions. Answered with None.
+
+    Attributes:
+        member: who consumed up to there; empty: nobody, which only a group without members allows.
+        epoch: of the member's last answer.
+    """
+
+    token: object
+    group: str
+    positions: Positions
+    member: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Forget a group without members and its positions. Answered with None."""
+
+    token: object
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ask something. Answered with what ``question`` gives.
+
+    Attributes:
+        must_confirm: first make sure, by storing an entry, that nobody else coordinates now.
+    """
+
+    token: object
+    question: Callable[[GroupsState], object]
+    must_confirm: bool = False
+
+
+Request = Join | Heartbeat | Leave | Commit | Delete | Read
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsChanged:
+    """These are the streams there are now, and how many partitions each has."""
+
+    partitions: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Every ``effects.Store`` up to this sequence survives from now on."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Look at the clock; to be sent a few times a second."""
+
+
+Event = Request | StreamsChanged | Stored | TimePassed

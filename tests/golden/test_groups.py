@@ -1,0 +1,191 @@
+"""Stories of consumer groups as text: what is asked of the coordinator, and what follows.
+
+A line that begins with ``>`` is a command, the lines after it are what came of it, ``#`` explains.
+``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before a commit.
+
+Commands: ``streams NAME=PARTITIONS ...`` · ``join MEMBER stream ... [as=INSTANCE]`` ·
+``beat MEMBER ...``: each says what it holds, gives up what it was told to, and takes what it gets ·
+``slow MEMBER``: it gives nothing up yet · ``leave MEMBER`` · ``commit MEMBER place=offset ...
+[epoch=N]`` (``-``: nobody) · ``delete`` · ``positions`` · ``store``: what was to be stored is ·
+``time MS`` · ``crash``: a new coordinator begins from what is stored · ``status``. Sessions last
+1000 ms; the group is ``g``.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from strandline.groups import effects as fx
+from strandline.groups import events as ev
+from strandline.groups.coordinator import GroupCoordinator
+from strandline.groups.state import GroupsState, decode_entry, encode_entry
+from strandline.types import PartitionName
+
+SCRIPTS = sorted((Path(__file__).parent / "groups").glob("*.txt"))
+GROUP = "g"
+
+
+def place(text):
+    stream, number = text.split("/")
+    return PartitionName(stream, int(number))
+
+
+def shown(partitions):
+    return " ".join(str(name) for name in sorted(partitions)) or "nothing"
+
+
+class Consumer:
+    """What a member believes."""
+
+    def __init__(self, instance):
+        self.instance = instance
+        self.epoch = 0
+        self.held = frozenset()
+        self.assigned = frozenset()
+
+
+class Story:
+    """One coordinator and the members of one group."""
+
+    def __init__(self):
+        self.now_ms = 0
+        self.partitions = {}
+        self.stored = []
+        self.unstored = []
+        self.consumers = {}
+        self.coordinator = GroupCoordinator(GroupsState(), {}, now_ms=0)
+
+    def run(self, line):
+        name, *words = line.split()
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words if "=" not in word]
+        return getattr(self, f"do_{name}")(*plain, options=options)
+
+    def step(self, event):
+        lines = []
+        for effect in self.coordinator.step(event, self.now_ms):
+            match effect:
+                case fx.Store():
+                    self.unstored.append(effect)
+                case fx.Answer(token, fx.Assigned() as assigned):
+                    lines.append(f"{token}: {self.assigned(token.split()[1], assigned)}")
+                case fx.Answer(token, value):
+                    lines.append(f"{token}: " + ("done" if value is None else str(value)))
+                case fx.Refuse(token, error):
+                    lines.append(f"{token}: {error.code}")
+                case fx.Expired(_, member):
+                    lines.append(f"{member} expired")
+                case fx.Forget(before):
+                    lines.append(f"entries before {before} may go")
+        return lines
+
+    def assigned(self, member, answer):
+        consumer = self.consumers[member]
+        consumer.epoch, consumer.assigned = answer.epoch, answer.partitions
+        consumer.held |= answer.partitions
+        lost = consumer.held - answer.partitions
+        text = f"epoch {answer.epoch}, {shown(answer.partitions)}"
+        if lost:
+            text += f", to give up {shown(lost)}"
+        if answer.positions:
+            text += f", from {answer.positions}"
+        return text
+
+    def do_streams(self, options):
+        self.partitions = {name: int(count) for name, count in options.items()}
+        return self.step(ev.StreamsChanged(self.partitions))
+
+    def do_join(self, member, *streams, options):
+        consumer = self.consumers.setdefault(member, Consumer(options.get("as", "")))
+        token = f"join {member}"
+        return self.step(ev.Join(token, GROUP, member, streams, 1000, consumer.instance))
+
+    def _beat(self, member):
+        consumer = self.consumers[member]
+        event = ev.Heartbeat(
+            f"beat {member}", GROUP, member, consumer.epoch, consumer.held, consumer.instance
+        )
+        return self.step(event)
+
+    def do_beat(self, *members, options):
+        lines = []
+        for member in members:
+            consumer = self.consumers[member]
+            consumer.held &= consumer.assigned
+            lines += self._beat(member)
+        return lines
+
+    def do_slow(self, member, options):
+        return self._beat(member)
+
+    def do_leave(self, member, options):
+        return self.step(ev.Leave(f"leave {member}", GROUP, member))
+
+    def do_commit(self, member, options):
+        epoch = options.pop("epoch", None)
+        positions = {}
+        for name, offset in options.items():
+            at = place(name)
+            positions.setdefault(at.stream, {})[at.partition] = int(offset)
+        token = f"commit {member}"
+        if member == "-":
+            return self.step(ev.Commit(token, GROUP, positions))
+        epoch = int(epoch or self.consumers[member].epoch)
+        return self.step(ev.Commit(token, GROUP, positions, member, epoch))
+
+    def do_delete(self, options):
+        return self.step(ev.Delete("delete", GROUP))
+
+    def do_positions(self, options):
+        return self.step(ev.Read("positions", lambda s: s.groups[GROUP].positions))
+
+    def do_store(self, options):
+        stored, self.unstored = self.unstored, []
+        self.stored += [encode_entry(each.entry) for each in stored]
+        return self.step(ev.Stored(stored[-1].sequence)) if stored else []
+
+    def do_time(self, ms, options):
+        self.now_ms += int(ms)
+        return self.step(ev.TimePassed())
+
+    def do_crash(self, options):
+        self.unstored = []
+        state = GroupsState()
+        for entry in self.stored:
+            state.apply(decode_entry(entry))
+        self.coordinator = GroupCoordinator(state, self.partitions, now_ms=self.now_ms)
+        return []
+
+    def do_status(self, options):
+        group = self.coordinator.state.groups.get(GROUP)
+        if group is None:
+            return ["no group"]
+        lines = [f"epoch {group.epoch}"]
+        for name, member in sorted(group.members.items()):
+            text = f"{name}: epoch {member.epoch}, {shown(member.assigned)}"
+            if member.revoking:
+                text += f", giving up {shown(member.revoking)}"
+            lines.append(text)
+        return [*lines, *([f"positions {group.positions}"] if group.positions else [])]
+
+
+def played(script):
+    """The script with what comes now after each command."""
+    story, lines = Story(), []
+    for line in script.splitlines():
+        if line.startswith("> "):
+            lines += [line, *story.run(line[2:])]
+        elif line.startswith("#") or not line:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_stories_of_groups_go_as_they_are_told(path):
+    """Each script's commands lead to exactly what it says."""
+    script = path.read_text()
+    now = played(script)
+    if os.environ.get("GOLDEN_UPDATE"):
+        path.write_text(now)
+    assert now == script

@@ -1,0 +1,155 @@
+"""The office of the group coordinator on one broker: a log, restarts, crashes, failing disks."""
+
+import pytest
+
+from strandline.broker.groups.office import GROUPS_STREAM
+from strandline.errors import (
+    GroupInUseError,
+    StillLoadingError,
+    UnavailableError,
+    UnknownGroupError,
+    UnknownMemberError,
+    UnknownStreamError,
+)
+from strandline.types import PartitionName
+
+NOTHING = frozenset()
+pytestmark = pytest.mark.usefixtures("without_spares")
+
+
+def parts(*numbers):
+    return frozenset(PartitionName("s", number) for number in numbers)
+
+
+async def test_a_member_gets_everything_and_commits(broker, make_stream):
+    """The first member reads all partitions; what it commits is what is read back."""
+    await make_stream(broker, partitions=3)
+    joined = await broker.groups.join("g", "ann", ["s"], session_ms=9000)
+    assert joined.partitions == parts(0, 1, 2)
+    assert joined.positions == {}
+    await broker.groups.commit("g", {"s": {1: 5}}, member="ann", epoch=joined.epoch)
+    assert await broker.groups.positions("g") == {"s": {1: 5}}
+    assert await broker.groups.groups() == {"g": 1}
+    again = await broker.groups.heartbeat("g", "ann", epoch=joined.epoch, held=parts(0, 2))
+    assert again.positions == {"s": {1: 5}}
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_restart_keeps_members_and_positions(open_broker, make_stream, kit, is_clean):
+    """After a stop or a crash the coordinator begins from what was stored."""
+    first = await open_broker()
+    await make_stream(first, partitions=2)
+    joined = await first.groups.join("g", "ann", ["s"], session_ms=9000)
+    await first.groups.commit("g", {"s": {0: 7}}, member="ann", epoch=joined.epoch)
+    if is_clean:
+        await first.stop()
+    else:
+        kit.abandon(first)
+    second = await open_broker()
+    beat = await second.groups.heartbeat("g", "ann", epoch=joined.epoch, held=joined.partitions)
+    assert beat.epoch == joined.epoch
+    assert beat.partitions == parts(0, 1)
+    assert await second.groups.positions("g") == {"s": {0: 7}}
+
+
+async def test_cursors_need_no_member(broker):
+    """Who is no member commits for a group that has none; deleting forgets it."""
+    await broker.groups.commit("cursor", {"anything": {0: 3}})
+    await broker.groups.commit("cursor", {"anything": {0: 1, 4: 9}})
+    assert await broker.groups.positions("cursor") == {"anything": {0: 1, 4: 9}}
+    await broker.groups.delete("cursor")
+    assert await broker.groups.positions("cursor") == {}
+    with pytest.raises(UnknownGroupError):
+        await broker.groups.describe("cursor")
+
+
+async def test_requests_that_cannot_be_are_refused(broker, make_stream):
+    """Unknown streams and members, and commits past the members."""
+    await make_stream(broker)
+    with pytest.raises(UnknownStreamError):
+        await broker.groups.join("g", "ann", ["nowhere"], session_ms=9000)
+    with pytest.raises(UnknownMemberError):
+        await broker.groups.heartbeat("g", "ann", epoch=0, held=NOTHING)
+    await broker.groups.join("g", "ann", ["s"], session_ms=9000)
+    with pytest.raises(GroupInUseError):
+        await broker.groups.commit("g", {"s": {0: 1}})
+    with pytest.raises(GroupInUseError):
+        await broker.groups.delete("g")
+    await broker.groups.leave("g", "ann")
+    assert await broker.groups.groups() == {}, "nothing of it is worth keeping"
+
+
+async def test_a_silent_member_is_removed(broker, make_stream, clock, kit):
+    """Once its session is over its partitions are free."""
+    await make_stream(broker)
+    await broker.groups.join("g", "ann", ["s"], session_ms=1000)
+    await broker.groups.join("g", "bob", ["s"], session_ms=9000)
+    clock.advance_ms(1500)
+    await kit.until(lambda: "ann" not in broker.groups.term.machine.state.groups["g"].members)
+    beat = await broker.groups.heartbeat("g", "bob", epoch=2, held=NOTHING)
+    assert beat.partitions == parts(0)
+
+
+async def test_members_hear_of_streams_that_come_and_go(broker, make_stream):
+    """A deleted stream's partitions are taken away with the next heartbeat."""
+    await make_stream(broker, partitions=2)
+    joined = await broker.groups.join("g", "ann", ["s"], session_ms=9000)
+    await broker.delete_stream("s")
+    beat = await broker.groups.heartbeat("g", "ann", epoch=joined.epoch, held=joined.partitions)
+    assert beat.partitions == NOTHING
+
+
+async def test_a_failed_sync_loses_nothing_that_was_told(broker, disk, kit):
+    """What could not be stored is refused, and the next term begins from what was."""
+    await broker.groups.commit("g", {"s": {0: 1}})
+    disk.fail("sync", "journal", times=1)
+    with pytest.raises(UnavailableError):
+        await broker.groups.commit("g", {"s": {0: 2}})
+    await kit.until(lambda: broker.admission.refusal is None)
+    found = await broker.groups.positions("g")
+    assert found["s"][0] in (1, 2), "whether the refused one is kept nobody was told"
+    await broker.groups.commit("g", {"s": {0: 3}})
+    assert await broker.groups.positions("g") == {"s": {0: 3}}
+
+
+async def test_a_full_disk_refuses_commits_and_heals(broker, disk, kit):
+    """Commits fail with a clear error while there is no space, and work again after."""
+    await broker.groups.commit("g", {"s": {0: 1}})
+    disk.fill("journal")
+    big = {"s": dict.fromkeys(range(10_000), 1)}
+    with pytest.raises(UnavailableError):
+        await broker.groups.commit("g", big)
+    assert await broker.groups.positions("g") == {"s": {0: 1}}
+    disk.mend()
+    await broker.groups.commit("g", {"s": {0: 2}})
+    assert await broker.groups.positions("g") == {"s": {0: 2}}
+
+
+async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, monkeypatch):
+    """Reading what was stored may take long; a request waits for a moment and gets an error."""
+    first = await open_broker()
+    await first.groups.commit("g", {"s": {0: 1}})
+    await first.stop()
+    monkeypatch.setattr("strandline.broker.office.LOAD_WAIT_S", 0.01)
+    gate = disk.hold("read", "logs")
+    second = await open_broker()
+    with pytest.raises(StillLoadingError):
+        await second.groups.positions("g")
+    gate.released.set()
+    monkeypatch.setattr("strandline.broker.office.LOAD_WAIT_S", 10)
+    assert await second.groups.positions("g") == {"s": {0: 1}}
+
+
+async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monkeypatch):
+    """Old entries go when the state takes far fewer, and nothing is lost with them."""
+    monkeypatch.setattr("strandline.broker.office.SEGMENT_BYTES", 64 << 10)
+    monkeypatch.setattr("strandline.groups.coordinator.REWRITE_ENTRIES_MIN", 100)
+    first = await open_broker()
+    value = {"s" * 200: dict.fromkeys(range(100), 0)}
+    for number in range(250):
+        await first.groups.commit("g", {**value, "t": {0: number}})
+    partition = first.stream(GROUPS_STREAM).partition(0)
+    await kit.until(lambda: partition.log_start_offset > 0)
+    await first.stop()
+    second = await open_broker()
+    assert await second.groups.positions("g") == {**value, "t": {0: 249}}
