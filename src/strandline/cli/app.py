@@ -2,7 +2,18 @@
 
 import typer
 
-from strandline.cli import bench, cluster, demo, dev, inspect, publish, read, serve, stream
+from strandline.cli import (
+    bench,
+    cluster,
+    demo,
+    dev,
+    inspect,
+    pipeline,
+    publish,
+    read,
+    serve,
+    stream,
+)
 from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, print_line
 
 app = typer.Typer(
@@ -39,6 +50,7 @@ app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
+app.add_typer(pipeline.app, name="pipeline")
 app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=examples("strandline version"))(version)
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
 
@@ -30,6 +30,8 @@ READ_OPTIONS = (
     "keys",
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
+    "minBytesPerTrigger",
+    "maxTriggerDelayMs",
     "maxRecordsPerPartition",
     "minPartitions",
     "failOnDataLoss",
@@ -37,10 +39,31 @@ READ_OPTIONS = (
     "retryTimeoutMs",
 )
 WRITE_OPTIONS = ("server", "servers", "stream", "subject", "retryTimeoutMs")
-TABLE_OPTIONS = ("path", "txnId", "denseOffsets", "compression", "garbageAgeMs")
+TABLE_OPTIONS = (
+    "path",
+    "txnId",
+    "denseOffsets",
+    "compression",
+    "garbageAgeMs",
+    "fileBytes",
+    "tableFormat",
+    "catalog",
+    "values",
+    "valueSchema",
+    "avroSchema",
+    "deadLetters",
+    "server",
+    "stream",
+)
+TableFormat = Literal["parquet", "delta", "iceberg"]
+ValueFormat = Literal["raw", "json", "avro", "arrow"]
+
+C = TypeVar("C", bound=str)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_POLL_MS = 500
+_TRIGGER_DELAY_MS = 15 * 60 * 1000
+_FILE_BYTES = 512 << 20
 _RETRY_TIMEOUT_MS = 120_000
 _GARBAGE_AGE_MS = 24 * 3600 * 1000
 
@@ -58,6 +81,8 @@ class ReadOptions:
     keys: tuple[bytes, ...] | None = None
     records_per_trigger_max: int | None = None
     bytes_per_trigger_max: int | None = None
+    bytes_per_trigger_min: int | None = None
+    trigger_delay_ms_max: int = _TRIGGER_DELAY_MS
     records_per_partition_max: int | None = None
     partitions_min: int | None = None
     fail_on_data_loss: bool = True
@@ -84,6 +109,19 @@ class TableOptions:
     dense_offsets: bool = True
     compression: str = "zstd"
     garbage_age_ms: int = _GARBAGE_AGE_MS
+    file_bytes: int = _FILE_BYTES
+    table_format: TableFormat = "parquet"
+    catalog: Mapping[str, str] = field(default_factory=dict)
+    """Properties of the Iceberg catalog."""
+    values: ValueFormat = "raw"
+    value_schema: str | None = None
+    """The columns of decoded values: a Spark schema as JSON."""
+    avro_schema: str | None = None
+    dead_letters: str | None = None
+    """The stream that takes values which cannot be decoded; None: they end the query."""
+    server: str | None = None
+    stream: str | None = None
+    """The stream that is loaded, named in its dead letters."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +169,14 @@ class _Options:
             raise InvalidConfigError(f"option '{name}' takes true or false, not {value!r}")
         return value == "true"
 
+    def choice(self, name: str, choices: tuple[C, ...]) -> C:
+        """One of a few words; the first if the option is not there."""
+        value = self.text(name) or choices[0]
+        for each in choices:
+            if value.lower() == each:
+                return each
+        raise InvalidConfigError(f"option '{name}' takes {', '.join(choices)}, not {value!r}")
+
     def server(self) -> str:
         hint = "give the broker's Flight address, for example .option('server', 'localhost:9293')"
         value = self.text("server") or self.required("servers", hint)
@@ -159,6 +205,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOpt
     if starting and timestamp:
         raise InvalidConfigError("give 'startingOffsets' or 'startingTimestamp', not both")
     long_poll = options.count("longPollMs", at_least=0)
+    delay = options.count("maxTriggerDelayMs", at_least=0)
     retry = options.count("retryTimeoutMs", at_least=0)
     return ReadOptions(
         server=options.server(),
@@ -170,6 +217,8 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOpt
         keys=_keys(options.text("keys")),
         records_per_trigger_max=options.count("maxRecordsPerTrigger"),
         bytes_per_trigger_max=options.count("maxBytesPerTrigger"),
+        bytes_per_trigger_min=options.count("minBytesPerTrigger"),
+        trigger_delay_ms_max=_TRIGGER_DELAY_MS if delay is None else delay,
         records_per_partition_max=options.count("maxRecordsPerPartition"),
         partitions_min=options.count("minPartitions"),
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
@@ -204,12 +253,26 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     options = _Options(values)
     options.refuse_misspelt(TABLE_OPTIONS)
     age = options.count("garbageAgeMs", at_least=0)
+    value_format: ValueFormat = options.choice("values", get_args(ValueFormat))
+    if value_format != "raw":
+        options.required("valueSchema", "a Spark schema as JSON: the columns of the values")
+    if options.text("deadLetters"):
+        options.required("stream", "name the stream that is loaded")
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
         txn_id=options.text("txnId"),
         dense_offsets=options.flag("denseOffsets", default=True),
         compression=options.text("compression") or "zstd",
         garbage_age_ms=_GARBAGE_AGE_MS if age is None else age,
+        file_bytes=options.count("fileBytes") or _FILE_BYTES,
+        table_format=options.choice("tableFormat", get_args(TableFormat)),
+        catalog=_properties("catalog", options.text("catalog")),
+        values=value_format,
+        value_schema=options.text("valueSchema"),
+        avro_schema=options.text("avroSchema"),
+        dead_letters=options.text("deadLetters"),
+        server=options.server() if options.text("deadLetters") else None,
+        stream=options.text("stream"),
     )
 
 
@@ -253,6 +316,19 @@ def _offset_spec(name: str, text: str) -> OffsetSpec:
             raise wrong
         places[int(key)] = value
     return places
+
+
+def _properties(name: str, text: str | None) -> dict[str, str]:
+    """A JSON object of strings."""
+    if text is None:
+        return {}
+    try:
+        decoded = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfigError(f"option '{name}' is not valid JSON: {error}") from error
+    if not isinstance(decoded, dict) or not all(isinstance(v, str) for v in decoded.values()):
+        raise InvalidConfigError(f"option '{name}' takes a JSON object whose values are strings")
+    return decoded
 
 
 def _keys(text: str | None) -> tuple[bytes, ...] | None:

@@ -227,13 +227,18 @@ def limit_bytes(
     Judged by the average size of each partition's records; at least one record is taken when any
     is there.
     """
-    record_bytes = {state.partition: state.record_bytes for state in states}
     available = {partition: end[partition] - start[partition] for partition in end}
-    total = sum(count * record_bytes.get(p, 0.0) for p, count in available.items())
+    total = waiting_bytes(start, end, states=states)
     if total <= bytes_max:
         return end
     records = int(sum(available.values()) * bytes_max / total)
     return limit_records(start, end, records_max=max(1, records))
+
+
+def waiting_bytes(start: Offsets, end: Offsets, *, states: Sequence[PartitionState]) -> float:
+    """About how many bytes lie between two offsets, by the average size of records."""
+    record_bytes = {state.partition: state.record_bytes for state in states}
+    return sum((end[p] - start[p]) * record_bytes.get(p, 0.0) for p in end)
 
 
 def split_ranges(

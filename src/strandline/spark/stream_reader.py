@@ -7,6 +7,7 @@ accepts going backwards without a word. Spark never calls ``stop`` (measured), s
 it. Planning is ``planning``'s, fetching is ``connection``'s.
 """
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -36,7 +37,10 @@ from strandline.spark.planning import (
     limit_records,
     plan_ranges,
     refuse_other_stream,
+    waiting_bytes,
 )
+
+_RECHECK_S = 0.2
 
 
 class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -46,6 +50,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.target = to_arrow_schema(schema, timezone="UTC")
         self.final_offsets: Offsets | None = None
+        self.waiting_since: float | None = None
 
     def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
         """Where a new query starts; a restarted one goes on from its checkpoint."""
@@ -65,6 +70,8 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch; waits a little if there is nothing to read."""
         begin = decode_offsets(start)
         state, end = self._wait_for_records(start)
+        if self._is_too_little(begin, end, state):
+            return encode_offsets(begin, identity=state.identity)
         if isinstance(limit, ReadMaxRows):
             end = limit_records(begin, end, records_max=limit.max_rows)
         if self.options.bytes_per_trigger_max is not None and not isinstance(
@@ -106,6 +113,27 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return state, self._up_to_final(
             available_end(state.partitions, self.options, start=begin), begin
         )
+
+    def _is_too_little(self, begin: Offsets, end: Offsets, state: StreamState) -> bool:
+        """Whether to let records gather, so that a slow stream does not make small batches.
+
+        Only this process knows since when they wait; a restart begins to wait anew.
+        """
+        bytes_min = self.options.bytes_per_trigger_min
+        if bytes_min is None or self.final_offsets is not None or end == begin:
+            self.waiting_since = None
+            return False
+        now = time.monotonic()
+        if self.waiting_since is None:
+            self.waiting_since = now
+        waited_ms = (now - self.waiting_since) * 1000
+        is_enough = waiting_bytes(begin, end, states=state.partitions) >= bytes_min
+        if is_enough or waited_ms >= self.options.trigger_delay_ms_max:
+            self.waiting_since = None
+            return False
+        # The records that wait would end every wait for records at once.
+        time.sleep(min(_RECHECK_S, self.options.long_poll_ms / 1000))
+        return True
 
     def _up_to_final(self, end: Offsets, begin: Offsets) -> Offsets:
         if self.final_offsets is None:

@@ -9,15 +9,25 @@ Must not know Spark: ``table_source`` brings tasks and drivers here.
 """
 
 import json
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from strandline.errors import InvalidRequestError
+from strandline.spark.options import TableFormat
 from strandline.spark.table_files import TableFiles
-from strandline.spark.table_log import Manifest, Proposal, decide, decode_schema, live_files
+from strandline.spark.table_log import (
+    Manifest,
+    Proposal,
+    TableState,
+    decide,
+    decode_schema,
+    live_files,
+)
+from strandline.spark.table_open import existing_store
+from strandline.spark.table_store import TableStore
 
 if TYPE_CHECKING:
     import pyarrow.dataset
@@ -78,15 +88,29 @@ def committed_schema(path: str) -> pa.Schema:
     return decode_schema(last.arrow_schema)
 
 
-def committed_offsets(path: str) -> str:
+def committed_offsets(
+    path: str,
+    *,
+    table_format: TableFormat = "parquet",
+    catalog: Mapping[str, str] | None = None,
+) -> str:
     """Where a new query that continues this table has to start: a value for ``startingOffsets``.
 
     ``earliest`` if nothing is committed yet, so that the first run needs no special case.
+
+    Args:
+        path: the table's directory, or ``namespace.table`` of an Iceberg table.
+        table_format: ``parquet``, ``delta`` or ``iceberg``.
+        catalog: properties of the Iceberg catalog.
+
+    Raises:
+        InvalidConfigError: an Iceberg table that is not there.
     """
-    last = TableFiles(path).load_last()
-    if last is None or not last.offsets:
+    store = existing_store(path, table_format=table_format, catalog=catalog)
+    state = store.load().state
+    if state is None or not state.offsets:
         return "earliest"
-    return json.dumps({str(partition): offset for partition, offset in last.offsets.items()})
+    return json.dumps({str(partition): offset for partition, offset in state.offsets.items()})
 
 
 def table_summary(path: str) -> TableSummary:
@@ -100,12 +124,12 @@ def table_summary(path: str) -> TableSummary:
     )
 
 
-def commit(files: TableFiles, proposal: Proposal, *, garbage_age_ms: int) -> bool:
+def commit(store: TableStore, proposal: Proposal, *, garbage_age_ms: int) -> bool:
     """Commit staged files, once.
 
     Args:
-        files: the table's directory.
-        proposal: what to commit, with at least one file.
+        store: the table.
+        proposal: what to commit.
         garbage_age_ms: uncommitted staged files older than this are removed on the way.
 
     Returns:
@@ -117,17 +141,13 @@ def commit(files: TableFiles, proposal: Proposal, *, garbage_age_ms: int) -> boo
         DataLossError: the table would get a hole, or a staged file is gone.
     """
     while True:
-        last = files.load_last()
-        if last is not None:
-            # The writer that published it may have died before it placed the files.
-            files.place(last)
-        decision = decide(last, proposal, now_ms=time.time_ns() // 1_000_000)
-        if not isinstance(decision, Manifest):
-            files.discard([file.staged for file in proposal.files])
+        loaded = store.load()
+        decision = decide(loaded.state, proposal)
+        if not isinstance(decision, TableState):
+            store.discard([file.staged for file in proposal.files])
             return False
-        if files.publish(decision):
-            files.place(decision)
-            files.collect_garbage(decision, age_s=garbage_age_ms / 1000)
+        if store.publish(loaded, decision, proposal):
+            store.collect_garbage(age_s=garbage_age_ms / 1000)
             return True
 
 

@@ -25,11 +25,13 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.spark.arrow import cast_batch, sized_batches
+from strandline.spark.decode import decoded_schema
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_files, committed_schema
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_log import DataFile, Proposal, encode_schema
-from strandline.spark.table_stage import stage, tracks_offsets
+from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
+from strandline.spark.table_open import open_store
+from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
+from strandline.spark.table_values import Decoding, value_schema
 
 _READ_ROWS = 8192
 _TASK_FILES = 32
@@ -41,7 +43,7 @@ class Staged(WriterCommitMessage):
 
     txn_id: str
     batch: int
-    file: DataFile | None
+    rows: StagedRows
 
 
 class _Stager:
@@ -49,37 +51,39 @@ class _Stager:
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self.options = options
-        self.schema = table_schema(schema)
+        self.records = table_schema(schema)
+        values = value_schema(options)
+        self.schema = self.records if values is None else decoded_schema(self.records, values)
+        self.store = open_store(options, self.schema)
 
     def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
-        files = TableFiles(self.options.path)
-        files.create()
+        self.store.create()
         context = TaskContext.get()
         where = f"{context.partitionId()}-{context.attemptNumber()}" if context else "0-0"
-        file = stage(
-            files,
-            batches,
-            schema=self.schema,
-            prefix=f"{txn_id[:8]}-{batch}-{where}",
-            compression=self.options.compression,
-        )
-        return Staged(txn_id, batch, file)
+        with Decoding(self.options, self.schema) as decoding:
+            settings = FileSettings(
+                schema=self.schema,
+                prefix=f"{txn_id[:8]}-{batch}-{where}",
+                compression=self.options.compression,
+                file_bytes=self.options.file_bytes,
+                decode=decoding.rows if self.options.values != "raw" else None,
+            )
+            named = (each.rename_columns(self.records.names) for each in batches)
+            return Staged(txn_id, batch, stage(self.store, named, settings))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staged = [message for message in messages if isinstance(message, Staged)]
-        wrote = [message for message in staged if message.file is not None]
-        if not wrote:
-            return
         proposal = Proposal(
-            txn_id=wrote[0].txn_id,
-            batch=wrote[0].batch,
-            files=[message.file for message in wrote if message.file is not None],
+            txn_id=staged[0].txn_id if staged else "",
+            batch=staged[0].batch if staged else 0,
+            files=[file for message in staged for file in message.rows.files],
+            ranges=merge_ranges(message.rows.ranges for message in staged),
             arrow_schema=encode_schema(self.schema),
-            tracks_offsets=tracks_offsets(self.schema),
+            tracks_offsets=tracks_offsets(self.records),
             dense=self.options.dense_offsets,
         )
-        files = TableFiles(self.options.path)
-        commit(files, proposal, garbage_age_ms=self.options.garbage_age_ms)
+        if proposal.files or proposal.ranges:
+            commit(self.store, proposal, garbage_age_ms=self.options.garbage_age_ms)
 
 
 class StreamTableWriter(DataSourceStreamArrowWriter):

@@ -1,8 +1,9 @@
 """What a table has committed, and whether a proposed commit may follow: the rules of exactly once.
 
-A commit names data files, the offset ranges they hold and the batch of the transaction they belong
-to, all in one manifest; manifests are numbered without gaps, and each repeats what later decisions
-need, so that the newest one alone is the state.
+A commit adds data files and notes the offset ranges they hold and the batch of the transaction they
+belong to, all in one atomic step. The note, a ``TableState``, repeats what later decisions need, so
+that the newest one alone decides. A table of plain Parquet files keeps it in numbered manifests,
+one of Delta Lake or Iceberg in the commit's own metadata.
 
 Rules: pure values and decisions, no files, no clock, no Spark. The invariants:
 
@@ -12,7 +13,7 @@ Rules: pure values and decisions, no files, no clock, no Spark. The invariants:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -52,7 +53,6 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     """In the staging directory, where the task wrote it."""
     rows: int
     size_bytes: int
-    ranges: Ranges = {}
 
 
 class LastBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,22 +63,28 @@ class LastBatch(msgspec.Struct, frozen=True, kw_only=True):
     ranges: Ranges = {}
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One commit, and the state of the table after it."""
+class TableState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is committed, as later decisions need it."""
 
     version: int = MANIFEST_VERSION
     sequence: int
-    txn_id: str
-    batch: int
-    rows: int
-    committed_at_ms: int
+    """Our commits, counted from 0."""
     arrow_schema: bytes
     """Arrow's IPC form of the schema that every data file has."""
-    files: list[DataFile]
     tracks_offsets: bool
     offsets: dict[int, int] = {}
     """For each partition the offset up to which the table holds it, exclusive."""
     transactions: dict[str, LastBatch] = {}
+
+
+class Manifest(TableState, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One commit of a table of plain Parquet files, and the state after it."""
+
+    txn_id: str
+    batch: int
+    rows: int
+    committed_at_ms: int
+    files: list[DataFile]
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +95,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     files: list[DataFile]
     arrow_schema: bytes
     tracks_offsets: bool
+    ranges: Ranges = {}
+    """The records that were read, among them those that no file has because they were refused."""
     dense: bool = True
     """Refuse holes within the batch and between it and what is committed."""
 
@@ -98,45 +106,57 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.rows for file in self.files)
 
 
+S = TypeVar("S", bound=TableState)
+
+
 def decide(
-    last: Manifest | None, proposal: Proposal, *, now_ms: int
-) -> Manifest | Literal["already committed"]:
-    """The manifest that commits ``proposal`` after ``last``.
+    last: TableState | None, proposal: Proposal
+) -> TableState | Literal["already committed"]:
+    """The state that committing ``proposal`` after ``last`` leaves.
 
     Args:
-        last: the newest manifest of the table; None before the first commit.
-        proposal: what to commit; it has at least one file.
-        now_ms: Unix milliseconds, noted in the manifest.
+        last: the newest state of the table; None before the first commit.
+        proposal: what to commit; it has a file or a range at least.
 
     Raises:
         InvalidRequestError: the batch was committed with other content, is older than the last, or
             repeats offsets that are committed; or its columns differ from the table's.
         DataLossError: a dense table would get a hole.
     """
-    assert proposal.files, "an empty batch needs no commit"
-    ranges = merge_ranges(file.ranges for file in proposal.files)
+    assert proposal.files or proposal.ranges, "an empty batch needs no commit"
+    ranges = proposal.ranges
     if last is not None:
-        if _is_replay(last, proposal, ranges):
+        if _is_replay(last, proposal):
             return "already committed"
         _refuse_other_shape(last, proposal)
     offsets = dict(last.offsets) if last else {}
     for partition, found in sorted(ranges.items()):
         _refuse_misfit(partition, found, offsets.get(partition), dense=proposal.dense)
         offsets[partition] = found.stop
-    sequence = last.sequence + 1 if last else 0
     batch = LastBatch(batch=proposal.batch, rows=proposal.rows, ranges=ranges)
     transactions = dict(last.transactions) if last else {}
+    return TableState(
+        sequence=last.sequence + 1 if last else 0,
+        arrow_schema=proposal.arrow_schema,
+        tracks_offsets=proposal.tracks_offsets,
+        offsets=dict(sorted(offsets.items())),
+        transactions=transactions | {proposal.txn_id: batch},
+    )
+
+
+def manifest_of(state: TableState, proposal: Proposal, *, now_ms: int) -> Manifest:
+    """The manifest that makes ``state`` the newest, with the proposal's files named."""
     return Manifest(
-        sequence=sequence,
+        sequence=state.sequence,
+        arrow_schema=state.arrow_schema,
+        tracks_offsets=state.tracks_offsets,
+        offsets=state.offsets,
+        transactions=state.transactions,
         txn_id=proposal.txn_id,
         batch=proposal.batch,
         rows=proposal.rows,
         committed_at_ms=now_ms,
-        arrow_schema=proposal.arrow_schema,
-        files=[_named(file, sequence, i) for i, file in enumerate(proposal.files)],
-        tracks_offsets=proposal.tracks_offsets,
-        offsets=dict(sorted(offsets.items())),
-        transactions=transactions | {proposal.txn_id: batch},
+        files=[_named(file, state.sequence, i) for i, file in enumerate(proposal.files)],
     )
 
 
@@ -156,25 +176,26 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, *, name: str) -> Manifest:
-    """The inverse of ``encode_manifest``.
+    """The inverse of ``encode_manifest``; arguments and errors as ``decode_state``."""
+    return _decoded(data, Manifest, name)
+
+
+def encode_state(state: TableState) -> str:
+    """JSON, for the metadata of a commit."""
+    return msgspec.json.encode(state).decode()
+
+
+def decode_state(data: bytes | str, *, name: str) -> TableState:
+    """The inverse of ``encode_state``.
 
     Args:
-        data: the file's content.
-        name: the file's name, for the error.
+        data: what was stored.
+        name: where it was found, for the error.
 
     Raises:
-        InvalidRecordError: not a manifest, or of a version this release does not know.
+        InvalidRecordError: not a state, or of a version this release does not know.
     """
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except UNDECODABLE as error:
-        raise InvalidRecordError(f"{name} is not a table manifest: {error}") from error
-    if manifest.version != MANIFEST_VERSION:
-        raise InvalidRecordError(
-            f"{name} is a manifest of version {manifest.version}; this release reads version "
-            f"{MANIFEST_VERSION}: upgrade strandline"
-        )
-    return manifest
+    return _decoded(data, TableState, name)
 
 
 def encode_schema(schema: pa.Schema) -> bytes:
@@ -205,7 +226,20 @@ def _named(file: DataFile, sequence: int, index: int) -> DataFile:
     return msgspec.structs.replace(file, name=f"part-{sequence:020d}-{index:05d}.parquet")
 
 
-def _is_replay(last: Manifest, proposal: Proposal, ranges: Ranges) -> bool:
+def _decoded(data: bytes | str, kind: type[S], name: str) -> S:
+    try:
+        state = msgspec.json.decode(data, type=kind)
+    except UNDECODABLE as error:
+        raise InvalidRecordError(f"{name} is not a table manifest: {error}") from error
+    if state.version != MANIFEST_VERSION:
+        raise InvalidRecordError(
+            f"{name} is a manifest of version {state.version}; this release reads version "
+            f"{MANIFEST_VERSION}: upgrade strandline"
+        )
+    return state
+
+
+def _is_replay(last: TableState, proposal: Proposal) -> bool:
     """Whether the proposal repeats the newest batch of its transaction.
 
     Raises:
@@ -220,17 +254,17 @@ def _is_replay(last: Manifest, proposal: Proposal, ranges: Ranges) -> bool:
             f"{newest.batch} was committed: the checkpoint was restored from an old copy, or an "
             "old driver is still running; nothing was written"
         )
-    if proposal.rows != newest.rows or ranges != newest.ranges:
+    if proposal.rows != newest.rows or proposal.ranges != newest.ranges:
         raise InvalidRequestError(
             f"batch {proposal.batch} of transaction {proposal.txn_id} is committed with "
             f"{newest.rows} rows of {_described(newest.ranges)}, and is now proposed with "
-            f"{proposal.rows} rows of {_described(ranges)}: the checkpoint was restored from an "
-            "old copy, or the query changed; nothing was written"
+            f"{proposal.rows} rows of {_described(proposal.ranges)}: the checkpoint was restored "
+            "from an old copy, or the query changed; nothing was written"
         )
     return True
 
 
-def _refuse_other_shape(last: Manifest, proposal: Proposal) -> None:
+def _refuse_other_shape(last: TableState, proposal: Proposal) -> None:
     # Compared as schemas: two versions of pyarrow may write one schema as different bytes.
     wanted, given = (decode_schema(data) for data in (last.arrow_schema, proposal.arrow_schema))
     if not given.equals(wanted):

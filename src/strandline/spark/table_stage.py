@@ -1,22 +1,50 @@
-"""Writes the rows of one task into a staged Parquet file, durably, and notes what it holds.
+"""Writes the rows of one task into staged Parquet files, durably, and notes what they hold.
 
-Rules: the file and its name are on the disk when ``stage`` returns; memory holds one row group; a
-failed attempt removes its file, and one that was killed leaves garbage that nobody names. Must not
-know Spark, nor whether the file will be committed.
+Rules: the files and their names are on the disk when ``stage`` returns; memory holds one row group;
+a failed attempt removes its files, and one that was killed leaves garbage that nobody names. Offset
+ranges are those of the records that came in, whether or not they could be decoded. Must not know
+Spark, nor whether the files will be committed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import InvalidRecordError
-from strandline.spark.table_files import TableFiles, sync_directory, sync_file
 from strandline.spark.table_log import DataFile, Ranges, RangeSummary, merge_ranges
+from strandline.spark.table_store import TableStore, sync_directory, sync_file
 
 _ROW_GROUP_BYTES = 64 << 20
 _WORD = 1 << 64
+FILE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSettings:
+    """How a task writes its files."""
+
+    schema: pa.Schema
+    """The table's."""
+    prefix: str
+    """Who writes, for the person who looks into the directory."""
+    compression: str = "zstd"
+    """A Parquet codec, or ``none``."""
+    file_bytes: int = FILE_BYTES
+    """A file that reaches this is closed and another begun."""
+    decode: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    """Makes rows of the table out of records; None: the records are the rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedRows:
+    """What a task wrote."""
+
+    files: list[DataFile]
+    ranges: Ranges
+    """Offsets of the records that came in."""
 
 
 def tracks_offsets(schema: pa.Schema) -> bool:
@@ -26,42 +54,32 @@ def tracks_offsets(schema: pa.Schema) -> bool:
 
 
 def stage(
-    files: TableFiles,
-    batches: Iterable[pa.RecordBatch],
-    *,
-    schema: pa.Schema,
-    prefix: str,
-    compression: str,
-) -> DataFile | None:
-    """Write ``batches`` to a new staged file.
+    store: TableStore, batches: Iterable[pa.RecordBatch], settings: FileSettings
+) -> StagedRows:
+    """Write ``batches`` to new staged files.
 
     Args:
-        files: the table's directory.
-        batches: the rows of one task; their columns are cast to ``schema`` by position.
-        schema: the table's.
-        prefix: who writes, for the person who looks into the directory.
-        compression: a Parquet codec, for example ``zstd`` or ``none``.
-
-    Returns:
-        What was written; None, and no file, if there were no rows.
+        store: the table.
+        batches: the records of one task.
+        settings: how to write; columns are cast to the table's schema by position.
 
     Raises:
         InvalidRecordError: a row without partition or offset in a table that tracks them.
     """
-    path = files.new_staged_path(prefix)
+    writer = _RollingWriter(store, settings)
+    found: list[Ranges] = []
     try:
-        rows, ranges = _write(path, batches, schema=schema, compression=compression)
+        for batch in batches:
+            if tracks_offsets(batch.schema) and batch.num_rows:
+                found.append(summarize(batch))
+            writer.write(batch if settings.decode is None else settings.decode(batch))
+        writer.close()
     except BaseException:
-        path.unlink(missing_ok=True)
+        writer.discard()
         raise
-    if rows == 0:
-        path.unlink(missing_ok=True)
-        return None
-    sync_file(path)
-    sync_directory(files.staging)
-    return DataFile(
-        name="", staged=path.name, rows=rows, size_bytes=path.stat().st_size, ranges=ranges
-    )
+    if writer.files:
+        sync_directory(store.staging)
+    return StagedRows(files=writer.files, ranges=merge_ranges(found))
 
 
 def summarize(batch: pa.RecordBatch) -> Ranges:
@@ -89,29 +107,75 @@ def summarize(batch: pa.RecordBatch) -> Ranges:
     }
 
 
-def _write(
-    path: Path, batches: Iterable[pa.RecordBatch], *, schema: pa.Schema, compression: str
-) -> tuple[int, Ranges]:
-    tracked = tracks_offsets(schema)
-    found: list[Ranges] = []
-    waiting: list[pa.RecordBatch] = []
-    rows = waiting_bytes = 0
-    # Dictionaries pay for repeated text; long binary values only fill them up.
-    dictionary = [f.name for f in schema if not pa.types.is_binary(f.type)]
-    with pq.ParquetWriter(path, schema, compression=compression, use_dictionary=dictionary) as out:
-        for raw in batches:
-            batch = _cast(raw, schema)
-            rows += batch.num_rows
-            if tracked and batch.num_rows:
-                found.append(summarize(batch))
-            waiting.append(batch)
-            waiting_bytes += batch.nbytes
-            if waiting_bytes >= _ROW_GROUP_BYTES:
-                out.write_table(pa.Table.from_batches(waiting, schema))
-                waiting, waiting_bytes = [], 0
-        if waiting:
-            out.write_table(pa.Table.from_batches(waiting, schema))
-    return rows, merge_ranges(found)
+@dataclass
+class _RollingWriter:
+    """Parquet files one after another, each up to the size asked for."""
+
+    store: TableStore
+    settings: FileSettings
+    files: list[DataFile] = field(default_factory=list)
+    _path: Path | None = None
+    _out: pq.ParquetWriter | None = None
+    _rows: int = 0
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+    _waiting_bytes: int = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        group_bytes = min(_ROW_GROUP_BYTES, self.settings.file_bytes)
+        for piece in _sliced(_cast(batch, self.settings.schema), group_bytes):
+            self._waiting.append(piece)
+            self._waiting_bytes += piece.nbytes
+            if self._waiting_bytes >= group_bytes:
+                self._write_row_group()
+                if self._path and self._path.stat().st_size >= self.settings.file_bytes:
+                    self._finish_file()
+
+    def close(self) -> None:
+        if self._waiting:
+            self._write_row_group()
+        self._finish_file()
+
+    def discard(self) -> None:
+        """Remove every file of this task."""
+        if self._out is not None:
+            self._out.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        self.store.discard([file.staged for file in self.files])
+
+    def _write_row_group(self) -> None:
+        schema = self.settings.schema
+        if self._out is None:
+            self._path = self.store.new_staged_path(self.settings.prefix)
+            # Dictionaries pay for repeated text; long binary values only fill them up.
+            dictionary = [each.name for each in schema if not pa.types.is_binary(each.type)]
+            self._out = pq.ParquetWriter(
+                self._path,
+                schema,
+                compression=self.settings.compression,
+                use_dictionary=dictionary,
+            )
+        table = pa.Table.from_batches(self._waiting, schema)
+        self._out.write_table(table)
+        self._rows += table.num_rows
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _finish_file(self) -> None:
+        if self._out is None or self._path is None:
+            return
+        self._out.close()
+        sync_file(self._path)
+        size = self._path.stat().st_size
+        self.files.append(
+            DataFile(name="", staged=self._path.name, rows=self._rows, size_bytes=size)
+        )
+        self._out, self._path, self._rows = None, None, 0
+
+
+def _sliced(batch: pa.RecordBatch, piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    rows = max(1, batch.num_rows * piece_bytes // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

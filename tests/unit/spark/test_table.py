@@ -19,8 +19,8 @@ from strandline.spark.table import (
     table_summary,
 )
 from strandline.spark.table_files import TableFiles
-from strandline.spark.table_log import Proposal, encode_schema
-from strandline.spark.table_stage import stage, summarize, tracks_offsets
+from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
+from strandline.spark.table_stage import FileSettings, stage, summarize, tracks_offsets
 
 SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
 DAY_MS = 86_400_000
@@ -41,13 +41,13 @@ def rows(partition, start, stop):
 def propose(files, *batches, txn="query", batch=0):
     """Stage each batch in a file of its own, as tasks do."""
     files.create()
-    staged = [
-        stage(files, [each], schema=SCHEMA, prefix="t", compression="none") for each in batches
-    ]
+    settings = FileSettings(schema=SCHEMA, prefix="t", compression="none")
+    staged = [stage(files, [each], settings) for each in batches]
     return Proposal(
         txn_id=txn,
         batch=batch,
-        files=[file for file in staged if file],
+        files=[file for rows in staged for file in rows.files],
+        ranges=merge_ranges(rows.ranges for rows in staged),
         arrow_schema=encode_schema(SCHEMA),
         tracks_offsets=tracks_offsets(SCHEMA),
     )
@@ -154,10 +154,10 @@ def test_of_two_writers_one_wins(tmp_path):
     ours, theirs = propose(files, rows(0, 0, 10)), propose(files, rows(0, 0, 10), txn="other")
     publish = files.publish
 
-    def late(manifest):
+    def late(*decided):
         files.publish = publish
         assert commit(TableFiles(str(tmp_path)), theirs, garbage_age_ms=DAY_MS)
-        return publish(manifest)
+        return publish(*decided)
 
     files.publish = late
     with pytest.raises(InvalidRequestError, match="committed already"):
@@ -183,7 +183,7 @@ def test_a_deleted_data_file_is_reported(tmp_path):
     """A committed file that someone deleted is data loss with a name, not a short result."""
     files = TableFiles(str(tmp_path))
     commit(files, propose(files, rows(0, 0, 10)), garbage_age_ms=DAY_MS)
-    (name,) = files.load(0).files
+    (name,) = files.load_manifest(0).files
     (files.root / name.name).unlink()
     (files.staging / name.staged).unlink()
     with pytest.raises(DataLossError, match="part-"):
@@ -239,7 +239,7 @@ def test_a_failed_task_stages_no_file(tmp_path):
         raise RuntimeError("the query's own error")
 
     with pytest.raises(RuntimeError):
-        stage(files, failing(), schema=SCHEMA, prefix="t", compression="none")
+        stage(files, failing(), FileSettings(schema=SCHEMA, prefix="t"))
     assert list(files.staging.iterdir()) == []
 
 

@@ -1,0 +1,88 @@
+"""``strandline pipeline run``: a pipeline described in a file, on Spark."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from strandline.cli.output import (
+    OutputFormat,
+    OutputOption,
+    examples,
+    note,
+    print_json,
+    print_line,
+    reports_errors,
+)
+from strandline.errors import InvalidConfigError
+
+app = typer.Typer(help="Run pipelines over streams on Spark.", no_args_is_help=True)
+
+
+@app.command(
+    epilog=examples(
+        "strandline pipeline run load.yaml",
+        "strandline pipeline run load.yaml --master spark://10.0.0.5:7077",
+        "strandline pipeline run copy.yaml --conf spark.sql.shuffle.partitions=8",
+    )
+)
+@reports_errors
+def run(
+    *,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The YAML file that describes the pipeline.")
+    ],
+    master: Annotated[
+        str, typer.Option(help="Where Spark runs: local[*], or the address of a cluster.")
+    ] = "local[*]",
+    conf: Annotated[
+        list[str] | None, typer.Option(help="A Spark setting as NAME=VALUE; repeat for more.")
+    ] = None,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Run a pipeline to its end, or until Ctrl-C; run it again to go on where it was.
+
+    Prints a line for each micro-batch: its number, its records, and how far each partition is
+    behind its stream.
+    """
+    from strandline.spark.pipelines.config import decode_pipeline
+    from strandline.spark.pipelines.run import run_pipeline
+    from strandline.spark.session import spark_session
+
+    config = decode_pipeline(_read_yaml(file))
+    spark = spark_session(master, app_name=file.stem, settings=_settings(conf or []))
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        run_pipeline(spark, config, report=print_json if output is OutputFormat.json else _print)
+    except KeyboardInterrupt:
+        note("stopped; run it again to go on")
+    finally:
+        spark.stop()
+
+
+def _read_yaml(file: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InvalidConfigError(f"cannot read {file}: {error}") from error
+
+
+def _settings(given: list[str]) -> dict[str, str]:
+    settings = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise InvalidConfigError(f"--conf takes NAME=VALUE, not {each!r}")
+        settings[name] = value
+    return settings
+
+
+def _print(line: Mapping[str, Any]) -> None:
+    lag = ", ".join(f"{partition}: {behind}" for partition, behind in line["lag"].items())
+    print_line(
+        f"{line['query']}: batch {line['batch']}, {line['records']} records in {line['ms']} ms, "
+        f"behind by {{{lag}}}"
+    )

@@ -1,0 +1,223 @@
+"""Makes columns out of the values of records: JSON, Avro and Arrow, with the bad ones set apart.
+
+Rules: whole batches are decoded at once, since a Python object for each record costs ten times as
+much; a batch with a bad record is halved until the bad one stands alone, so good neighbours never
+suffer. A record becomes one row, an Arrow record as many as it has; a record without a value (a
+tombstone) becomes a row of nulls. Must not know Spark, files or the broker.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from strandline.errors import InvalidConfigError
+from strandline.spark.options import ValueFormat
+
+RECORD_PREFIX = "_"
+"""Before the names of a record's own columns, once its value has become columns beside them."""
+RECORD_COLUMNS = ("partition", "offset", "timestamp", "subject", "key", "headers")
+"""Columns of a record that stay beside its decoded value."""
+_REASON_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Rows made of values."""
+
+    rows: pa.StructArray
+    sources: list[int]
+    """For each row the place of its value in the batch."""
+    bad: list[tuple[int, str]]
+    """Places of values that are none, and why."""
+
+
+ParseRows = Callable[[pa.Array], pa.StructArray]
+
+
+def value_decoder(
+    kind: ValueFormat, schema: pa.Schema, *, avro_schema: str | None = None
+) -> Callable[[pa.Array], Decoded]:
+    """The function that decodes an array of values.
+
+    Args:
+        kind: not ``raw``, which needs none.
+        schema: the columns wanted; fields of a value that it does not name are left out.
+        avro_schema: the writer's schema of Avro values, as JSON.
+
+    Raises:
+        InvalidConfigError: Avro without a schema.
+    """
+    if kind == "arrow":
+        return lambda values: _decode_arrow(values, schema)
+    if kind == "avro":
+        parse = _avro_parser(schema, avro_schema)
+    else:
+        assert kind == "json", kind
+
+        def parse(values: pa.Array) -> pa.StructArray:
+            return _parse_json(values, schema)
+
+    return lambda values: _bisect(values, parse, schema)
+
+
+def record_columns(batch: pa.RecordBatch, sources: list[int]) -> list[tuple[str, pa.Array]]:
+    """A record's own columns for the rows made of its value, under their prefixed names."""
+    places = pa.array(sources, pa.int64())
+    kept = [name for name in RECORD_COLUMNS if name in batch.schema.names]
+    return [(f"{RECORD_PREFIX}{name}", batch.column(name).take(places)) for name in kept]
+
+
+def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Schema:
+    """The schema of a table of decoded records: the record's own columns, then the value's.
+
+    Raises:
+        InvalidConfigError: a field of the value has the name of one of the record's columns.
+    """
+    fields = [
+        record_schema.field(name).with_name(f"{RECORD_PREFIX}{name}")
+        for name in RECORD_COLUMNS
+        if name in record_schema.names
+    ]
+    clash = {field.name for field in fields} & set(value_schema.names)
+    if clash:
+        raise InvalidConfigError(
+            f"values have a field '{min(clash)}', which names a column of the record; rename it"
+        )
+    return pa.schema([field.with_nullable(True) for field in [*fields, *value_schema]])
+
+
+def infer_json_schema(values: pa.Array) -> pa.Schema:
+    """The fields that a sample of JSON values has; values that are not JSON objects are ignored.
+
+    Raises:
+        InvalidConfigError: no value of the sample is a JSON object.
+    """
+    objects = [value for value in values.to_pylist() if value and _is_object(value)]
+    if not objects:
+        raise InvalidConfigError(
+            "the stream has no JSON object yet to infer columns from; give 'schema'"
+        )
+    lines = b"\n".join(value.replace(b"\n", b" ") for value in objects)
+    options = pa.json.ReadOptions(block_size=max(1, len(lines)), use_threads=False)
+    return pa.json.read_json(io.BytesIO(lines), options).schema
+
+
+def _is_object(value: bytes) -> bool:
+    try:
+        return isinstance(json.loads(value), dict)
+    except ValueError:
+        return False
+
+
+def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
+    """Decode what ``parse`` takes whole, and halve what it refuses."""
+    rows: list[pa.StructArray] = []
+    sources: list[int] = []
+    bad: list[tuple[int, str]] = []
+    waiting = [(0, len(values))] if len(values) else []
+    while waiting:
+        start, stop = waiting.pop()
+        try:
+            rows.append(parse(values.slice(start, stop - start)))
+            sources += range(start, stop)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            if stop - start == 1:
+                bad.append((start, reason_of(error)))
+                continue
+            middle = (start + stop) // 2
+            waiting += [(middle, stop), (start, middle)]
+    return Decoded(_joined(rows, schema), sources, bad)
+
+
+def reason_of(error: Exception) -> str:
+    """One line that says why a value was refused."""
+    return " ".join(f"{error}".split())[:_REASON_CHARACTERS] or type(error).__name__
+
+
+def _joined(rows: list[pa.StructArray], schema: pa.Schema) -> pa.StructArray:
+    kind = pa.struct(list(schema))
+    return pa.concat_arrays(rows) if rows else pa.array([], kind)
+
+
+def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
+    """Rows of JSON values, all of them or an error.
+
+    Each value is wrapped in an object of its own that numbers it. A value that closes the wrapping
+    and opens another, or none at all, shows in the numbers, so a row always is its record's.
+    """
+    numbers = pa.array(range(len(values))).cast(pa.string())
+    # The cast refuses what is not UTF-8, which Arrow's parser would let through. Between lines a
+    # newline is what ends a value; inside one it is mere space.
+    flat = pc.replace_substring(values.cast(pa.string()).fill_null("null"), "\n", " ")
+    wrapped = pc.binary_join_element_wise('{"i":', numbers, ',"v":', flat, "}\n", "")
+    text = "".join(wrapped.to_pylist()).encode()
+    kind = pa.struct([field.with_nullable(True) for field in schema])
+    table = pa.json.read_json(
+        io.BytesIO(text),
+        pa.json.ReadOptions(block_size=len(text) + 1, use_threads=False),
+        pa.json.ParseOptions(
+            explicit_schema=pa.schema([("i", pa.int64()), ("v", kind)]),
+            unexpected_field_behavior="ignore",
+        ),
+    )
+    if table.column("i").to_pylist() != list(range(len(values))):
+        raise ValueError("not one JSON value")
+    return table.column("v").combine_chunks()
+
+
+def _avro_parser(schema: pa.Schema, avro_schema: str | None) -> ParseRows:
+    import fastavro
+
+    if not avro_schema:
+        raise InvalidConfigError("Avro values need the schema they were written with: 'schema'")
+    parsed = fastavro.parse_schema(json.loads(avro_schema))
+    kind = pa.struct(list(schema))
+
+    def one(value: bytes | None) -> object:
+        if value is None:
+            return None
+        source = io.BytesIO(value)
+        try:
+            row = fastavro.schemaless_reader(source, parsed, None)
+        except (EOFError, IndexError, KeyError) as error:
+            raise ValueError(f"not Avro of this schema: {error!r}") from error
+        if source.tell() != len(value):
+            raise ValueError(f"{len(value) - source.tell()} bytes follow the Avro value")
+        return row
+
+    return lambda values: pa.array([one(value) for value in values.to_pylist()], kind)
+
+
+def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:
+    """Rows of values that are Arrow IPC streams: each stands alone, so none is halved."""
+    kind = pa.struct(list(schema))
+    rows: list[pa.StructArray] = []
+    sources: list[int] = []
+    bad: list[tuple[int, str]] = []
+    for place, value in enumerate(values.to_pylist()):
+        try:
+            found = pa.array([None], kind) if value is None else _arrow_rows(value, schema)
+        except (pa.ArrowException, ValueError, TypeError, OSError) as error:
+            bad.append((place, reason_of(error)))
+            continue
+        rows.append(found)
+        sources += [place] * len(found)
+    return Decoded(_joined(rows, schema), sources, bad)
+
+
+def _arrow_rows(value: bytes, schema: pa.Schema) -> pa.StructArray:
+    with pa.ipc.open_stream(value) as reader:
+        table = reader.read_all()
+    table.validate(full=True)
+    columns = [
+        table.column(field.name).cast(field.type).combine_chunks()
+        if field.name in table.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(schema))

@@ -1,0 +1,125 @@
+"""Load: streams into Parquet, Delta Lake or Iceberg tables, each record once.
+
+Rules: a table's own offsets are where its load goes on, so a lost checkpoint loses and doubles
+nothing; the schema of decoded values is fixed by the first commit. What is committed is the table
+sink's business (``table_io``).
+"""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
+
+from strandline.errors import InvalidConfigError
+from strandline.spark.connection import client_of
+from strandline.spark.decode import RECORD_COLUMNS, RECORD_PREFIX, infer_json_schema
+from strandline.spark.pipelines.config import Load
+from strandline.spark.pipelines.queries import read_stream, triggered
+from strandline.spark.table_log import TableState, decode_schema
+from strandline.spark.table_open import existing_store
+
+_SAMPLE_RECORDS = 1000
+
+
+def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
+    """Start one query for each stream.
+
+    Raises:
+        InvalidConfigError: several streams into one table, or values whose columns nobody knows.
+    """
+    if len(config.streams) > 1 and "{stream}" not in config.into:
+        raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
+    return [_start_one(spark, config, stream) for stream in config.streams]
+
+
+def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery:
+    path = config.into.replace("{stream}", stream)
+    state = _committed(config, path)
+    records = read_stream(
+        spark,
+        config,
+        stream,
+        startingOffsets=_start_offsets(state) or config.starting_offsets,
+        maxBytesPerTrigger=config.batch_bytes_max,
+        minBytesPerTrigger=config.batch_bytes_min,
+        maxTriggerDelayMs=config.batch_delay_ms_max,
+    )
+    options = {
+        "tableFormat": config.format,
+        "catalog": json.dumps(config.catalog),
+        "values": config.values,
+        "fileBytes": str(config.file_bytes),
+        "stream": stream,
+        "server": config.server,
+    }
+    if config.dead_letters:
+        options["deadLetters"] = config.dead_letters
+    if config.values == "avro":
+        options["avroSchema"] = config.schema or ""
+    if config.values != "raw":
+        options["valueSchema"] = _value_schema(config, stream, state).json()
+    writer = records.writeStream.format("strandline-table").options(**options)
+    writer = writer.option("checkpointLocation", str(Path(config.checkpoint) / stream))
+    return triggered(writer, config).queryName(f"load {stream}").start(path)
+
+
+def _committed(config: Load, path: str) -> TableState | None:
+    try:
+        store = existing_store(path, table_format=config.format, catalog=config.catalog)
+    except InvalidConfigError:
+        if config.format != "iceberg":
+            raise
+        return None  # the table is made by the first commit
+    return store.load().state
+
+
+def _start_offsets(state: TableState | None) -> str | None:
+    if state is None or not state.offsets:
+        return None
+    return json.dumps({str(partition): offset for partition, offset in state.offsets.items()})
+
+
+def _value_schema(config: Load, stream: str, state: TableState | None) -> StructType:
+    """The columns of the values: the table's, else the file's, else those of a sample."""
+    if state is not None:
+        own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
+        fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
+        return from_arrow_schema(pa.schema(fields))
+    if config.values == "avro":
+        from strandline.spark.avro import arrow_schema_of
+
+        return from_arrow_schema(arrow_schema_of(config.schema))
+    if config.schema:
+        return StructType.fromDDL(config.schema)
+    sample = _sample(config, stream)
+    if config.values == "json":
+        return from_arrow_schema(infer_json_schema(sample))
+    return from_arrow_schema(_schema_of_arrow(sample, stream))
+
+
+def _sample(config: Load, stream: str) -> pa.Array:
+    """The first values of each partition."""
+    client = client_of(config.server)
+    read = [
+        client.read(
+            stream, partition=info.partition, columns=["value"], records_max=_SAMPLE_RECORDS
+        ).read_all()
+        for info in client.stream_info(stream).partitions
+    ]
+    return pa.concat_tables(read).column("value").combine_chunks()
+
+
+def _schema_of_arrow(sample: pa.Array, stream: str) -> pa.Schema:
+    for value in sample.to_pylist():
+        try:
+            with pa.ipc.open_stream(value) as reader:
+                return reader.schema
+        except (pa.ArrowException, OSError, TypeError):
+            continue  # a dead letter to be
+    raise InvalidConfigError(
+        f"stream {stream} has no Arrow value yet to take columns from; give 'schema'"
+    )

@@ -1,0 +1,104 @@
+"""Starting, watching and ending the Spark queries of a pipeline.
+
+Rules: a pipeline that fails in one query ends them all and raises that query's error; its queries
+can be started again at any time. Must not know which pipeline it is.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+from strandline.errors import UnavailableError
+from strandline.spark.pipelines.config import Common
+
+_POLL_S = 0.2
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def read_stream(spark: SparkSession, config: Common, stream: str, **options: Any) -> DataFrame:
+    """The records of a stream, as they come; options that are None are left out."""
+    given = {"startingOffsets": config.starting_offsets} | options
+    chosen = {name: str(value) for name, value in given.items() if value is not None}
+    reader = spark.readStream.format("strandline")
+    return reader.options(server=config.server, stream=stream, **chosen).load()
+
+
+def triggered(writer: DataStreamWriter, config: Common) -> DataStreamWriter:
+    """The writer with the pipeline's trigger."""
+    if config.trigger == "available_now":
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{config.interval_ms} milliseconds")
+
+
+def wait_for_end(queries: Sequence[StreamingQuery], *, report: Report | None = None) -> None:
+    """Wait until every query has ended; the first that fails ends the others.
+
+    Args:
+        queries: of one pipeline.
+        report: called with what each micro-batch did; batches that end close together share a call.
+
+    Raises:
+        UnavailableError: a query failed; its message says why.
+    """
+    told: dict[str, int] = {}
+    is_over = False
+    with _stopped_at_the_end(queries):
+        while not is_over:
+            # Looked at before the last report, so that no batch goes untold.
+            is_over = not any(query.isActive for query in queries)
+            for query in queries:
+                _await(query)
+                line = progress_line(query)
+                if report and line and told.get(query.id, -1) < line["batch"]:
+                    told[query.id] = line["batch"]
+                    report(line)
+
+
+def progress_line(query: StreamingQuery) -> Mapping[str, Any] | None:
+    """What the newest micro-batch did: records, and the lag of each partition behind the stream."""
+    progress = query.lastProgress
+    if progress is None:
+        return None
+    lag: dict[str, int] = {}
+    for source in progress["sources"]:
+        end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
+        lag |= {place: latest[place] - end[place] for place in latest if place in end}
+    return {
+        "event": "batch",
+        "query": query.name,
+        "batch": progress["batchId"],
+        "records": progress["numInputRows"],
+        "lag": lag,
+        "ms": progress["durationMs"].get("triggerExecution", 0),
+    }
+
+
+def _offsets(encoded: str | None) -> dict[str, int]:
+    """Offsets of a source of ours by ``stream/partition``; nothing of another's."""
+    found = json.loads(encoded) if encoded else None
+    if not isinstance(found, dict) or "stream" not in found:
+        return {}
+    stream = str(found.pop("stream")).rpartition("@")[0]
+    return {f"{stream}/{partition}": offset for partition, offset in found.items()}
+
+
+def _await(query: StreamingQuery) -> None:
+    try:
+        query.awaitTermination(_POLL_S)
+    except StreamingQueryException as error:
+        raise UnavailableError(f"query {query.name} failed: {error}") from error
+
+
+@contextlib.contextmanager
+def _stopped_at_the_end(queries: Sequence[StreamingQuery]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for query in queries:
+            query.stop()

@@ -1,0 +1,40 @@
+"""Runs a pipeline from its description, to its end or until it is stopped.
+
+Rules: one function for every kind; a Spark session is made if none is given. Must not know YAML or
+the command line.
+"""
+
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from strandline.spark.pipelines.config import Load, Pipeline
+from strandline.spark.pipelines.load import start_load
+from strandline.spark.pipelines.queries import Report, wait_for_end
+
+_START: dict[type, Callable[..., list[StreamingQuery]]] = {Load: start_load}
+
+
+def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery]:
+    """Start the queries of a pipeline; Spark runs them in the background.
+
+    Raises:
+        StrandlineError: the description does not fit the streams or tables that are there.
+    """
+    return _START[type(config)](spark, config)
+
+
+def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None = None) -> None:
+    """Run a pipeline to its end: ``available_now`` ends by itself, ``continuous`` by an error.
+
+    Args:
+        spark: where to run it.
+        config: which pipeline.
+        report: called with what each micro-batch did.
+
+    Raises:
+        StrandlineError: as ``start_pipeline``.
+        UnavailableError: a query failed; run the pipeline again, it goes on where it was.
+    """
+    wait_for_end(start_pipeline(spark, config), report=report)

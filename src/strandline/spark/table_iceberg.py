@@ -1,0 +1,148 @@
+"""An Iceberg table as a store of commits: offsets and data in the same metadata file.
+
+Rules: the state is a property of the table, set in the transaction that adds the files, so it
+survives the expiry of snapshots; the snapshot's own properties say what it added. pyiceberg repeats
+a commit that lost a race, with the same files after the winner's; that would double records, so the
+table's ``commit.retry.num-retries`` is set to 0 and the loser decides anew. Data files get their
+names under the table's location before the commit. Must not know Spark, nor what may be committed.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+)
+from pyiceberg.table import Table, Transaction
+
+from strandline.errors import InvalidConfigError, UnavailableError
+from strandline.spark.table_log import (
+    Proposal,
+    TableState,
+    decode_state,
+    encode_state,
+)
+from strandline.spark.table_store import Loaded, TableStore, local_path, sync_directory
+
+STATE_KEY = "strandline.state"
+"""The table property with our state."""
+_RETRIES_KEY = "commit.retry.num-retries"
+
+
+class IcebergStore(TableStore):
+    """An Iceberg table of a catalog; ``prepare`` makes it if it is not there.
+
+    Args:
+        name: ``namespace.table``.
+        root: the directory of the table; ``iceberg_root`` finds it.
+        catalog: properties of the catalog, as pyiceberg takes them, with its ``name``.
+    """
+
+    def __init__(self, name: str, *, root: Path, catalog: Mapping[str, str]) -> None:
+        super().__init__(root)
+        self.name = name
+        self.catalog = dict(catalog)
+
+    def load(self) -> Loaded:
+        """The state that the table's properties hold, and the table as loaded."""
+        try:
+            table = open_catalog(self.catalog).load_table(self.name)
+        except NoSuchTableError:
+            return Loaded(None)
+        if table.properties.get(_RETRIES_KEY) != "0":
+            with table.transaction() as transaction:
+                transaction.set_properties({_RETRIES_KEY: "0"})
+        stored = table.properties.get(STATE_KEY)
+        state = (
+            decode_state(stored, name=f"property {STATE_KEY} of {self.name}") if stored else None
+        )
+        return Loaded(state, table)
+
+    def create(self) -> None:
+        """Make the directories, durably."""
+        super().create()
+        (self.root / "data").mkdir(exist_ok=True)
+        sync_directory(self.root)
+
+    def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
+        """Add the files and set the state in one transaction on the table that was loaded."""
+        table: Table = after.at
+        self.refuse_missing(proposal.files)
+        named = [msgspec.structs.replace(file, name=file.staged) for file in proposal.files]
+        data = self.root / "data"
+        self.link_staged(named, data)
+        paths = [f"file://{data / file.name}" for file in named]
+        # A file of a commit that failed keeps its name: whether it failed is not always known.
+        try:
+            with table.transaction() as transaction:
+                transaction.set_properties({STATE_KEY: encode_state(state), _RETRIES_KEY: "0"})
+                _add(transaction, paths, summary=_summary(proposal))
+        except CommitFailedException:
+            return False
+        except CommitStateUnknownException as error:
+            raise UnavailableError(f"the catalog of {self.name}: {error}") from error
+        return True
+
+
+def open_catalog(properties: Mapping[str, str]) -> Catalog:
+    """The catalog of these properties; pyiceberg's own configuration fills in the rest."""
+    rest = {key: value for key, value in properties.items() if key != "name"}
+    return load_catalog(properties.get("name", "default"), **rest)
+
+
+def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema) -> Path:
+    """Make the table if it is not there; returns its directory.
+
+    Args:
+        name: ``namespace.table``.
+        catalog: as ``IcebergStore``.
+        schema: of a new table.
+
+    Raises:
+        InvalidConfigError: the table lives where we cannot write.
+    """
+    opened = open_catalog(catalog)
+    namespace, _, table_name = name.rpartition(".")
+    if not namespace or not table_name:
+        raise InvalidConfigError(f"an Iceberg table is named namespace.table, not {name!r}")
+    opened.create_namespace_if_not_exists(namespace)
+    table = opened.create_table_if_not_exists(name, schema=schema)
+    return local_path(table.location())
+
+
+def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str]) -> None:
+    """Add files, or an empty snapshot: only a snapshot makes the catalog compare before it sets."""
+    if paths:
+        transaction.add_files(paths, snapshot_properties=summary, check_duplicate_files=False)
+    else:
+        empty = transaction.table_metadata.schema().as_arrow().empty_table()
+        transaction.append(empty, snapshot_properties=summary)
+
+
+def _summary(proposal: Proposal) -> dict[str, str]:
+    """What the snapshot says of itself."""
+    read = {str(p): [found.start, found.stop] for p, found in proposal.ranges.items()}
+    return {
+        "strandline.transaction": proposal.txn_id,
+        "strandline.batch": str(proposal.batch),
+        "strandline.read": json.dumps(read),
+    }
+
+
+def existing_iceberg(name: str, *, catalog: Mapping[str, str]) -> IcebergStore:
+    """A table that is there.
+
+    Raises:
+        InvalidConfigError: it is not.
+    """
+    try:
+        table = open_catalog(catalog).load_table(name)
+    except NoSuchTableError as error:
+        raise InvalidConfigError(f"the catalog has no table {name}") from error
+    return IcebergStore(name, root=local_path(table.location()), catalog=catalog)

@@ -1,0 +1,209 @@
+"""What every kind of table shares: rows are staged by tasks, and published in one atomic commit.
+
+    table/_strandline/staging/<name>     written by tasks; committed under another name, or garbage
+
+Rules: a staged file is a durable Parquet file under a random name that no reader lists; publishing
+gives it a second name (a hard link) where the table's readers look, and then commits. Which commit
+comes next is compared and set by the table's own log, so of two writers one wins. Needs a POSIX
+file system with hard links that all writers share. Must not know Spark, nor what may be committed.
+"""
+
+import os
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from strandline.errors import DataLossError, InvalidConfigError
+from strandline.spark.table_log import DataFile, Proposal, TableState
+
+META_DIRECTORY = "_strandline"
+_PLACED_GRACE_S = 600.0
+"""A reader that found a file in staging has this long to open it before the name goes."""
+
+
+class Loaded(NamedTuple):
+    """The newest state of a table, and where in the table's log it was found."""
+
+    state: TableState | None
+    """None before the first commit."""
+    at: Any = None
+    """The store's own: what ``publish`` compares with."""
+
+
+class TableStore(ABC):
+    """A table in a directory.
+
+    Args:
+        root: where staged files and data files are.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.staging = root / META_DIRECTORY / "staging"
+
+    @abstractmethod
+    def load(self) -> Loaded:
+        """What is committed.
+
+        Raises:
+            InvalidRecordError: the table's log is damaged, or not written by us.
+        """
+
+    @abstractmethod
+    def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
+        """Commit the proposal's files and ``state`` in one step, durably.
+
+        Args:
+            after: what the decision was based on.
+            state: the state that the commit leaves.
+            proposal: what is committed.
+
+        Returns:
+            False if another writer committed since ``after`` was loaded; then nothing happened.
+
+        Raises:
+            DataLossError: a staged file is gone or of another size.
+            UnavailableError: the table's log could not be written; whether it was is unknown.
+        """
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Make the table ready for tasks to stage rows of ``schema``; harmless when repeated.
+
+        Raises:
+            InvalidRequestError: the directory holds what is not a table.
+        """
+        del schema
+        self.create()
+
+    def create(self) -> None:
+        """Make the directories, durably."""
+        if self.staging.is_dir():
+            return
+        self.staging.mkdir(parents=True, exist_ok=True)
+        for directory in (self.root.parent, self.root, self.staging.parent):
+            sync_directory(directory)
+
+    def new_staged_path(self, prefix: str) -> Path:
+        """A path in the staging directory that no attempt has used or will use."""
+        return self.staging / f"{prefix}-{uuid.uuid4().hex}.parquet"
+
+    def link_staged(self, files: Sequence[DataFile], directory: Path) -> None:
+        """Give staged files their names in ``directory``, durably; harmless when repeated.
+
+        Raises:
+            DataLossError: a file is neither in its place nor staged.
+        """
+        linked_any = False
+        for file in files:
+            try:
+                os.link(self.staging / file.staged, directory / file.name)
+                linked_any = True
+            except FileExistsError:
+                continue
+            except FileNotFoundError as error:
+                if not (directory / file.name).exists():
+                    raise gone(directory / file.name) from error
+        if linked_any:
+            sync_directory(directory)
+
+    def refuse_missing(self, files: Sequence[DataFile]) -> None:
+        """Check that staged files are there as they were written.
+
+        Raises:
+            DataLossError: one is gone or of another size.
+        """
+        for file in files:
+            path = self.staging / file.staged
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError as error:
+                raise gone(path) from error
+            if size != file.size_bytes:
+                raise DataLossError(f"{path} has {size} bytes instead of {file.size_bytes}")
+
+    def discard(self, staged: Sequence[str]) -> None:
+        """Remove staged files that no commit names."""
+        for name in staged:
+            (self.staging / name).unlink(missing_ok=True)
+
+    def collect_garbage(self, *, age_s: float) -> int:
+        """Remove what failed attempts left; returns how many files went.
+
+        Args:
+            age_s: seconds since the last write after which an uncommitted file is garbage; must
+                exceed the longest job, whose first tasks finish long before it commits.
+        """
+        return remove_garbage(self.staging, age_s)
+
+
+def local_path(path: str) -> Path:
+    """The directory that a path or ``file:`` URI names.
+
+    Raises:
+        InvalidConfigError: a URI of another kind.
+    """
+    if path.startswith("file:"):
+        path = "/" + path.removeprefix("file:").lstrip("/")
+    if "://" in path:
+        raise InvalidConfigError(
+            f"a table lives on a POSIX file system that all writers share, not at {path!r}: object "
+            "stores have no hard links, which the commit needs"
+        )
+    return Path(path).absolute()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file and wait until its content is on the disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the content of a closed file is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    sync_file(path)
+
+
+def remove_garbage(directory: Path, age_s: float) -> int:
+    """Remove old unnamed files of a directory; returns how many went."""
+    removed = 0
+    for entry in os.scandir(directory):
+        if _is_garbage(entry, age_s):
+            Path(entry.path).unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def gone(path: Path) -> DataLossError:
+    """The error for a data file that should be there."""
+    return DataLossError(
+        f"data file {path} is gone: it was deleted by hand, or was taken for garbage because the "
+        "job ran longer than garbageAgeMs"
+    )
+
+
+def _is_garbage(entry: os.DirEntry[str], age_s: float) -> bool:
+    if not entry.name.endswith((".parquet", ".tmp")):
+        return False
+    try:
+        stat = entry.stat()
+    except FileNotFoundError:
+        return False
+    # Two links: the file is in its place too, and only readers in flight use this name.
+    limit = _PLACED_GRACE_S if stat.st_nlink > 1 else age_s
+    return time.time() - stat.st_mtime > limit

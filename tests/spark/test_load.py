@@ -1,0 +1,156 @@
+"""Loads of streams into tables: each record once, bad ones set apart, kills between."""
+
+import json
+import os
+import random
+import sys
+import time
+
+import pyarrow as pa
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from strandline.spark.demo.processes import Child
+from strandline.spark.pipelines.config import decode_pipeline
+from strandline.spark.pipelines.run import run_pipeline
+from strandline.spark.table import read_table
+from strandline.spark.table_iceberg import open_catalog
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+KILLS = int(os.environ.get("PIPELINE_KILLS", "2"))
+SEED = int(os.environ.get("KILL_SEED", "1"))
+
+
+class Load:
+    """A load of one stream and its table."""
+
+    def __init__(self, log, directory, table_format, **more):
+        self.log = log
+        self.directory = directory
+        self.format = table_format
+        self.catalog = {
+            "type": "sql",
+            "uri": f"sqlite:///{directory}/catalog.db",
+            "warehouse": f"file://{directory}/warehouse",
+        }
+        self.stream = log.new_stream(partitions=2)
+        self.into = "lake.orders" if table_format == "iceberg" else str(directory / "orders")
+        self.config = {
+            "kind": "load",
+            "server": log.server,
+            "streams": [self.stream],
+            "into": self.into,
+            "format": table_format,
+            "catalog": self.catalog if table_format == "iceberg" else {},
+            "checkpoint": str(directory / "checkpoint"),
+            **more,
+        }
+
+    def append(self, numbers, *, bad=()):
+        """Append JSON orders, numbered; some are no JSON."""
+        for partition in (0, 1):
+            mine = [n for n in numbers if n % 2 == partition]
+            values = [b"oops %d" % n if n in bad else b'{"id": %d}' % n for n in mine]
+            self.log.client.append_batch(
+                self.stream, pa.table({"value": pa.array(values, pa.binary())}), partition=partition
+            )
+
+    def run(self, spark):
+        """Run the load to its end."""
+        run_pipeline(spark, decode_pipeline(self.config))
+
+    def table(self):
+        """What a reader of the format finds."""
+        if self.format == "delta":
+            return DeltaTable(self.into).to_pyarrow_table()
+        if self.format == "iceberg":
+            return open_catalog(self.catalog).load_table(self.into).scan().to_arrow()
+        return read_table(self.into).to_table()
+
+    def rows(self):
+        """The table as (partition, offset, id), in order."""
+        columns = self.table().select(["_partition", "_offset", "id"]).columns
+        return sorted(zip(*(column.to_pylist() for column in columns), strict=True))
+
+    def expected(self):
+        """What the log says the table should be."""
+        return [
+            (partition, offset, json.loads(value)["id"])
+            for partition, offset, value in self.log.records(self.stream)
+            if not value.startswith(b"oops")
+        ]
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
+    """Run after run only what is new is added, bad values go to the dead-letter stream with the
+    reason and their source, and a lost checkpoint changes nothing.
+    """
+    letters = log.new_stream(partitions=1)
+    load = Load(log, tmp_path, table_format, values="json", dead_letters=letters)
+    load.append(range(100), bad={7, 8})
+    load.run(spark)
+    load.append(range(100, 150), bad={101})
+    load.config["checkpoint"] = str(tmp_path / "another")
+    load.run(spark)
+    load.run(spark)
+    assert load.rows() == load.expected()
+    assert len(load.rows()) == 147
+    found = log.client.read(letters).read_all().to_pylist()
+    assert sorted(row["value"] for row in found) == [b"oops 101", b"oops 7", b"oops 8"]
+    [headers] = [dict(row["headers"]) for row in found if row["value"] == b"oops 8"]
+    assert headers["Strandline-Source-Stream"] == load.stream.encode()
+    assert (headers["Strandline-Source-Partition"], headers["Strandline-Source-Offset"]) == (
+        b"0",
+        b"4",
+    )
+    assert b"JSON" in headers["Strandline-Error"]
+
+
+def test_files_are_rolled_by_size(spark, log, tmp_path):
+    """A large batch becomes several files of about the size asked for."""
+    load = Load(log, tmp_path, "parquet", file_bytes=200_000)
+    values = pa.array([os.urandom(1000) for _ in range(1000)], pa.binary())
+    log.client.append_batch(load.stream, pa.table({"value": values}), partition=0)
+    load.run(spark)
+    sizes = [path.stat().st_size for path in (tmp_path / "orders").glob("part-*.parquet")]
+    assert 3 <= len(sizes) <= 8
+    assert max(sizes) < 600_000
+    assert read_table(load.into).count_rows() == 1000
+
+
+def test_a_load_killed_at_random_moments_takes_each_record_once(log, tmp_path):
+    """`strandline pipeline run` killed -9 with all its Spark and started again, and in the end
+    started twice at once: the Delta table equals the log.
+    """
+    moments = random.Random(SEED)
+    load = Load(log, tmp_path, "delta", values="json", schema="id BIGINT")
+    load.config |= {"trigger": "continuous", "batch_bytes_max": 4000}
+    file = tmp_path / "load.yaml"
+    file.write_text(yaml.safe_dump(load.config))
+    command = [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)]
+    command += ["--master", "local[1]", "--output", "json"]
+    total = 0
+    for _ in range(KILLS):
+        load.append(range(total, total + 2000))
+        total += 2000
+        job = Child(command, log=tmp_path / "job.log")
+        try:
+            job.wait_for("batch", timeout_s=120)
+            time.sleep(moments.uniform(0, 1.5))
+        finally:
+            job.kill()
+        assert set(load.rows()) <= set(load.expected())
+    load.config["trigger"] = "available_now"
+    load.config["batch_bytes_max"] = None
+    file.write_text(yaml.safe_dump(load.config))
+    jobs = [Child(command, log=tmp_path / f"last{n}.log") for n in range(2)]
+    try:
+        for job in jobs:
+            job.finish(timeout_s=120)
+    finally:
+        for job in jobs:
+            job.kill()
+    assert load.rows() == load.expected()
+    assert len(load.rows()) == total

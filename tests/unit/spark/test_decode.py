@@ -1,0 +1,186 @@
+"""Decoding values into columns: good ones whole, bad ones set apart with a reason."""
+
+import io
+import json
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
+
+from strandline.errors import InvalidConfigError, InvalidRecordError
+from strandline.spark.avro import arrow_schema_of
+from strandline.spark.decode import decoded_schema, infer_json_schema, value_decoder
+from strandline.spark.options import parse_table_options
+from strandline.spark.table_values import Decoding
+
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
+
+
+def decoded(values, kind="json", schema=SCHEMA, **options):
+    return value_decoder(kind, schema, **options)(pa.array(values, pa.binary()))
+
+
+def test_json_becomes_columns():
+    """Fields by name, missing ones null, unknown ones left out, a tombstone a row of nulls."""
+    found = decoded([b'{"a":1,"b":"x","c":0}', b"{}", None, b'{\n "b": "y"\n}'])
+    assert found.rows.flatten()[0].to_pylist() == [1, None, None, None]
+    assert found.rows.flatten()[1].to_pylist() == ["x", None, None, "y"]
+    assert (found.sources, found.bad) == ([0, 1, 2, 3], [])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b'{"a":',
+        b'{"a":"text"}',
+        b'{"a":1.5}',
+        b"[1]",
+        b"7",
+        b'\xff{"a":1}',
+        b'{"a":3}}\n{"i":5,"v":{"a":4}',
+        b'{"a":3}}{"i":1,"v":{"a":4}',
+        b'{"a":1},"v":{"a":2}',
+        b'{"a":1}{"a":2}',
+    ],
+)
+def test_a_bad_value_costs_its_neighbours_nothing(bad):
+    """Whatever a value is, even one that tries to close its wrapping, only itself is refused."""
+    found = decoded([b'{"a":1}', b'{"a":2}', bad, b'{"a":3}'])
+    assert found.sources == [0, 1, 3]
+    assert found.rows.flatten()[0].to_pylist() == [1, 2, 3]
+    [(place, reason)] = found.bad
+    assert place == 2
+    assert reason
+
+
+PIECES = st.sampled_from(
+    [
+        b'{"a":',
+        b"1",
+        b"}",
+        b"{",
+        b'"',
+        b",",
+        b"\n",
+        b"[",
+        b"]",
+        b'"b"',
+        b'"i":1',
+        b"null",
+        b"\\",
+        b" ",
+    ]
+)
+
+
+@given(st.lists(st.lists(PIECES, max_size=6).map(b"".join), max_size=8))
+def test_every_value_is_a_row_of_its_own_or_bad(values):
+    """No row is lost, doubled or given to another record, and what is a row is a JSON object."""
+    found = decoded(values)
+    assert sorted([*found.sources, *(place for place, _ in found.bad)]) == list(range(len(values)))
+    assert len(found.rows) == len(found.sources)
+    for place, row in zip(found.sources, found.rows.to_pylist(), strict=True):
+        text = values[place].replace(b"\n", b" ")
+        value = json.loads(text)
+        assert value is None or isinstance(value, dict)
+        assert (row or {}).get("a") == (value or {}).get("a")
+
+
+AVRO = {
+    "type": "record",
+    "name": "order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "size", "type": {"type": "enum", "name": "size", "symbols": ["S", "L"]}},
+    ],
+}
+
+
+def avro_bytes(**row):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(AVRO), row)
+    return out.getvalue()
+
+
+def test_avro_becomes_columns():
+    """Values of the writer's schema are decoded; cut ones and ones with more behind are refused."""
+    text = json.dumps(AVRO)
+    good = avro_bytes(id=7, note=None, at=1000, tags=["x"], size="L")
+    found = decoded([good, good[:-1], good + b"!"], "avro", arrow_schema_of(text), avro_schema=text)
+    [row] = found.rows.to_pylist()
+    assert (row["id"], row["note"], row["tags"], row["size"]) == (7, None, ["x"], "L")
+    assert row["at"].timestamp() == 1
+    assert [place for place, _ in found.bad] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "",
+        "{",
+        '"long"',
+        '{"type":"record","name":"r","fields":[{"name":"u","type":["int","string"]}]}',
+    ],
+)
+def test_an_avro_schema_without_columns_is_refused(schema):
+    """Missing, broken, not a record, or with a union that no column can hold."""
+    with pytest.raises(InvalidConfigError):
+        arrow_schema_of(schema)
+
+
+def arrow_bytes(table):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def test_arrow_values_may_hold_many_rows():
+    """Rows of a value all name it as their source; columns are matched by name and cast."""
+    two = arrow_bytes(pa.table({"b": ["x", "y"], "a": pa.array([1, 2], pa.int32())}))
+    none = arrow_bytes(pa.table({"a": pa.array([], pa.int64())}))
+    found = decoded([two, b"noise", none, two[:-20]], "arrow")
+    assert found.rows.to_pylist() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert found.sources == [0, 0]
+    assert [place for place, _ in found.bad][:1] == [1]
+
+
+def test_columns_of_json_are_inferred_from_objects_alone():
+    """A sample with noise in it still tells the columns; a sample of noise is an error."""
+    sample = pa.array([b"noise", None, b'{"a":1}', b'{"b":"x"}'], pa.binary())
+    assert infer_json_schema(sample) == SCHEMA
+    with pytest.raises(InvalidConfigError, match="schema"):
+        infer_json_schema(pa.array([b"noise", None], pa.binary()))
+
+
+def test_names_of_a_record_and_of_its_value_may_not_clash():
+    """A field that is called like one of the record's own columns is refused by name."""
+    record = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
+    assert decoded_schema(record, SCHEMA).names == ["_partition", "_offset", "a", "b"]
+    with pytest.raises(InvalidConfigError, match="'_offset'"):
+        decoded_schema(record, pa.schema([("_offset", pa.int64())]))
+
+
+def test_a_bad_value_without_dead_letters_ends_the_load():
+    """Nothing is left out silently: the error names the record and what to do."""
+    options = parse_table_options(
+        {"path": "/t", "values": "json", "valueSchema": StructType().add("id", "long").json()}
+    )
+    record = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
+    batch = pa.RecordBatch.from_pydict(
+        {"partition": [0, 0], "offset": [1, 2], "value": [b'{"id":1}', b"oops"]}, schema=record
+    )
+    schema = decoded_schema(record, pa.schema([("id", pa.int64())]))
+    decoding = Decoding(options, schema)
+    assert decoding.rows(batch.slice(0, 1)).to_pylist() == [
+        {"_partition": 0, "_offset": 1, "id": 1}
+    ]
+    with pytest.raises(InvalidRecordError, match=r"partition 0, offset 2 is not json.*deadLetters"):
+        decoding.rows(batch)

@@ -1,0 +1,214 @@
+"""Delta Lake and Iceberg tables as stores of commits: the same rules, on real tables."""
+
+import json
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError
+from strandline.spark.options import TableOptions
+from strandline.spark.table import commit, committed_offsets
+from strandline.spark.table_iceberg import open_catalog
+from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
+from strandline.spark.table_open import existing_store, open_store
+from strandline.spark.table_stage import FileSettings, stage, tracks_offsets
+
+DAY_MS = 86_400_000
+SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("subject", pa.string()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+
+
+def rows(partition, start, stop):
+    """Records of a partition."""
+    count = stop - start
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([partition] * count, pa.int32()),
+            pa.array(range(start, stop), pa.int64()),
+            pa.array(range(count), pa.timestamp("us", tz="UTC")),
+            pa.array(["orders.paris"] * count),
+            pa.array([b"%d/%d" % (partition, o) for o in range(start, stop)], pa.binary()),
+            pa.array([[("trace", b"7")]] * count, SCHEMA.field("headers").type),
+        ],
+        schema=SCHEMA,
+    )
+
+
+class Lake:
+    """A table of one format in a directory of its own."""
+
+    def __init__(self, directory, table_format):
+        self.format = table_format
+        self.path = str(directory / "t") if table_format == "delta" else "lake.t"
+        self.catalog = {
+            "type": "sql",
+            "uri": f"sqlite:///{directory}/catalog.db",
+            "warehouse": f"file://{directory}/warehouse",
+        }
+        (directory / "warehouse").mkdir()
+
+    def store(self):
+        """The table as one more writer opens it."""
+        options = TableOptions(path=self.path, table_format=self.format, catalog=self.catalog)
+        return open_store(options, SCHEMA)
+
+    def propose(self, *batches, txn="query", batch=0):
+        """Stage each batch in files of its own, as tasks do."""
+        store = self.store()
+        store.create()
+        staged = [stage(store, [b], FileSettings(schema=SCHEMA, prefix="t")) for b in batches]
+        return Proposal(
+            txn_id=txn,
+            batch=batch,
+            files=[file for each in staged for file in each.files],
+            ranges=merge_ranges(each.ranges for each in staged),
+            arrow_schema=encode_schema(SCHEMA),
+            tracks_offsets=tracks_offsets(SCHEMA),
+        )
+
+    def commit(self, proposal):
+        """Commit as a new process would."""
+        return commit(self.store(), proposal, garbage_age_ms=DAY_MS)
+
+    def values(self):
+        """What a stranger who knows the format alone reads."""
+        if self.format == "delta":
+            table = DeltaTable(self.path).to_pyarrow_table()
+        else:
+            table = open_catalog(self.catalog).load_table(self.path).scan().to_arrow()
+        return sorted(table.column("value").to_pylist())
+
+    def offsets(self):
+        """Where a new query would start."""
+        text = committed_offsets(self.path, table_format=self.format, catalog=self.catalog)
+        return json.loads(text)
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def lake(request, tmp_path):
+    """A table that does not exist yet."""
+    return Lake(tmp_path, request.param)
+
+
+def expected(**stops):
+    """Values of partitions p0, p1, ... up to their ends."""
+    return sorted(b"%s/%d" % (p[1:].encode(), o) for p, stop in stops.items() for o in range(stop))
+
+
+def test_data_and_offsets_are_committed_together(lake):
+    """A stranger reads the rows, and the next query starts where they end."""
+    assert lake.commit(lake.propose(rows(0, 0, 10), rows(1, 0, 5)))
+    assert lake.commit(lake.propose(rows(0, 10, 12), batch=1))
+    assert lake.values() == expected(p0=12, p1=5)
+    assert lake.offsets() == {"0": 12, "1": 5}
+
+
+def test_a_replay_is_acknowledged_and_adds_nothing(lake):
+    """The newest batch again, in other files, changes nothing; other content is refused."""
+    assert lake.commit(lake.propose(rows(0, 0, 10)))
+    assert not lake.commit(lake.propose(rows(0, 0, 4), rows(0, 4, 10)))
+    with pytest.raises(InvalidRequestError, match="restored from an old copy"):
+        lake.commit(lake.propose(rows(0, 0, 11)))
+    assert lake.values() == expected(p0=10)
+
+
+def test_of_two_writers_that_saw_the_same_table_one_commits(lake):
+    """Both decide on one state; the second to publish is told, decides anew, and is refused."""
+    assert lake.commit(lake.propose(rows(0, 0, 10)))
+    late, early = lake.propose(rows(0, 10, 20), txn="a"), lake.propose(rows(0, 10, 20), txn="b")
+    store = lake.store()
+    publish = store.publish
+
+    def overtaken(*decided):
+        store.publish = publish
+        assert lake.commit(early)
+        return publish(*decided)
+
+    store.publish = overtaken
+    with pytest.raises(InvalidRequestError, match="committed already"):
+        commit(store, late, garbage_age_ms=DAY_MS)
+    assert lake.values() == expected(p0=20)
+
+
+def test_the_first_commit_is_one_too(lake):
+    """Two writers that found no table do not both begin it."""
+    late, early = lake.propose(rows(0, 0, 5), txn="a"), lake.propose(rows(0, 0, 5), txn="b")
+    store = lake.store()
+    loaded = store.load()
+    assert lake.commit(early)
+    store.load = lambda: (setattr(store, "load", lake.store().load), loaded)[1]
+    with pytest.raises(InvalidRequestError, match="committed already"):
+        commit(store, late, garbage_age_ms=DAY_MS)
+    assert lake.values() == expected(p0=5)
+
+
+def test_a_batch_of_nothing_but_refused_records_moves_the_offsets(lake):
+    """Records that became dead letters are done: their offsets are committed without a file."""
+    assert lake.commit(lake.propose(rows(0, 0, 10)))
+    whole = lake.propose(rows(0, 10, 15), batch=1)
+    no_files = msgspec.structs.replace(whole, files=[])
+    assert lake.commit(no_files)
+    assert not lake.commit(no_files)
+    assert lake.offsets() == {"0": 15}
+    assert lake.values() == expected(p0=10)
+
+
+def test_a_gap_is_refused(lake):
+    """Records between the table's end and the batch are missing, whatever the format."""
+    assert lake.commit(lake.propose(rows(0, 0, 10)))
+    with pytest.raises(DataLossError, match="2 records are missing"):
+        lake.commit(lake.propose(rows(0, 12, 15), batch=1))
+
+
+def test_other_writers_may_compact_the_table(tmp_path):
+    """A commit that is not ours, such as OPTIMIZE, neither hides our offsets nor stops us."""
+    lake = Lake(tmp_path, "delta")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    assert lake.commit(lake.propose(rows(0, 3, 6), batch=1))
+    DeltaTable(lake.path).optimize.compact()
+    assert lake.commit(lake.propose(rows(0, 6, 8), batch=2))
+    assert lake.values() == expected(p0=8)
+
+
+def test_a_cleaned_up_delta_log_still_knows_the_offsets(tmp_path):
+    """Delta's application transactions hold them when the entries of our commits are gone."""
+    lake = Lake(tmp_path, "delta")
+    assert lake.commit(lake.propose(rows(0, 0, 3), rows(2, 0, 4)))
+    DeltaTable(lake.path).optimize.compact()
+    DeltaTable(lake.path).create_checkpoint()
+    (tmp_path / "t" / "_delta_log" / f"{0:020d}.json").unlink()
+    assert lake.offsets() == {"0": 3, "2": 4}
+    with pytest.raises(InvalidRequestError, match="committed already"):
+        lake.commit(lake.propose(rows(0, 0, 3), rows(2, 0, 4)))
+    assert lake.commit(lake.propose(rows(0, 3, 5), batch=1))
+    assert lake.values() == sorted([*expected(p0=5), *expected(p2=4)])
+
+
+def test_an_iceberg_table_that_retries_commits_is_told_not_to(tmp_path):
+    """pyiceberg repeats a commit that lost a race, which would double records: not here."""
+    lake = Lake(tmp_path, "iceberg")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    table = open_catalog(lake.catalog).load_table(lake.path)
+    with table.transaction() as transaction:
+        transaction.set_properties({"commit.retry.num-retries": "4"})
+    assert lake.store().load().at.properties["commit.retry.num-retries"] == "0"
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path):
+    """Looking at an Iceberg table makes none."""
+    lake = Lake(tmp_path, "iceberg")
+    with pytest.raises(InvalidConfigError, match="no table"):
+        existing_store("lake.t", table_format="iceberg", catalog=lake.catalog)
+    lake.path = "t"
+    with pytest.raises(InvalidConfigError, match="namespace"):
+        lake.store()
