@@ -26,6 +26,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.record.codec import decode_batches
+from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.transactions import effects as fx
 from strandline.transactions import events as ev
@@ -110,6 +111,27 @@ class _Term:
         self.epoch = epoch
         self.waiting: dict[object, asyncio.Future[Any]] = {}
         self.stored = -1
+
+
+def load_state(log: Log, end: Offset) -> CoordinatorState:
+    """What the entries of a log say, up to ``end``.
+
+    Raises:
+        CorruptBatchError: an entry is damaged; without it no outcome after it is certain.
+        InvalidRecordError: a record is no entry.
+        UnavailableError: the log cannot be read.
+    """
+    state, first = CoordinatorState(), log.log_start_offset
+    offset = first
+    while offset < end:
+        found = log.read(offset, LOAD_READ_BYTES, below=end)
+        for batch in decode_batches(found.buffer, columns=["offset", "value"]):
+            offsets, values = (column.to_pylist() for column in batch.columns)
+            for at, value in zip(offsets, values, strict=True):
+                if at >= first:  # the first batch may begin with what was forgotten
+                    state.apply(decode_entry(value))
+        offset = found.next_offset
+    return state
 
 
 class TransactionOffice:
@@ -234,14 +256,8 @@ class TransactionOffice:
             if partition.refusal is not None or partition.leader_epoch != epoch:
                 raise UnavailableError("the transaction coordinator moves; retry")
             await asyncio.sleep(POLL_S)
-        state = CoordinatorState()
-        offset, end = partition.log_start_offset, partition.next_offset
-        while offset < end:
-            found = partition.log.read(offset, LOAD_READ_BYTES, below=end)
-            for batch in decode_batches(found.buffer, columns=["value"]):
-                for value in batch.column("value"):
-                    state.apply(decode_entry(value.as_py()))
-            offset = found.next_offset
+        end = partition.next_offset
+        state = load_state(partition.log, end)
         coordinator = Coordinator(state, now_ms=self._now_ms(), sequence=end)
         term = self._term = _Term(coordinator, epoch)
         logger.info("the transaction coordinator is here, with %d ids", len(state.transactions))
