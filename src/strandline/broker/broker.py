@@ -413,15 +413,6 @@ class Broker:
 
     # Transactions
 
-    async def create_transactions_stream(self, config: StreamConfig) -> None:
-        """Make the internal stream of the transaction coordinator, unless somebody was first.
-
-        Raises:
-            UnavailableError: the broker cannot store it now.
-        """
-        with contextlib.suppress(StreamExistsError):
-            await self.create_stream(config)
-
     async def create_internal_stream(self, config: StreamConfig) -> None:
         """Make a stream of ours with as many copies as is prudent, unless somebody was first.
 

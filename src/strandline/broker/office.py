@@ -120,6 +120,12 @@ class Office(ABC, Generic[MachineT]):
             InvalidRecordError: one of them is none.
         """
 
+    def begun(self, term: Term[MachineT]) -> None:
+        """A term has begun: do what is owed from the last one."""
+
+    def ended(self) -> None:
+        """A term has ended."""
+
     @abstractmethod
     def stored(self, term: Term[MachineT], sequence: int) -> None:
         """Tell the machine that entries up to here are stored."""
@@ -232,10 +238,10 @@ class Office(ABC, Generic[MachineT]):
         """Begin a term beside the loop; one that is beginning is waited for."""
         if self._beginning is None:
             self._beginning = self.spawn(self._begin(partition), "begin")
-            self._beginning.add_done_callback(self._begun)
+            self._beginning.add_done_callback(self._has_begun)
         return self._beginning
 
-    def _begun(self, _: asyncio.Task[None]) -> None:
+    def _has_begun(self, _: asyncio.Task[None]) -> None:
         self._beginning = None
 
     async def _begin(self, partition: Partition) -> None:
@@ -251,9 +257,10 @@ class Office(ABC, Generic[MachineT]):
             if partition.refusal is not None or partition.leader_epoch != epoch:
                 return
             assert partition.next_offset == end, "only who holds the office writes here"
-            self.term = Term(self.begin(entries, sequence=end), epoch)
+            term = self.term = Term(self.begin(entries, sequence=end), epoch)
             self._failure = None
             logger.info("the %s is here, from %d entries", self._title, len(entries))
+            self.begun(term)
         except StrandlineError as error:
             self._failure = error
             self._not_before_ms = self.broker.clock.monotonic_ms() + RETRY_S * 1e3
@@ -268,6 +275,7 @@ class Office(ABC, Generic[MachineT]):
         for answer in term.waiting.values():
             if not answer.done():
                 answer.set_exception(error)
+        self.ended()
 
     async def run(self) -> None:
         """Hold the office whenever it is here, until cancelled."""
@@ -353,10 +361,12 @@ def _entries(partition: Partition, end: Offset) -> list[bytes]:
         StrandlineError: they cannot be read.
     """
     found: list[bytes] = []
-    offset = partition.log_start_offset
+    offset = first = partition.log_start_offset
     while offset < end:
         part = partition.log.read(offset, LOAD_READ_BYTES, below=end)
-        for batch in decode_batches(part.buffer, columns=["value"]):
-            found += batch.column(0).to_pylist()
+        for batch in decode_batches(part.buffer, columns=["offset", "value"]):
+            offsets, values = (column.to_pylist() for column in batch.columns)
+            # The first batch may begin with entries that were forgotten.
+            found += [value for at, value in zip(offsets, values, strict=True) if at >= first]
         offset = part.next_offset
     return found

@@ -50,13 +50,13 @@ class TransactionActions:
         }
 
     def _ask(self, make: Callable[[object], ev.Request]) -> Any:
-        return self._run(self._broker.transactions.request(make))
+        return self._run(self._broker.transactions.ask(make))
 
     def _begin(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, wire.BeginTransaction, what=wire.BEGIN_TRANSACTION)
         batch = request.batch
         begun: Begun = self._run(
-            self._broker.transactions.begin(
+            self._broker.transactions.begin_transaction(
                 lambda token, fresh_id: ev.Begin(
                     token=token,
                     id=request.id,

@@ -44,14 +44,14 @@ class Asker:
     async def begin(self, id_, *, after=None, timeout_ms=60_000, batch=None, nonce=None):
         nonce = nonce or f"nonce {next(counter)}"
         batch = None if batch is None else Batch(*batch)
-        begun = await self.office.begin(
+        begun = await self.office.begin_transaction(
             lambda token, fresh: ev.Begin(token, id_, after, nonce, timeout_ms, fresh, batch)
         )
         return begun.producer
 
     async def add(self, id_, who, *names):
         places = self.office.places(list(names))
-        await self.office.request(lambda token: ev.AddPlaces(token, id_, who, places))
+        await self.office.ask(lambda token: ev.AddPlaces(token, id_, who, places))
 
     def write(self, who, partition, answers, *values):
         """Append values as one batch; the token is the first value."""
@@ -67,25 +67,25 @@ class Asker:
         )
 
     async def end(self, id_, who, *, is_commit, cursors=None):
-        await self.office.request(
+        await self.office.ask(
             lambda token: ev.End(token, id_, who, is_commit=is_commit, cursors=cursors or {})
         )
 
     async def prepare(self, id_, who):
-        await self.office.request(lambda token: ev.Prepare(token, id_, who))
+        await self.office.ask(lambda token: ev.Prepare(token, id_, who))
 
     async def end_staged(self, id_, who, *, is_commit):
-        await self.office.request(
+        await self.office.ask(
             lambda token: ev.EndStaged(token, id_, Producer(*who), is_commit=is_commit)
         )
 
     async def publish(self, name, number, fingerprint, *parts):
-        return await self.office.request(
+        return await self.office.ask(
             lambda token: ev.Publish(token, Batch(name, number), parts, fingerprint)
         )
 
     async def read(self, question):
-        return await self.office.request(lambda token: ev.Read(token, question))
+        return await self.office.ask(lambda token: ev.Read(token, question))
 
 
 @pytest.fixture
