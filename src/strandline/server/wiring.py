@@ -5,7 +5,7 @@ first, broker last, so that every accepted record is answered.
 """
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
@@ -15,6 +15,9 @@ from strandline.frontends.flight.server import FlightFrontEnd
 from strandline.frontends.http.server import HttpFrontEnd
 from strandline.frontends.nats.frontend import NatsFrontEnd
 from strandline.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from strandline.frontends.grpc.frontend import GrpcFrontEnd
 
 
 class FrontEnd(Protocol):
@@ -53,6 +56,7 @@ class BrokerApp:
         self._flight = FlightFrontEnd(self.broker, config)
         self._http = HttpFrontEnd(self.broker, config)
         self._nats = NatsFrontEnd(self.broker, config) if with_nats else None
+        self._grpc = _grpc(self.broker, config)
         self._started: list[FrontEnd] = []
 
     @property
@@ -83,7 +87,7 @@ class BrokerApp:
         """
         await self.broker.start()
         try:
-            for front_end in (self._nats, self._flight, self._http):
+            for front_end in (self._nats, self._flight, self._grpc, self._http):
                 if front_end is not None:
                     await front_end.start()
                     self._started.append(front_end)
@@ -114,9 +118,19 @@ class BrokerApp:
             "ingest_port": self.ingest_port,
             "flight_port": self.flight_port,
             "http_port": self.http_port,
-            "grpc_port": None,
+            "grpc_port": self._grpc.port if self._grpc else None,
+            "beam_port": self._grpc.beam_port if self._grpc else None,
             **(part if cluster.is_on else {}),
         }
+
+
+def _grpc(broker: Broker, config: BrokerConfig) -> "GrpcFrontEnd | None":
+    """The gRPC front end, imported only where it is asked for."""
+    if config.grpc.port < 0 and config.grpc.beam_port < 0:
+        return None
+    from strandline.frontends.grpc.frontend import GrpcFrontEnd
+
+    return GrpcFrontEnd(broker, config)
 
 
 async def run_until(app: BrokerApp, stop: asyncio.Event) -> None:

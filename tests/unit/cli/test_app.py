@@ -110,6 +110,8 @@ def test_serve_prints_where_everything_listens(run, monkeypatch):
                 "ingest_port": 4223,
                 "flight_port": 9293,
                 "http_port": 9294,
+                "grpc_port": None,
+                "beam_port": None,
             }
         )
         return 0

@@ -1,0 +1,239 @@
+"""The service ``logspec.Log``: one stream behind one port."""
+
+import asyncio
+import contextlib
+import shutil
+from concurrent.futures import Executor
+from typing import Final
+
+import pyarrow as pa
+
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.broker.partition import Partition
+from strandline.config import StreamConfig
+from strandline.errors import (
+    InvalidConfigError,
+    ShuttingDownError,
+    StreamExistsError,
+    UnavailableError,
+)
+from strandline.frontends.grpc._generated import logspec_pb2 as pb
+from strandline.frontends.grpc.beam.append import DUE_MAX, AppendStream
+from strandline.frontends.grpc.beam.entries import COLUMNS, entries_of, framed_replies, skips
+from strandline.frontends.grpc.calls import Call, Method, parsed, server_stream, unary
+from strandline.frontends.grpc.health import HealthService
+from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.grpc.reading import Reader
+from strandline.frontends.grpc.status import RpcError, Status
+from strandline.types import Offset
+
+NAME: Final = "logspec.Log"
+INFO_INTERVAL_S: Final = 1.0
+"""Changes that no commit announces, such as a discard, are seen after so long."""
+RETRY_S: Final = 1.0
+REQUEST_SLACK_BYTES: Final = 1 << 20
+
+
+class BeamService:
+    """Beam's log on a port of its own.
+
+    Args:
+        broker: whose stream is served.
+        pool: threads to read on.
+    """
+
+    def __init__(self, broker: Broker, pool: Executor) -> None:
+        self._broker = broker
+        self._pool = pool
+        self._name = broker.config.grpc.beam_stream
+        self._listener: GrpcListener | None = None
+        self._making: asyncio.Task[None] | None = None
+        self._is_ready = False
+        self.port = 0
+
+    async def start(self) -> None:
+        """Make the stream if there is none, then listen.
+
+        Raises:
+            InvalidConfigError: the port cannot be had, or the stream has several partitions.
+            StrandlineError: the stream cannot be made.
+        """
+        health = HealthService((NAME,), lambda: self._is_ready)
+        self._listener = GrpcListener(
+            {**self._methods(), **health.methods()}, self._broker.telemetry
+        )
+        config = self._broker.config
+        await self._listener.start(config.host, config.grpc.beam_port, key="grpc.beam_port")
+        self.port = self._listener.port
+        self._broker.on_turn_end(self._listener.count)
+        if isinstance(self._broker, ClusterBroker):
+            self._making = asyncio.create_task(self._make_stream(), name="beam-stream")
+        else:
+            await self._make_stream()
+        self._is_ready = True
+
+    async def stop(self) -> None:
+        """End every call."""
+        self._is_ready = False
+        if self._listener is not None:
+            await self._listener.stop()
+        if self._making is not None:
+            self._making.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._making
+
+    async def _make_stream(self) -> None:
+        """See to it that there is the stream; in a cluster as soon as it decides anything."""
+        while True:
+            known = {stream.name: stream for stream in self._broker.streams()}
+            if self._name in known:
+                if len(known[self._name].partitions) != 1:
+                    raise InvalidConfigError(
+                        f"grpc.beam_stream {self._name!r} has several partitions; Beam's log has 1"
+                    )
+                return
+            replicas = max(1, min(3, len(self._broker.image.brokers)))
+            config = StreamConfig(
+                name=self._name,
+                subject=self._name,
+                replicas=replicas,
+                min_isr=replicas // 2 + 1,
+                dedup_window_ms=0,
+            )
+            try:
+                await self._broker.create_stream(config)
+            except StreamExistsError:
+                continue  # another broker was first
+            except UnavailableError:
+                if not isinstance(self._broker, ClusterBroker):
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    def _methods(self) -> dict[bytes, Method]:
+        request_max = self._broker.config.limits.batch_bytes + REQUEST_SLACK_BYTES
+        methods = {
+            "Append": Method(self._append, request_max),
+            "Discard": unary(pb.DiscardRequest, self._discard),
+            "Read": server_stream(pb.ReadRequest, self._read),
+            "Info": unary(pb.InfoRequest, self._info),
+            "InfoStream": server_stream(pb.InfoRequest, self._info_stream),
+        }
+        return {f"/{NAME}/{name}".encode(): method for name, method in methods.items()}
+
+    def _partition(self) -> Partition:
+        return self._broker.stream(self._name).partition(0)
+
+    def _is_leading(self, partition: Partition) -> bool:
+        if not isinstance(self._broker, ClusterBroker):
+            return True
+        leader = self._broker.image.partition(self._name, 0).leader
+        return partition.elsewhere is None and leader == self._broker.config.cluster.broker_id
+
+    # The calls
+
+    async def _append(self, call: Call) -> None:
+        partition = self._partition()
+        stream = AppendStream(call, partition, self._broker.config.limits)
+        while messages := await call.receive():
+            for data in messages:
+                if not self._is_leading(partition):
+                    call.send(pb.AppendReply(redirect=pb.Redirect()))
+                    return
+                stream.take(parsed(pb.AppendRequest, data))
+            await stream.below(DUE_MAX)
+            await call.drain()
+            if stream.is_over:
+                return
+        await stream.below(1)
+
+    async def _discard(self, request: pb.DiscardRequest, _: Call) -> pb.DiscardReply:
+        partition = self._partition()
+        if not self._is_leading(partition):
+            return pb.DiscardReply(redirect=pb.Redirect())
+        first = Offset(max(0, request.firstIndex - 1))
+        if first > partition.high_watermark:
+            await self._broker.skip_to(self._name, 0, first)
+        elif first > partition.log_start_offset:
+            await self._broker.truncate_before(self._name, 0, first)
+        return pb.DiscardReply(ok=pb.DiscardReply.OK())
+
+    async def _read(self, request: pb.ReadRequest, call: Call) -> None:
+        partition = self._partition()
+        if not self._is_leading(partition):
+            call.send(pb.ReadReply(redirect=pb.Redirect()))
+            return
+        if request.nextIndex < 1 or request.nextIndex - 1 < partition.log_start_offset:
+            call.send(pb.ReadReply(truncated=True))
+            return
+        reader: Reader
+
+        def convert(batches: list[pa.RecordBatch]) -> bytes:
+            return framed_replies(entries_of(batches, reader.offset))
+
+        start = Offset(request.nextIndex - 1)
+        reader = Reader(partition, start, columns=COLUMNS, convert=convert, pool=self._pool)
+        await self._follow(reader, call)
+
+    async def _follow(self, reader: Reader, call: Call) -> None:
+        """Send entries as they are committed, until they are discarded before they are sent."""
+        partition = reader.partition
+        while True:
+            if partition.closed:
+                if isinstance(partition.closed_by, ShuttingDownError):
+                    raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+                raise RpcError(Status.NOT_FOUND, f"stream {self._name!r} was deleted")
+            before = reader.offset
+            portion = await reader.next()
+            if before < partition.log_start_offset:
+                call.send(pb.ReadReply(truncated=True))
+                return
+            if portion.records:
+                call.send_framed(portion.data)
+                size = len(portion.data)
+                self._broker.telemetry.count_read(records=portion.records, size_bytes=size)
+            if portion.next_offset > portion.filled_to:
+                rest = skips(portion.filled_to, portion.next_offset)
+                call.send_framed(framed_replies(rest))
+            await call.drain()
+            if reader.offset >= partition.high_watermark:
+                await reader.more()
+
+    async def _info(self, request: pb.InfoRequest, _: Call) -> pb.InfoReply:
+        return self._described(request)
+
+    async def _info_stream(self, request: pb.InfoRequest, call: Call) -> None:
+        partition = self._partition()
+        said: pb.InfoReply | None = None
+        changed = asyncio.Event()
+        partition.watch(changed)
+        try:
+            while not partition.closed:
+                changed.clear()
+                now = self._described(request)
+                if now != said:
+                    call.send(now)
+                    said = now
+                await call.drain()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(INFO_INTERVAL_S):
+                        await changed.wait()
+        finally:
+            partition.unwatch(changed)
+
+    def _described(self, request: pb.InfoRequest) -> pb.InfoReply:
+        partition = self._partition()
+        if not self._is_leading(partition) and not (
+            request.allowStale and partition.elsewhere is None
+        ):
+            return pb.InfoReply(redirect=pb.Redirect())
+        used = partition.log.size_bytes
+        limit = partition.config.retention_bytes
+        total = limit or used + shutil.disk_usage(self._broker.data_dir).free
+        ok = pb.InfoReply.OK(
+            firstIndex=partition.log_start_offset + 1,
+            lastIndex=partition.high_watermark,
+            bytesUsed=used,
+            bytesTotal=total,
+        )
+        return pb.InfoReply(ok=ok)

@@ -1,0 +1,318 @@
+"""One HTTP/2 connection of a gRPC client, on the library h2.
+
+Rules: whatever arrives costs its sender a call or, at worst, the connection. Output of all calls is
+gathered and written once per round of the loop, in frames as large as the client takes: a frame for
+each small message is what makes gRPC slow (docs/adr/0019). While the client does not take its
+output, nothing more is read from it, so that it cannot make us remember things for it.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, cast
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+
+from strandline.errors import StrandlineError
+from strandline.frontends.grpc.calls import Call, Method
+from strandline.frontends.grpc.framing import timeout_s
+from strandline.frontends.grpc.status import RpcError, Status, percent_encoded, rpc_error
+
+if TYPE_CHECKING:
+    from strandline.frontends.grpc.listener import GrpcListener
+
+logger = logging.getLogger(__name__)
+
+STREAMS_MAX: Final = 4096
+STREAM_WINDOW_BYTES: Final = 1 << 20
+CONNECTION_WINDOW_BYTES: Final = 8 << 20
+FLUSH_BYTES_MAX: Final = 256 << 10
+"""Of one call in one flush, so that a fast one does not starve the others."""
+WRITE_BYTES_HIGH: Final = 1 << 20
+RESETS_MAX: Final = 1000
+"""Calls that a client may take back beyond those it lets finish (CVE-2023-44487)."""
+DEADLINE_PASSED: Final = "the deadline has passed"
+
+_BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection.
+
+    Args:
+        listener: what it shares with the others.
+    """
+
+    def __init__(self, listener: "GrpcListener") -> None:
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._h2 = H2Connection(
+            H2Configuration(
+                client_side=False, header_encoding=None, validate_outbound_headers=False
+            )
+        )
+        self._calls: dict[int, Call] = {}
+        self._marked: dict[int, Call] = {}
+        self._is_flush_due = self._is_paused = False
+        self._resets = 0
+        self._transport: asyncio.Transport | None = None
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet, or turn away what is too much."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
+        settings: dict[SettingCodes | int, int] = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
+            SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+        }
+        self._h2.local_settings.update(settings)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
+        self._write()
+        if not self._listener.admit(self):
+            self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
+        """Stop its calls."""
+        self._transport = None
+        calls, self._calls = list(self._calls.values()), {}
+        for call in calls:
+            call.abort(RpcError(Status.CANCELLED, "the connection was lost"))
+        self._listener.forget(self)
+
+    def pause_writing(self) -> None:
+        """The client does not take its output: neither read nor write."""
+        self._is_paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._is_paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._schedule_flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Take frames."""
+        try:
+            events = self._h2.receive_data(data)
+        except ProtocolError as error:
+            logger.debug("a gRPC client broke the protocol: %s", error)
+            self._close()
+            return
+        for event in events:
+            self._take(event)
+        self._write()
+
+    # What comes
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case DataReceived(stream_id=stream_id, data=data):
+                self._take_data(stream_id, data or b"", event.flow_controlled_length or 0)
+            case RequestReceived():
+                self._begin(event)
+            case StreamEnded(stream_id=stream_id) if call := self._calls.get(stream_id):
+                call.end_input()
+            case StreamReset(stream_id=stream_id):
+                self._reset(stream_id)
+            case WindowUpdated() | RemoteSettingsChanged():
+                self._schedule_flush()
+
+    def _take_data(self, stream_id: int, data: bytes, flow_bytes: int) -> None:
+        call = self._calls.get(stream_id)
+        freed = flow_bytes
+        if call is not None and call.status is None:
+            self._listener.messages += 1
+            try:
+                freed = call.feed(data, flow_bytes)
+            except RpcError as error:
+                call.abort(error)
+        self._free(stream_id, freed)
+
+    def _free(self, stream_id: int, count: int) -> None:
+        """Let the client send as much again."""
+        if count:
+            try:
+                self._h2.acknowledge_received_data(count, stream_id)
+            except ProtocolError:
+                return  # the stream, or the connection, has ended meanwhile
+
+    def release(self, call: Call, count: int) -> None:
+        """A call has taken what was held back."""
+        self._free(call.stream_id, count)
+        self._write()
+
+    def _begin(self, event: RequestReceived) -> None:
+        """A call."""
+        headers = dict(event.headers or ())
+        stream_id = event.stream_id or 0
+        path = bytes(headers.get(b":path", b""))
+        method = self._listener.methods.get(path)
+        timeout = headers.get(b"grpc-timeout")
+        call = Call(
+            self,
+            stream_id,
+            method=method or _UNKNOWN,
+            timeout_s=timeout_s(bytes(timeout)) if timeout is not None else None,
+        )
+        self._calls[stream_id] = call
+        if not bytes(headers.get(b"content-type", b"")).startswith(b"application/grpc"):
+            call.finish(Status.INVALID_ARGUMENT, "this listener speaks gRPC only")
+            return
+        if method is None:
+            call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
+            return
+        if call.timeout_s is not None:
+            expired = RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+            call.timer = self._loop.call_later(call.timeout_s, call.abort, expired)
+        call.task = self._loop.create_task(self._run(call, method))
+
+    async def _run(self, call: Call, method: Method) -> None:
+        """Serve a call to its end."""
+        try:
+            await method.handle(call)
+            call.finish(Status.OK)
+        except asyncio.CancelledError:
+            failure = call.failure or RpcError(Status.CANCELLED, "the call was stopped")
+            call.finish(failure.status, failure.text)
+        except RpcError as error:
+            call.finish(error.status, error.text)
+        except StrandlineError as error:
+            ended = rpc_error(error)
+            call.finish(ended.status, ended.text)
+        except Exception:
+            logger.exception("a gRPC call failed")
+            call.finish(Status.INTERNAL, "internal error; see the broker's log")
+        finally:
+            if call.timer is not None:
+                call.timer.cancel()
+
+    def _reset(self, stream_id: int) -> None:
+        """The client takes a call back."""
+        call = self._calls.pop(stream_id, None)
+        self._marked.pop(stream_id, None)
+        if call is not None:
+            call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
+            self._resets += 1
+            if self._resets > RESETS_MAX:
+                self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
+
+    # What goes
+
+    def mark(self, call: Call) -> None:
+        """A call has something to send."""
+        if call.stream_id not in self._marked and call.stream_id in self._calls:
+            self._marked[call.stream_id] = call
+            self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if not self._is_flush_due and not self._is_paused and self._marked:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what the windows allow, call by call."""
+        self._is_flush_due = False
+        if self._transport is None or self._is_paused:
+            return
+        is_cut = False
+        for call in list(self._marked.values()):
+            try:
+                is_cut |= self._flush_call(call)
+            except ProtocolError as error:  # it was ended from the other side just now
+                logger.debug("a gRPC call ended early: %s", error)
+                self._marked.pop(call.stream_id, None)
+                self._calls.pop(call.stream_id, None)
+        self._write()
+        if is_cut:
+            self._schedule_flush()
+
+    def _flush_call(self, call: Call) -> bool:
+        """Send of one call; whether it has more that could be sent at once."""
+        stream_id, conn = call.stream_id, self._h2
+        if call.pending_bytes and not call.has_begun:
+            call.has_begun = True
+            conn.send_headers(stream_id, _BEGIN)
+        room = FLUSH_BYTES_MAX
+        while call.pending_bytes:
+            window = min(conn.local_flow_control_window(stream_id), room, call.pending_bytes)
+            if window <= 0:
+                return room <= 0
+            count = min(window, conn.max_outbound_frame_size)
+            conn.send_data(stream_id, call.taken(count))
+            room -= count
+        del self._marked[stream_id]
+        if call.status is not None:
+            self._end(call, call.status)
+        return False
+
+    def _end(self, call: Call, status: Status) -> None:
+        """Send the trailers and forget the call."""
+        trailers = [(b"grpc-status", b"%d" % status)]
+        if call.text:
+            trailers.append((b"grpc-message", percent_encoded(call.text)))
+        headers = trailers if call.has_begun else [*_BEGIN, *trailers]
+        self._h2.send_headers(call.stream_id, headers, end_stream=True)
+        if not call.input_ended:
+            self._h2.reset_stream(call.stream_id, ErrorCodes.NO_ERROR)
+        elif self._resets:
+            self._resets -= 1
+        del self._calls[call.stream_id]
+
+    def _write(self) -> None:
+        data = self._h2.data_to_send()
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    # Ending
+
+    @property
+    def busy(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+    def end_calls(self, error: RpcError) -> None:
+        """Stop every call, with this."""
+        for call in list(self._calls.values()):
+            call.abort(error)
+
+    def go_away(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """Say that no more calls are taken, and close once the output is out."""
+        try:
+            self._h2.close_connection(code)
+        except ProtocolError as error:
+            logger.debug("closing a gRPC connection: %s", error)
+        self._close()
+
+    def _close(self) -> None:
+        self._write()
+        if self._transport is not None:
+            self._transport.close()
+
+    def drop(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def _refuse(call: Call) -> None:
+    raise RpcError(Status.UNIMPLEMENTED, f"stream {call.stream_id} has no method")
+
+
+_UNKNOWN = Method(_refuse)

@@ -1,0 +1,57 @@
+"""The gRPC front end: Liftbridge's API and Beam's log.
+
+Each has a port of its own and is off unless asked for.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from strandline.broker.broker import Broker
+from strandline.config import BrokerConfig
+from strandline.frontends.grpc.beam.service import BeamService
+from strandline.frontends.grpc.liftbridge.service import LiftbridgeService
+from strandline.frontends.grpc.reading import THREADS
+
+
+class GrpcFrontEnd:
+    """gRPC for one broker; loop thread.
+
+    Args:
+        broker: started, and stopped after this.
+        config: settings.
+    """
+
+    def __init__(self, broker: Broker, config: BrokerConfig) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc-read")
+        self._liftbridge = LiftbridgeService(broker, self._pool) if config.grpc.port >= 0 else None
+        self._beam = BeamService(broker, self._pool) if config.grpc.beam_port >= 0 else None
+
+    @property
+    def port(self) -> int | None:
+        """Port of the Liftbridge API; None when off."""
+        return self._liftbridge.port if self._liftbridge is not None else None
+
+    @property
+    def beam_port(self) -> int | None:
+        """Port of Beam's log; None when off."""
+        return self._beam.port if self._beam is not None else None
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            StrandlineError: a port or a stream cannot be had; nothing is left running.
+        """
+        try:
+            for service in (self._liftbridge, self._beam):
+                if service is not None:
+                    await service.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End every call and close."""
+        for service in (self._beam, self._liftbridge):
+            if service is not None:
+                await service.stop()
+        self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,127 @@
+"""What streams, partitions, brokers and groups there are, as Liftbridge's clients ask.
+
+Rules: what is unknown is an entry that says so, not an error; brokers that cannot be dialled are
+not listed; offsets are inclusive, -1 for an empty partition.
+"""
+
+from strandline.broker.partition import Partition
+from strandline.broker.stream import Stream
+from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.liftbridge.host import Host
+from strandline.frontends.grpc.status import RpcError, Status
+from strandline.record.batch import read_header
+from strandline.types import BrokerId
+
+
+class DescribeCalls:
+    """The rpcs that change nothing.
+
+    Args:
+        host: shared.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def metadata(self, request: pb.FetchMetadataRequest, _: Call) -> pb.FetchMetadataResponse:
+        """Brokers, streams (none named: all) and the groups named."""
+        host = self._host
+        names = list(request.streams) or [stream.name for stream in host.broker.streams()]
+        streams = [(name, host.stream(name)) for name in names]
+        return pb.FetchMetadataResponse(
+            brokers=self._brokers(),
+            streamMetadata=[self._stream(name, stream) for name, stream in streams],
+            groupMetadata=[self._group(group) for group in request.groups],
+        )
+
+    async def partition(
+        self, request: pb.FetchPartitionMetadataRequest, _: Call
+    ) -> pb.FetchPartitionMetadataResponse:
+        """One partition, as its leader knows it."""
+        partition = self._host.partition(request.stream, request.partition)
+        if partition is None:
+            raise RpcError(Status.NOT_FOUND, "partition not found")
+        if self._host.leader(partition) != self._host.me:
+            text = "The request should be sent to partition leader"
+            raise RpcError(Status.FAILED_PRECONDITION, text)
+        metadata = self._partition(partition)
+        first, latest = received_ns(partition)
+        metadata.messagesReceivedTimestamps.firstTimestamp = first
+        metadata.messagesReceivedTimestamps.latestTimestamp = latest
+        return pb.FetchPartitionMetadataResponse(metadata=metadata)
+
+    def _brokers(self) -> list[pb.Broker]:
+        """Whom clients may dial: in a cluster only this one, until the others' ports are known."""
+        host, port = self._host.address
+        partitions = self._host.broker.partitions()
+        me = self._host.me
+        kept = [p for p in partitions if me in self._host.replicas(p)[0]]
+        led = [p for p in kept if self._host.leader(p) == me]
+        return [
+            pb.Broker(
+                id=str(me),
+                host=host,
+                port=port,
+                partitionCount=len(kept),
+                leaderCount=len(led),
+            )
+        ]
+
+    def _stream(self, name: str, stream: Stream | None) -> pb.StreamMetadata:
+        if stream is None:
+            return pb.StreamMetadata(name=name, error=pb.StreamMetadata.UNKNOWN_STREAM)
+        return pb.StreamMetadata(
+            name=name,
+            subject=stream.config.subject,
+            creationTimestamp=stream.created_ns,
+            partitions={p.name.partition: self._partition(p) for p in stream.partitions},
+        )
+
+    def _partition(self, partition: Partition) -> pb.PartitionMetadata:
+        state = self._host.state(partition)
+        replicas, isr = self._host.replicas(partition)
+        leader = self._host.leader(partition)
+        return pb.PartitionMetadata(
+            id=partition.name.partition,
+            leader="" if leader is None else str(leader),
+            replicas=_names(replicas),
+            isr=_names(isr),
+            highWatermark=partition.high_watermark - 1,
+            newestOffset=partition.log_end_offset - 1,
+            paused=state.is_paused,
+            readonly=state.is_readonly,
+            pauseTimestamps=_times(state.paused_ns),
+            readonlyTimestamps=_times(state.readonly_ns),
+        )
+
+    def _group(self, name: str) -> pb.ConsumerGroupMetadata:
+        group = self._host.broker.image.groups.get(name)
+        if group is None:
+            unknown = pb.ConsumerGroupMetadata.UNKNOWN_GROUP
+            return pb.ConsumerGroupMetadata(groupId=name, error=unknown)
+        return pb.ConsumerGroupMetadata(
+            groupId=name, coordinator=str(group.coordinator), epoch=group.epoch
+        )
+
+
+def received_ns(partition: Partition) -> tuple[int, int]:
+    """When the oldest and the newest record that is kept came; 0: there is none."""
+    start, end = partition.log_start_offset, partition.high_watermark
+    if start >= end:
+        return 0, 0
+    try:
+        oldest = read_header(memoryview(partition.read(start, 1)))
+        latest = read_header(memoryview(partition.read(type(end)(end - 1), 1)))
+    except (CorruptBatchError, OffsetOutOfRangeError):
+        return 0, 0  # damaged, compacted away or just deleted: nobody can say
+    return oldest.first_timestamp, latest.last_timestamp
+
+
+def _names(brokers: tuple[BrokerId, ...]) -> list[str]:
+    return [str(broker) for broker in brokers]
+
+
+def _times(times: tuple[int, int]) -> pb.PartitionEventTimestamps:
+    return pb.PartitionEventTimestamps(firstTimestamp=times[0], latestTimestamp=times[1])

@@ -1,0 +1,113 @@
+"""What the parts of the Liftbridge API share: the broker, the settings and a few look-ups."""
+
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from typing import Final
+
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.broker.partition import Partition
+from strandline.broker.stream import Stream
+from strandline.config import GrpcConfig
+from strandline.errors import (
+    NotLeaderError,
+    PausedError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from strandline.metadata.commands import PausePartitions
+from strandline.metadata.image import PartitionState
+from strandline.types import BrokerId
+
+CURSORS: Final = "__cursors"
+ACTIVITY: Final = "__activity"
+RESERVED: Final = frozenset((CURSORS, ACTIVITY))
+
+
+class Host:
+    """The broker as the API sees it.
+
+    Args:
+        broker: whose streams are served.
+        pool: threads to read on.
+    """
+
+    def __init__(self, broker: Broker, pool: Executor) -> None:
+        self.broker = broker
+        self.pool = pool
+        self.config: GrpcConfig = broker.config.grpc
+        self.port = 0
+        """Of the API's own listener, once it listens."""
+
+    @property
+    def me(self) -> BrokerId:
+        """This broker's number; 0 alone."""
+        return BrokerId(self.broker.config.cluster.broker_id)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that clients are told to dial."""
+        host = self.config.advertised_host or self.broker.config.host
+        return ("localhost" if host in ("", "0.0.0.0", "::") else host), self.port  # noqa: S104  not a bind
+
+    def stream(self, name: str) -> Stream | None:
+        """A stream, if there is one of the name."""
+        try:
+            return self.broker.stream(name)
+        except UnknownStreamError:
+            return None
+
+    def partition(self, stream: str, number: int) -> Partition | None:
+        """A partition, if there is it."""
+        found = self.stream(stream)
+        try:
+            return found.partition(number) if found is not None else None
+        except UnknownPartitionError:
+            return None
+
+    def state(self, partition: Partition) -> PartitionState:
+        """Whether a partition is readonly or paused."""
+        stream = self.broker.image.streams.get(partition.name.stream)
+        states = stream.states if stream is not None else {}
+        return states.get(partition.name.partition, PartitionState())
+
+    def leader(self, partition: Partition) -> BrokerId | None:
+        """Who leads a partition."""
+        if not isinstance(self.broker, ClusterBroker):
+            return self.me
+        name = partition.name
+        return self.broker.image.partition(name.stream, name.partition).leader
+
+    def replicas(self, partition: Partition) -> tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]:
+        """Who keeps a partition, and who of them is in sync."""
+        if not isinstance(self.broker, ClusterBroker):
+            return (self.me,), (self.me,)
+        image = self.broker.image.partition(partition.name.stream, partition.name.partition)
+        return image.replicas, image.isr
+
+    def check_leading(self, partition: Partition) -> None:
+        """Refuse a partition that somebody else leads.
+
+        Raises:
+            NotLeaderError: naming who does, if anybody.
+        """
+        leader = self.leader(partition)
+        if leader != self.me:
+            raise NotLeaderError(f"{partition.name} is led by broker {leader}")
+
+    async def wake(self, partition: Partition) -> None:
+        """Resume a partition that is paused."""
+        if isinstance(partition.barred_by, PausedError):
+            await self.pause(partition.name.stream, (partition.name.partition,), is_on=False)
+
+    async def pause(
+        self, stream: str, partitions: Iterable[int], *, is_on: bool, resumes_all: bool = False
+    ) -> None:
+        """Pause partitions, or resume them.
+
+        Raises:
+            StrandlineError: there are no such, or it cannot be stored now.
+        """
+        now_ns = self.broker.clock.now_ns()
+        numbers = tuple(partitions)
+        await self.broker.change(PausePartitions(stream, numbers, is_on, now_ns, resumes_all))

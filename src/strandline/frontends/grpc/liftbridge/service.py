@@ -1,0 +1,116 @@
+"""Liftbridge's service: which part answers which rpc, and what runs beside."""
+
+import asyncio
+import contextlib
+from concurrent.futures import Executor
+
+from strandline.broker.broker import Broker
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.frontends.grpc.calls import Method, server_stream, unary
+from strandline.frontends.grpc.health import HealthService
+from strandline.frontends.grpc.liftbridge.activity import Activity
+from strandline.frontends.grpc.liftbridge.cursors import CursorCalls
+from strandline.frontends.grpc.liftbridge.describe import DescribeCalls
+from strandline.frontends.grpc.liftbridge.groups import GroupCalls
+from strandline.frontends.grpc.liftbridge.host import Host
+from strandline.frontends.grpc.liftbridge.idle import AutoPause
+from strandline.frontends.grpc.liftbridge.internal import ensure_streams
+from strandline.frontends.grpc.liftbridge.publish import PublishCalls
+from strandline.frontends.grpc.liftbridge.streams import StreamCalls
+from strandline.frontends.grpc.liftbridge.subscribe import SubscribeCalls
+from strandline.frontends.grpc.listener import GrpcListener
+
+NAME = "proto.API"
+
+
+class LiftbridgeService:
+    """Liftbridge's API on a port of its own.
+
+    Args:
+        broker: whose streams are served.
+        pool: threads to read on.
+    """
+
+    def __init__(self, broker: Broker, pool: Executor) -> None:
+        self._host = Host(broker, pool)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listener: GrpcListener | None = None
+        self._is_ready = False
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._host.port
+
+    async def start(self) -> None:
+        """Make the streams it needs, then listen.
+
+        Raises:
+            InvalidConfigError: the port cannot be had.
+            StrandlineError: a stream cannot be made.
+        """
+        host, broker = self._host, self._host.broker
+        activity = Activity(host) if host.config.activity else None
+        groups, subscribing = GroupCalls(host), SubscribeCalls(host)
+        health = HealthService((NAME,), lambda: self._is_ready)
+        methods = {**_methods(host, groups, subscribing), **health.methods()}
+        self._listener = GrpcListener(methods, broker.telemetry)
+        await self._listener.start(broker.config.host, host.config.port, key="grpc.port")
+        host.port = self._listener.port
+        broker.on_turn_end(self._listener.count)
+        if not broker.config.cluster.is_on:
+            await ensure_streams(host)
+        self._tasks = [
+            asyncio.create_task(self._keep(activity), name="liftbridge-streams"),
+            asyncio.create_task(groups.expire(), name="liftbridge-groups"),
+            asyncio.create_task(
+                AutoPause(host, subscribing.subscribers).run(), name="liftbridge-idle"
+            ),
+        ]
+        self._is_ready = True
+
+    async def _keep(self, activity: Activity | None) -> None:
+        """See to the streams of the API, then note what happens."""
+        await ensure_streams(self._host)
+        if activity is not None:
+            await activity.run()
+
+    async def stop(self) -> None:
+        """End every call, then what runs beside."""
+        self._is_ready = False
+        if self._listener is not None:
+            await self._listener.stop()
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+
+
+def _methods(host: Host, groups: GroupCalls, subscribing: SubscribeCalls) -> dict[bytes, Method]:
+    """The rpcs by path."""
+    streams, describing = StreamCalls(host), DescribeCalls(host)
+    publishing, cursors = PublishCalls(host), CursorCalls(host)
+    methods = {
+        "CreateStream": unary(pb.CreateStreamRequest, streams.create),
+        "DeleteStream": unary(pb.DeleteStreamRequest, streams.delete),
+        "PauseStream": unary(pb.PauseStreamRequest, streams.pause),
+        "SetStreamReadonly": unary(pb.SetStreamReadonlyRequest, streams.set_readonly),
+        "Subscribe": server_stream(pb.SubscribeRequest, subscribing.subscribe),
+        "FetchMetadata": unary(pb.FetchMetadataRequest, describing.metadata),
+        "FetchPartitionMetadata": unary(pb.FetchPartitionMetadataRequest, describing.partition),
+        "Publish": unary(pb.PublishRequest, publishing.publish),
+        "PublishAsync": Method(publishing.publish_many),
+        "PublishToSubject": unary(pb.PublishToSubjectRequest, publishing.publish_to_subject),
+        "SetCursor": unary(pb.SetCursorRequest, cursors.set),
+        "FetchCursor": unary(pb.FetchCursorRequest, cursors.fetch),
+        "JoinConsumerGroup": unary(pb.JoinConsumerGroupRequest, groups.join),
+        "LeaveConsumerGroup": unary(pb.LeaveConsumerGroupRequest, groups.leave),
+        "FetchConsumerGroupAssignments": unary(
+            pb.FetchConsumerGroupAssignmentsRequest, groups.fetch
+        ),
+        "ReportConsumerGroupCoordinator": unary(
+            pb.ReportConsumerGroupCoordinatorRequest, groups.report
+        ),
+    }
+    return {f"/{NAME}/{name}".encode(): method for name, method in methods.items()}

@@ -1,0 +1,216 @@
+"""Subscriptions: where they begin, where they end, and what happens in between.
+
+Rules: only committed records are delivered; the first message is empty and says that the
+subscription stands. Where a position leads is decided once, at the beginning, by pure functions.
+A subscription that reaches its end says so with RESOURCE_EXHAUSTED, as Liftbridge does.
+"""
+
+from collections import defaultdict
+from typing import Final, NamedTuple
+
+from strandline.broker.partition import Partition
+from strandline.errors import (
+    PausedError,
+    ReadonlyError,
+    ShuttingDownError,
+    StrandlineError,
+)
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.liftbridge.host import Host
+from strandline.frontends.grpc.liftbridge.messages import COLUMNS, MessageEncoder
+from strandline.frontends.grpc.reading import Reader
+from strandline.frontends.grpc.status import RpcError, Status
+from strandline.types import Offset, PartitionName, TimestampNs
+
+STOPPED: Final = "Stop offset reached"
+END_OF_READONLY: Final = "End of readonly partition"
+
+
+class Extent(NamedTuple):
+    """What of a partition is delivered; the end is exclusive, None: there is none."""
+
+    start: Offset
+    stop: Offset | None
+    why_stop: str = STOPPED
+
+
+def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
+    """The first offset to deliver.
+
+    Raises:
+        RpcError: a position nobody knows.
+    """
+    end, first = partition.high_watermark, partition.log_start_offset
+    match request.startPosition:
+        case pb.NEW_ONLY:
+            start = end
+        case pb.OFFSET:
+            # Beyond the end means: what comes from now on.
+            start = Offset(request.startOffset) if request.startOffset < end else end
+        case pb.EARLIEST:
+            start = first
+        case pb.LATEST:
+            start = Offset(end - 1)
+        case pb.TIMESTAMP:
+            start = partition.offset_for_timestamp(TimestampNs(max(0, request.startTimestamp)))
+        case other:
+            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StartPosition {other}")
+    return max(start, first)
+
+
+def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset | None, str]:
+    """The offset before which it ends, and why there; None: it goes on.
+
+    Raises:
+        RpcError: a position nobody knows, or that leads nowhere.
+    """
+    end = partition.high_watermark
+    match request.stopPosition:
+        case pb.STOP_ON_CANCEL:
+            if isinstance(partition.barred_by, ReadonlyError):
+                return end, END_OF_READONLY
+            return None, STOPPED
+        case pb.STOP_OFFSET:
+            return (Offset(request.stopOffset + 1) if request.stopOffset >= 0 else None), STOPPED
+        case pb.STOP_LATEST:
+            if end <= partition.log_start_offset:
+                raise RpcError(Status.RESOURCE_EXHAUSTED, "Stream is empty")
+            return end, STOPPED
+        case pb.STOP_TIMESTAMP:
+            stop = partition.offset_for_timestamp(TimestampNs(max(0, request.stopTimestamp) + 1))
+            if stop <= partition.log_start_offset:
+                raise RpcError(Status.INTERNAL, "no message is as old as the stop timestamp")
+            return stop, STOPPED
+        case other:
+            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StopPosition {other}")
+
+
+def extent_of(request: pb.SubscribeRequest, partition: Partition) -> Extent:
+    """What a request asks for.
+
+    Raises:
+        RpcError: it contradicts itself.
+    """
+    start = start_of(request, partition)
+    stop, why = stop_of(request, partition)
+    if stop is not None and why != END_OF_READONLY and stop <= start:
+        text = f"Stop offset is before start offset: {stop - 1} < {start}"
+        raise RpcError(Status.INVALID_ARGUMENT, text)
+    return Extent(start, stop, why)
+
+
+class _Member(NamedTuple):
+    """Who reads a partition for a group."""
+
+    epoch: int
+    call: Call
+
+
+class SubscribeCalls:
+    """The rpc that reads.
+
+    Args:
+        host: shared.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._members: dict[tuple[str, PartitionName], _Member] = {}
+        self.subscribers: defaultdict[PartitionName, int] = defaultdict(int)
+        """How many subscriptions each partition has."""
+
+    async def subscribe(self, request: pb.SubscribeRequest, call: Call) -> None:
+        """Deliver records until the client goes or the end is reached."""
+        partition = self._partition(request)
+        if request.resume:
+            try:
+                await self._host.wake(partition)
+            except StrandlineError as error:
+                raise RpcError(Status.INTERNAL, error.message) from error
+        group = (request.consumer.groupId, partition.name)
+        if request.consumer.groupId:
+            self._take_over(request.consumer, group, call)
+        name = partition.name
+        self.subscribers[name] += 1
+        try:
+            extent = extent_of(request, partition)
+            call.send(pb.Message())
+            await self._deliver(partition, extent, call)
+        finally:
+            self.subscribers[name] -= 1
+            if not self.subscribers[name]:
+                del self.subscribers[name]
+            member = self._members.get(group)
+            if member is not None and member.call is call:
+                del self._members[group]
+
+    def _partition(self, request: pb.SubscribeRequest) -> Partition:
+        """The partition, if it is read here."""
+        consumer = request.consumer
+        if consumer.groupId and not consumer.consumerId:
+            text = "Consumer id cannot be empty when group id is provided"
+            raise RpcError(Status.INVALID_ARGUMENT, text)
+        partition = self._host.partition(request.stream, request.partition)
+        if partition is None:
+            raise RpcError(Status.NOT_FOUND, "No such partition")
+        host = self._host
+        if host.leader(partition) == host.me:
+            return partition
+        if request.readISRReplica and consumer.groupId:
+            text = "Consumer groups not compatible with ReadISRReplica"
+            raise RpcError(Status.INVALID_ARGUMENT, text)
+        if not request.readISRReplica or host.me not in host.replicas(partition)[1]:
+            raise RpcError(Status.FAILED_PRECONDITION, "Server not partition leader")
+        return partition
+
+    def _take_over(
+        self, consumer: pb.Consumer, group: tuple[str, PartitionName], call: Call
+    ) -> None:
+        """Be the one who reads the partition for a group; whoever was, ends without an error."""
+        holder = self._members.get(group)
+        if holder is not None:
+            if consumer.groupEpoch < holder.epoch:
+                text = "Consumer is not currently assigned this partition"
+                raise RpcError(Status.FAILED_PRECONDITION, text)
+            holder.call.abort(RpcError(Status.OK, ""))
+        self._members[group] = _Member(consumer.groupEpoch, call)
+
+    async def _deliver(self, partition: Partition, extent: Extent, call: Call) -> None:
+        encoder = MessageEncoder(partition.name)
+        reader = Reader(
+            partition,
+            extent.start,
+            columns=COLUMNS,
+            convert=encoder.encode,
+            pool=self._host.pool,
+        )
+        telemetry = self._host.broker.telemetry
+        while True:
+            _check_open(partition)
+            if extent.stop is not None and reader.offset >= extent.stop:
+                raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
+            is_readonly = isinstance(partition.barred_by, ReadonlyError)
+            portion = await reader.next(extent.stop)
+            if portion.records:
+                call.send_framed(portion.data)
+                telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
+                await call.drain()
+            elif reader.offset >= partition.high_watermark:
+                if is_readonly:
+                    raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
+                await reader.more()
+
+
+def _check_open(partition: Partition) -> None:
+    """End a subscription of what is gone or paused.
+
+    Raises:
+        RpcError: it is.
+    """
+    if partition.closed:
+        if isinstance(partition.closed_by, ShuttingDownError):
+            raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+        raise RpcError(Status.NOT_FOUND, "commit log was deleted")
+    if isinstance(partition.barred_by, PausedError):
+        raise RpcError(Status.FAILED_PRECONDITION, "commit log was closed")

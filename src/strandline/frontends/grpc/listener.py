@@ -1,0 +1,125 @@
+"""A port that speaks gRPC, and what its connections share.
+
+Rules: taken ports are typed errors; stopping tells every call UNAVAILABLE, which clients answer
+by trying elsewhere or later, and waits for no slow client.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from strandline.errors import InvalidConfigError
+from strandline.frontends.grpc.calls import Method
+from strandline.frontends.grpc.connection import Connection
+from strandline.frontends.grpc.status import RpcError, Status
+from strandline.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+LISTENER: Final = "grpc"
+STOPPING: Final = RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+STOP_TIMEOUT_S: Final = 2.0
+BACKLOG: Final = 1024
+KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""So that clients whose machine has gone are noticed."""
+
+
+class GrpcListener:
+    """Listens for gRPC clients.
+
+    Args:
+        methods: path → how it is served.
+        telemetry: counters.
+    """
+
+    def __init__(self, methods: Mapping[bytes, Method], telemetry: Telemetry) -> None:
+        self.methods = methods
+        self.messages = 0
+        """Frames with data since the last count was handed to telemetry."""
+        self._telemetry = telemetry
+        self._connections: set[Connection] = set()
+        self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int, *, key: str) -> None:
+        """Begin to listen.
+
+        Args:
+            host: address to bind to.
+            port: 0 for a free one.
+            key: the setting the port comes from, for the error.
+
+        Raises:
+            InvalidConfigError: the address cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self), host, port, backlog=BACKLOG
+            )
+        except OSError as error:
+            raise InvalidConfigError(
+                f"cannot listen for gRPC on {host}:{port} ({key}): {error.strerror}; choose "
+                "another port, 0 for a free one, -1 for none"
+            ) from error
+        for listening in self._server.sockets:
+            for option in KEEPALIVE:
+                with contextlib.suppress(OSError):  # not every system has each of them
+                    listening.setsockopt(*option)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Take nothing more, end every call, close."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections):
+            connection.end_calls(STOPPING)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._close_all()
+        for connection in list(self._connections):
+            connection.drop()
+        self._server = None
+
+    async def _close_all(self) -> None:
+        """Let the calls say how they ended, then close."""
+        while any(connection.busy for connection in self._connections):  # noqa: ASYNC110  a moment
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.go_away()
+        await self._all_gone.wait()
+
+    def count(self) -> None:
+        """Hand the count of messages to telemetry; after each turn."""
+        if self.messages:
+            self._telemetry.count_listener(LISTENER, messages=self.messages)
+            self.messages = 0
+
+    # What connections need of each other
+
+    def admit(self, connection: Connection) -> bool:
+        """Remember a new connection; False if there are too many."""
+        self._connections.add(connection)
+        self._all_gone.clear()
+        self._telemetry.count_listener(LISTENER, connections=1)
+        return len(self._connections) <= self._connections_max
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_gone.set()
+        self._telemetry.count_listener(LISTENER, connections=-1)

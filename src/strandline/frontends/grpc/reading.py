@@ -1,0 +1,119 @@
+"""Committed records of a partition, read beside the loop and handed over as what a client is sent.
+
+Rules: reading, checking sums and encoding happen on threads of a pool, because a cold disk would
+hold up every publisher; one portion of one reader at a time. Offsets that compaction or retention
+took are passed over. Must not know what a client is sent.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from strandline.broker.partition import Partition
+from strandline.errors import OffsetOutOfRangeError
+from strandline.record.codec import decode_batches
+from strandline.types import Offset
+
+PORTION_BYTES: Final = 256 << 10
+THREADS: Final = 4
+
+Convert = Callable[[list[pa.RecordBatch]], bytes | bytearray]
+
+
+class Portion(NamedTuple):
+    """What was read, as it is sent, and where to go on."""
+
+    data: bytes | bytearray
+    records: int
+    filled_to: Offset
+    """The offset after the last record, or where it began."""
+    next_offset: Offset
+
+
+class Reader:
+    """Reads one partition in order.
+
+    Args:
+        partition: which.
+        offset: the first wanted.
+        columns: of ``record.schema`` that ``convert`` needs; ``offset`` first.
+        convert: makes what is sent; runs on a thread of the pool.
+        pool: whose threads read.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        offset: Offset,
+        *,
+        columns: tuple[str, ...],
+        convert: Convert,
+        pool: Executor,
+    ) -> None:
+        assert columns[0] == "offset", "by which records are cut"
+        self.partition = partition
+        self.offset = offset
+        self._columns = columns
+        self._convert = convert
+        self._pool = pool
+        self._more = asyncio.Event()
+
+    async def next(self, stop: Offset | None = None) -> Portion:
+        """The next records, about ``PORTION_BYTES`` of them, below ``stop``; perhaps none.
+
+        Raises:
+            CorruptBatchError: the next batch is damaged.
+            StrandlineError: the partition cannot be read here.
+        """
+        loop = asyncio.get_running_loop()
+        portion = await loop.run_in_executor(self._pool, self._read, stop)
+        self.offset = portion.next_offset
+        return portion
+
+    def _read(self, stop: Offset | None) -> Portion:
+        partition, offset = self.partition, self.offset
+        end = partition.high_watermark
+        end = end if stop is None else min(end, stop)
+        if offset >= end:
+            return Portion(b"", 0, offset, offset)
+        try:
+            buffer = partition.read(offset, PORTION_BYTES)
+        except OffsetOutOfRangeError:
+            if offset >= partition.log_start_offset:
+                raise
+            start = partition.log_start_offset
+            return Portion(b"", 0, start, start)
+        batches: list[pa.RecordBatch] = []
+        next_offset = end
+        if buffer.size:
+            whole = list(decode_batches(buffer, columns=self._columns))
+            batches = [piece for batch in whole if (piece := cut(batch, offset, end)).num_rows]
+            last = int(whole[-1].column(0)[-1].as_py()) + 1
+            next_offset = Offset(min(end, max(last, offset + 1)))
+        if not batches:
+            return Portion(b"", 0, offset, next_offset)
+        records = sum(batch.num_rows for batch in batches)
+        filled_to = Offset(batches[-1].column(0)[-1].as_py() + 1)
+        return Portion(self._convert(batches), records, filled_to, next_offset)
+
+    async def more(self) -> None:
+        """Wait until there may be more, or the partition's state has changed."""
+        self._more.clear()
+        self.partition.watch(self._more)
+        try:
+            if self.partition.high_watermark <= self.offset and not self.partition.closed:
+                await self._more.wait()
+        finally:
+            self.partition.unwatch(self._more)
+
+
+def cut(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
+    """The rows with offsets from ``start`` to ``stop``."""
+    offsets = batch.column(0).to_numpy()
+    if offsets[0] >= start and offsets[-1] < stop:
+        return batch
+    first, last = offsets.searchsorted(start), offsets.searchsorted(stop)
+    return batch.slice(int(first), max(0, int(last - first)))

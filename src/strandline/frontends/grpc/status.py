@@ -1,0 +1,79 @@
+"""How a call ends: gRPC's status codes, and which of our errors is which.
+
+Rules: a text goes to the client as it is, so it says what to do; it must not hold secrets.
+"""
+
+from enum import IntEnum
+
+from strandline.errors import (
+    InvalidRequestError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    RequestTimeoutError,
+    StrandlineError,
+    StreamExistsError,
+    UnavailableError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+
+TEXT_BYTES_MAX = 2048
+_PLAIN = frozenset(range(0x20, 0x7F)) - {ord("%")}
+
+
+class Status(IntEnum):
+    """The codes of gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class RpcError(Exception):
+    """Ends a call with a status and a text."""
+
+    def __init__(self, status: Status, text: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+
+
+_STATUSES: tuple[tuple[type[StrandlineError], Status], ...] = (
+    (UnknownStreamError, Status.NOT_FOUND),
+    (UnknownPartitionError, Status.NOT_FOUND),
+    (StreamExistsError, Status.ALREADY_EXISTS),
+    (RecordTooLargeError, Status.INVALID_ARGUMENT),
+    (OffsetOutOfRangeError, Status.OUT_OF_RANGE),
+    (InvalidRequestError, Status.INVALID_ARGUMENT),
+    (NotLeaderError, Status.FAILED_PRECONDITION),
+    (RequestTimeoutError, Status.DEADLINE_EXCEEDED),
+    (UnavailableError, Status.UNAVAILABLE),
+    (StrandlineError, Status.INTERNAL),
+)
+
+
+def rpc_error(error: StrandlineError) -> RpcError:
+    """One of our errors as the end of a call; the first class that fits."""
+    status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+    return RpcError(status, error.message)
+
+
+def percent_encoded(text: str) -> bytes:
+    """A text as the header ``grpc-message`` carries it."""
+    raw = text.encode(errors="replace")[:TEXT_BYTES_MAX]
+    return b"".join(bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte for byte in raw)
