@@ -12,7 +12,8 @@
 | server_info | empty | ServerInfo |
 | new_producer | empty | ProducerInfo |
 
-Those that operate a cluster are in ``cluster``, those of transactions in ``transactions``.
+Those that operate a cluster are in ``cluster``, those of transactions in ``transactions``,
+those of consumer groups in ``groups``.
 
 Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
 """
@@ -22,7 +23,7 @@ from typing import Annotated
 import msgspec
 
 from strandline.config import PARTITIONS_MAX, StreamConfig
-from strandline.protocol import cluster, transactions
+from strandline.protocol import cluster, groups, transactions
 from strandline.protocol.tickets import WAIT_MS_MAX, Bound
 from strandline.protocol.wire import Answer, Count, Int64, Message, Name, PartitionNumber
 
@@ -50,6 +51,7 @@ ACTIONS: dict[str, str] = {
     NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
     **cluster.ACTIONS,
     **transactions.ACTIONS,
+    **groups.ACTIONS,
 }
 """Every action, with the sentence ListActions gives."""
 

@@ -22,11 +22,10 @@ from strandline.groups.state import (
     decode_entry,
     encode_entry,
 )
+from strandline.protocol.groups import GROUPS_STREAM
 from strandline.types import Offset
 
 logger = logging.getLogger(__name__)
-
-GROUPS_STREAM = "__groups"
 
 
 class GroupOffice(Office[GroupCoordinator]):

@@ -1,0 +1,145 @@
+"""Consumer groups on the wire: names of DoAction actions, their bodies and answers.
+
+| action | body | results |
+|---|---|---|
+| join_group | JoinGroup | Assignment |
+| group_heartbeat | GroupHeartbeat | Assignment |
+| leave_group | LeaveGroup | none |
+| commit_positions | CommitPositions | none |
+| group_info | GroupRef | GroupInfo |
+| list_groups | empty | GroupSummary, one per group |
+| delete_group | GroupRef | none |
+
+They are for the broker that leads ``GROUPS_STREAM``; others answer ``not_leader``, and any makes it
+if there is none. Each may be repeated when its answer was lost.
+
+Rules: as ``admin``.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from strandline.config import PARTITIONS_MAX
+from strandline.protocol.wire import Answer, Count, Message, Name, PartitionNumber
+
+GROUPS_STREAM = "__groups"
+
+JOIN_GROUP = "join_group"
+GROUP_HEARTBEAT = "group_heartbeat"
+LEAVE_GROUP = "leave_group"
+COMMIT_POSITIONS = "commit_positions"
+GROUP_INFO = "group_info"
+LIST_GROUPS = "list_groups"
+DELETE_GROUP = "delete_group"
+
+ACTIONS: dict[str, str] = {
+    JOIN_GROUP: "Be a member of a consumer group; body: {group, member, streams, session_ms}.",
+    GROUP_HEARTBEAT: "Stay a member of it; body: {group, member, epoch, held}.",
+    LEAVE_GROUP: "Be a member no more; body: {group, member}.",
+    COMMIT_POSITIONS: "Note how far a group has come; body: {group, positions, member, epoch}.",
+    GROUP_INFO: "Members and positions of a group; body: {group}.",
+    LIST_GROUPS: "All consumer groups; no body.",
+    DELETE_GROUP: "Forget a group without members and its positions; body: {group}.",
+}
+"""As ``admin.ACTIONS``."""
+
+STREAMS_MAX = 1_000
+"""That one member consumes, or one commit names."""
+GROUP_BYTES_MAX = 400
+
+GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=GROUP_BYTES_MAX)]
+MemberName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+_Optional = Annotated[str, msgspec.Meta(max_length=200)]
+_Numbers = Annotated[tuple[PartitionNumber, ...], msgspec.Meta(max_length=PARTITIONS_MAX)]
+_Held = Annotated[dict[Name, _Numbers], msgspec.Meta(max_length=STREAMS_MAX)]
+_Offsets = Annotated[dict[PartitionNumber, Count], msgspec.Meta(max_length=PARTITIONS_MAX)]
+_Positions = Annotated[dict[Name, _Offsets], msgspec.Meta(min_length=1, max_length=STREAMS_MAX)]
+
+
+class JoinGroup(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Become a member, or change what one consumes."""
+
+    group: GroupName
+    member: MemberName
+    """Made up by the member, another one for each life of it."""
+    streams: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=STREAMS_MAX)]
+    session_ms: Count
+    """It is removed when it was not heard of for so long."""
+    instance: _Optional = ""
+    """A static member's name, the same in each life of it."""
+
+
+class GroupHeartbeat(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Still here, consuming this."""
+
+    group: GroupName
+    member: MemberName
+    epoch: Count
+    """Of the last answer."""
+    held: _Held = msgspec.field(default_factory=dict)
+    """Stream → partitions that it consumes, or has not given up yet."""
+    instance: _Optional = ""
+
+
+class Assignment(Answer, frozen=True, kw_only=True):
+    """What a member may consume; what it holds beyond that it is to give up."""
+
+    epoch: int
+    partitions: dict[str, tuple[int, ...]]
+    positions: dict[str, dict[int, int]]
+    """Offsets to begin at in partitions that it does not hold yet, if any were committed."""
+
+
+class LeaveGroup(Message, frozen=True, kw_only=True):
+    """Be a member no more."""
+
+    group: GroupName
+    member: MemberName
+
+
+class CommitPositions(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Note how far a group has come."""
+
+    group: GroupName
+    positions: _Positions
+    """Stream → partition → offset of the next record to consume."""
+    member: _Optional = ""
+    """Who consumed up to there; empty: nobody, which only a group without members allows."""
+    epoch: Count = 0
+    """Of the member's last answer."""
+
+
+class GroupRef(Message, frozen=True, kw_only=True):
+    """Which group."""
+
+    group: GroupName
+
+
+class GroupSummary(Answer, frozen=True, kw_only=True):
+    """A group in a list."""
+
+    group: str
+    members: int
+
+
+class MemberInfo(Answer, frozen=True, kw_only=True):
+    """A member of a group."""
+
+    member: str
+    instance: str
+    streams: tuple[str, ...]
+    epoch: int
+    session_ms: int
+    assigned: dict[str, tuple[int, ...]]
+    revoking: dict[str, tuple[int, ...]]
+    """What it was told to give up and may still be consuming."""
+
+
+class GroupInfo(Answer, frozen=True, kw_only=True):
+    """A group: members, and how far it has come."""
+
+    group: str
+    epoch: int
+    members: tuple[MemberInfo, ...]
+    positions: dict[str, dict[int, int]]

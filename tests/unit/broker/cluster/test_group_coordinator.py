@@ -1,0 +1,69 @@
+"""The group coordinator of a cluster: it moves with the leader of its stream, and forgets nothing."""
+
+import asyncio
+
+import pytest
+
+from strandline.broker.groups.office import GROUPS_STREAM
+from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
+from strandline.types import PartitionName
+
+NOTHING = frozenset()
+IDS = (1, 2, 3)
+
+
+async def ask(cluster, method, *arguments, **options):
+    """What the coordinator answers, wherever it is."""
+    async with asyncio.timeout(60):
+        while True:
+            for broker in list(cluster.brokers.values()):
+                try:
+                    return await getattr(broker.groups, method)(*arguments, **options)
+                except StrandlineError as error:
+                    assert error.retriable, error
+            await asyncio.sleep(0.05)
+
+
+async def test_the_coordinator_moves_and_forgets_nothing(cluster):
+    """Members, epochs and positions survive the death of the broker that coordinates."""
+    await cluster.start(*IDS)
+    await cluster.create("s", partitions=4)
+    ann = await ask(cluster, "join", "g", "ann", ["s"], session_ms=60_000)
+    bob = await ask(cluster, "join", "g", "bob", ["s"], session_ms=60_000)
+    ann = await ask(cluster, "heartbeat", "g", "ann", epoch=ann.epoch, held=ann.partitions)
+    ann = await ask(cluster, "heartbeat", "g", "ann", epoch=ann.epoch, held=ann.partitions)
+    bob = await ask(cluster, "heartbeat", "g", "bob", epoch=bob.epoch, held=NOTHING)
+    assert len(ann.partitions) == len(bob.partitions) == 2
+    await ask(cluster, "commit", "g", {"s": {0: 11}}, member="ann", epoch=ann.epoch)
+
+    config = cluster.brokers[1].stream(GROUPS_STREAM).config
+    assert (config.replicas, config.min_isr) == (3, 2)
+    first = await cluster.leader(GROUPS_STREAM)
+    other = next(number for number in IDS if number != first)
+    with pytest.raises(NotLeaderError):
+        await cluster.brokers[other].groups.positions("g")
+    await cluster.kill(first)
+
+    assert await ask(cluster, "positions", "g") == {"s": {0: 11}}
+    # Nobody's partitions moved: both go on under the epochs they have.
+    after = await ask(cluster, "heartbeat", "g", "ann", epoch=ann.epoch, held=ann.partitions)
+    assert after == ann
+    await ask(cluster, "commit", "g", {"s": {0: 12}}, member="ann", epoch=ann.epoch)
+    after = await ask(cluster, "heartbeat", "g", "bob", epoch=bob.epoch, held=bob.partitions)
+    assert after == bob
+    third = await ask(cluster, "join", "g", "cat", ["s"], session_ms=60_000)
+    assert third.epoch > max(ann.epoch, bob.epoch)
+    assert PartitionName("s", 0) not in third.partitions
+
+
+async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypatch):
+    """Whoever cannot reach enough replicas neither notes positions nor reads old ones."""
+    monkeypatch.setattr("strandline.broker.office.REQUEST_TIMEOUT_S", 2.0)
+    await cluster.start(*IDS)
+    await ask(cluster, "commit", "g", {"s": {0: 1}})
+    leader = await cluster.leader(GROUPS_STREAM)
+    for number in IDS:
+        if number != leader:
+            await cluster.kill(number)
+    with pytest.raises(UnavailableError):
+        await cluster.brokers[leader].groups.positions("g")
