@@ -26,9 +26,11 @@ from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
 from strandline.broker.partition import Partition
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
+from strandline.broker.transactions.office import MarkerDone
 from strandline.config import StreamConfig
 from strandline.errors import (
     InvalidConfigError,
+    InvalidRequestError,
     RequestTimeoutError,
     ShuttingDownError,
     StrandlineError,
@@ -46,6 +48,7 @@ from strandline.metadata.placement import place
 from strandline.metadata.streams import check_stream_config
 from strandline.storage.log import Log, delete_log_directory
 from strandline.storage.recovery import LogPlan, Recovered, recover
+from strandline.transactions.effects import Mark
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -80,6 +83,7 @@ class ClusterBroker(Broker):
         """
         await super().start()
         self.is_ready = False
+        self.membership.markers.write_here = self.transactions.mark_here
         self._spawn(self._keep_watermarks(), "watermarks")
         self._spawn(self.log_starts.run(), "log-starts")
         try:
@@ -230,6 +234,7 @@ class ClusterBroker(Broker):
         self._bar_partitions()
         self._let_go(gone, image)
         is_whole = self._seat_replicas() and is_whole
+        self._keep_ledgers()
         self.membership.replicas.assign(image)
         self.log_starts.follow(image, self.partitions())
         self._describe(image)
@@ -484,6 +489,16 @@ class ClusterBroker(Broker):
         await self.operations.move_log_starts({target.name: offset})
         await self._until(lambda: target.log_start_offset >= offset)
         return target.log_start_offset
+
+    def mark_elsewhere(self, mark: Mark, done: MarkerDone) -> None:
+        """Have the broker that leads a partition write a marker."""
+        stream = self._image.streams.get(mark.place.stream)
+        numbers = stream.partitions if stream is not None else ()
+        leader = next((p.leader for p in numbers if p.log_id == mark.place.log_id), None)
+        if leader is None or leader == self.membership.me:
+            super().mark_elsewhere(mark, done)
+        else:
+            self.membership.markers.order(leader, mark, done)
 
     async def _reserve_producer_ids(self) -> int:
         self._check_member()

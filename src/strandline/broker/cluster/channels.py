@@ -20,6 +20,8 @@ from strandline.record.batch import read_header
 from strandline.replication import messages
 from strandline.replication.events import Received
 from strandline.replication.messages import Message, Range, Replicate
+from strandline.transactions.effects import MarkerKind
+from strandline.transactions.state import Place, Producer
 from strandline.types import BrokerId, LogId
 
 CONSENSUS: Final = 1
@@ -58,7 +60,23 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     run: BrokerRun
 
 
-Request = Propose | Decided | Failed | Heartbeat
+class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """To the leader of a partition: store the beginning or the end of a transaction."""
+
+    number: int
+    place: Place
+    producer: Producer
+    kind: MarkerKind
+
+
+class MarkerWritten(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The answer: it is committed or, if there is a failure, perhaps not."""
+
+    number: int
+    failure: str
+
+
+Request = Propose | Decided | Failed | Heartbeat | WriteMarker | MarkerWritten
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode

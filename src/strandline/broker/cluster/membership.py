@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from strandline.broker.cluster import channels
-from strandline.broker.cluster.channels import Decided, Failed, Heartbeat, Propose, Request
+from strandline.broker.cluster.channels import (
+    Decided,
+    Failed,
+    Heartbeat,
+    MarkerWritten,
+    Propose,
+    Request,
+    WriteMarker,
+)
 from strandline.broker.cluster.controller import ControllerOffice
 from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.machine import MetadataMachine
+from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.peers.errors import HandshakeError, Refusal
@@ -113,6 +122,7 @@ class Membership:
         self.office = ControllerOffice(self.quorum, self._newest, clock=clock)
         self._requests = Requests(self.quorum, self._send_request)
         self.admin = Session(self._requests)
+        self.markers = RemoteMarkers(self._send_request)
         self.replicas = Replicas(
             self._links,
             turn,
@@ -377,6 +387,10 @@ class Membership:
                 self._requests.serve(peer, request)
             case Decided() | Failed():
                 self._requests.answered(request)
+            case WriteMarker():
+                self.markers.serve(peer, request)
+            case MarkerWritten():
+                self.markers.written(peer, request)
 
     def on_peer_back(self, peer: BrokerId) -> None:
         """Frames flow both ways."""
@@ -385,6 +399,7 @@ class Membership:
     def on_peer_lost(self, peer: BrokerId) -> None:
         """What was sent may not have arrived."""
         self._requests.peer_lost(peer)
+        self.markers.peer_lost(peer)
         self.replicas.peer_lost(peer)
 
     def _send_envelope(self, envelope: Envelope) -> None:

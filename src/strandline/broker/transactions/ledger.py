@@ -81,6 +81,8 @@ class Ledger:
         offset = max(start, log.log_start_offset)
         self._index = TransactionIndex(offset)
         self._noted: deque[_Noted] = deque()
+        self._noted_to = offset
+        """Batches below were noted: one that ``load`` has read may be told a second time."""
         self._ending: set[Producer] = set()
         while offset < log.log_end_offset:
             try:
@@ -99,7 +101,8 @@ class Ledger:
         unpack, size, position = _PARTS.unpack_from, len(batches), 0
         while position < size:
             length, attributes, base, producer_id, epoch = unpack(batches, position)
-            if attributes & _OURS:
+            if attributes & _OURS and base >= self._noted_to:
+                self._noted_to = Offset(base + 1)
                 noted = _Noted(Offset(base), Producer(producer_id, epoch), _kind_of(attributes))
                 self._noted.append(noted)
             position += length
@@ -108,6 +111,7 @@ class Ledger:
         """Batches at ``offset`` and after were cut off; they were not committed."""
         while self._noted and self._noted[-1].offset >= offset:
             self._noted.pop()
+        self._noted_to = min(self._noted_to, offset)
 
     def commit(self, high_watermark: Offset) -> None:
         """Batches below ``high_watermark`` are committed."""
