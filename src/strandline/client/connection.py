@@ -14,6 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from strandline.allocator import keep_freed_memory
 from strandline.client.tls import Credentials
 from strandline.errors import (
     DisconnectedError,
@@ -107,7 +108,15 @@ class Connection:
             address = f"tls://{parse_address(address)[0]}"
         return Connection(address, timeout_s=timeout_s, credentials=self._credentials)
 
-    def action(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
+    def action(
+        self,
+        name: str,
+        body: object,
+        kind: type[T],
+        *,
+        wait_s: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> list[T]:
         """Run an admin action.
 
         Args:
@@ -115,12 +124,14 @@ class Connection:
             body: the request, encoded as JSON; None for no body.
             kind: type of each result.
             wait_s: how long the broker was asked to wait before it answers.
+            timeout_s: how long it may take besides; None: as long as any call.
 
         Raises:
             StrandlineError: what the broker answered, or that it did not.
         """
         data = b"" if body is None else encode(body)
-        options = fl.FlightCallOptions(timeout=self._timeout_s + wait_s)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        options = fl.FlightCallOptions(timeout=limit_s + wait_s)
         with self.translated():
             results = list(self.flight().do_action(fl.Action(name, data), options))
         return [decode(result.body.to_pybytes(), kind, what="answer") for result in results]
@@ -174,6 +185,7 @@ class Connection:
             if self._is_closed:
                 raise DisconnectedError(f"this client of {self.address} is closed; connect again")
             if self._flight is None:
+                keep_freed_memory()
                 self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS, **self._tls)
             return self._flight
 

@@ -6,7 +6,6 @@ the process at once, which loses nothing that was acked.
 
 import asyncio
 import gc
-import logging
 import os
 import resource
 import signal
@@ -15,7 +14,9 @@ from collections.abc import Callable
 
 import uvloop
 
+from strandline.allocator import keep_freed_memory
 from strandline.config import BrokerConfig
+from strandline.server.logs import configure_logging
 from strandline.server.wiring import BrokerApp, run_until
 
 SWITCH_INTERVAL_S = 0.0005
@@ -37,10 +38,11 @@ def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], 
     Raises:
         StrandlineError: the broker could not start.
     """
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     raise_open_files_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     relax_garbage_collector()
+    keep_freed_memory()
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -77,12 +79,3 @@ def relax_garbage_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(70_000, 20, 50)
-
-
-def configure_logging(level: str) -> None:
-    """Log to standard error, one line per event."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )

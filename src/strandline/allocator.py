@@ -1,0 +1,36 @@
+"""Keeps memory that was freed, instead of giving it back and faulting it in again at once.
+
+Reading a stream allocates and frees megabytes per batch. glibc gives all but a few of them back to
+the system, so every batch lands in pages that fault one by one: a fifth of a reader's CPU, more on
+virtual machines (docs/adr/0022 has figures). Rules: only thresholds are set, the process keeps at
+most ``KEPT_BYTES_MAX`` more than it would; whoever has set them by environment is left alone; other
+allocators than glibc's are not touched.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+from typing import Final
+
+KEPT_BYTES_MAX: Final = 64 << 20
+"""Free memory at the top of a heap that is kept."""
+MAPPED_BYTES_MIN: Final = 32 << 20
+"""Allocations from here on are mapped on their own; the most that every glibc accepts."""
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_VARIABLES: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Set the thresholds, once a process; whether they were."""
+    if sys.platform != "linux" or any(name in os.environ for name in _VARIABLES):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)) and bool(
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
+    )
