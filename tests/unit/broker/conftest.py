@@ -3,11 +3,13 @@
 import asyncio
 import errno
 import fnmatch
+import itertools
 import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from strandline.broker import broker as broker_module
@@ -15,7 +17,11 @@ from strandline.broker import checkpointer
 from strandline.broker.broker import Broker
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
+from strandline.record.codec import decode_batches
 from strandline.storage.disk import Disk, translated
+from strandline.transactions import events as ev
+from strandline.transactions.state import Batch, Producer
+from strandline.types import ProducerStamp
 
 FILE_BYTES = 64 << 10
 FOR_EVER = 1 << 30
@@ -169,8 +175,6 @@ def put(partition, answers, *tokens, **options):
 
 def values(partition):
     """Every committed value, in order; checks that offsets are dense."""
-    from strandline.record.codec import decode_batches
-
     found, offset, end = [], partition.log_start_offset, partition.high_watermark
     while offset < end:
         for batch in decode_batches(partition.read(offset, 1 << 20), columns=["offset", "value"]):
@@ -273,3 +277,89 @@ async def partition(broker, make_stream):
 @pytest.fixture
 def data_dir(tmp_path):
     return Path(tmp_path) / "data"
+
+
+_nonces = itertools.count()
+
+
+# Transactions
+
+
+def seen(partition, start=None):
+    """Values that a reader sees from an offset on; moves on as ``Cursor`` does."""
+    offset = partition.log_start_offset if start is None else start
+    end, found = partition.stable_offset, []
+    while offset < end:
+        buffer = partition.read(offset, 1 << 12)
+        if not buffer.size:
+            break
+        for batch in decode_batches(buffer, columns=["offset", "value"]):
+            for at, value in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                if offset <= at < end:
+                    found.append(value.decode())
+                    offset = at + 1
+    return found
+
+
+class Asker:
+    """Requests to the office of a broker, as the front end makes them."""
+
+    def __init__(self, broker):
+        self.broker = broker
+        self.sequences = {}
+
+    @property
+    def office(self):
+        return self.broker.transactions
+
+    async def begin(self, id_, *, after=None, timeout_ms=60_000, batch=None, nonce=None):
+        nonce = nonce or f"nonce {next(_nonces)}"
+        batch = None if batch is None else Batch(*batch)
+        begun = await self.office.begin_transaction(
+            lambda token, fresh: ev.Begin(token, id_, after, nonce, timeout_ms, fresh, batch)
+        )
+        return begun.producer
+
+    async def add(self, id_, who, *names):
+        places = self.office.places(list(names))
+        await self.office.ask(lambda token: ev.AddPlaces(token, id_, who, places))
+
+    def write(self, who, partition, answers, *values):
+        """Append values as one batch; the token is the first value."""
+        number = self.sequences.get((who, partition.name), 0)
+        self.sequences[who, partition.name] = number + len(values)
+        column = pa.array([value.encode() for value in values], pa.binary())
+        partition.append_arrow(
+            pa.RecordBatch.from_arrays([column], names=["value"]),
+            responder=answers,
+            token=values[0],
+            producer=ProducerStamp(who.producer_id, who.epoch, number),
+            is_transactional=True,
+        )
+
+    async def end(self, id_, who, *, is_commit, cursors=None):
+        await self.office.ask(
+            lambda token: ev.End(token, id_, who, is_commit=is_commit, cursors=cursors or {})
+        )
+
+    async def prepare(self, id_, who):
+        await self.office.ask(lambda token: ev.Prepare(token, id_, who))
+
+    async def end_staged(self, id_, who, *, is_commit):
+        await self.office.ask(
+            lambda token: ev.EndStaged(token, id_, Producer(*who), is_commit=is_commit)
+        )
+
+    async def publish(self, name, number, fingerprint, *parts):
+        return await self.office.ask(
+            lambda token: ev.Publish(token, Batch(name, number), parts, fingerprint)
+        )
+
+    async def read(self, question):
+        return await self.office.ask(lambda token: ev.Read(token, question))
+
+
+@pytest.fixture
+def tx():
+    """What the tests here share."""
+    return SimpleNamespace(Asker=Asker, seen=seen)
