@@ -23,7 +23,7 @@ EXAMPLES ?= 1000
 SEEDS ?= 200
 SECONDS ?= 30
 
-.PHONY: help demo test check bench sim sim-mutants fuzz docs setup format clean
+.PHONY: help demo test check bench sim sim-mutants fuzz chaos docs setup format clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n AR
 	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
 	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m 'hypothesis and not spark' \
 		--hypothesis-seed=$(SEED) --timeout 3600 -n $(WORKERS) $(ARGS)
+
+chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
+	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
 
 docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
 	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)

@@ -15,9 +15,11 @@ from collections.abc import Callable
 import uvloop
 
 from strandline.allocator import keep_freed_memory
+from strandline.clock import Clock
 from strandline.config import BrokerConfig
 from strandline.server.logs import configure_logging
 from strandline.server.wiring import BrokerApp, run_until
+from strandline.storage.disk import Disk
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
@@ -25,12 +27,20 @@ so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0003
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], None]) -> int:
+def run_broker(
+    config: BrokerConfig,
+    *,
+    on_ready: Callable[[dict[str, object]], None],
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+) -> int:
     """Serve until a signal.
 
     Args:
         config: settings.
         on_ready: told ports and pid once everything listens.
+        clock: the time; by default the machine's.
+        disk: the door to the file system; by default the machine's.
 
     Returns:
         the exit code of a clean stop, 0.
@@ -56,7 +66,7 @@ def run_broker(config: BrokerConfig, *, on_ready: Callable[[dict[str, object]], 
 
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, request_stop)
-        app = BrokerApp(config)
+        app = BrokerApp(config, clock=clock, disk=disk)
         await app.start()
         on_ready({**app.ready_line(), "pid": os.getpid()})
         await run_until(app, stop)

@@ -23,6 +23,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 READER_TIMEOUT_S = 5.0
 KEPT_LINES = 200
+SERVE = (sys.executable, "-m", "strandline.cli", "serve", "--output", "json")
 PORT_OPTIONS = {
     "flight_port": "--flight-port",
     "http_port": "--http-port",
@@ -36,7 +37,8 @@ class ProcessServer:
 
     Args:
         data_dir: where it keeps data; by default a temporary directory, removed at the end.
-        arguments: further arguments of ``strandline serve``.
+        arguments: further arguments of the command.
+        command: what to run instead of ``strandline serve``; takes its flags, prints a ready line.
         environment: added to ours.
     """
 
@@ -45,11 +47,13 @@ class ProcessServer:
         data_dir: str | Path | None = None,
         *,
         arguments: tuple[str, ...] = (),
+        command: tuple[str, ...] = SERVE,
         environment: dict[str, str] | None = None,
     ) -> None:
         self._made_dir = None if data_dir else tempfile.mkdtemp(prefix="strandline-")
         self.data_dir = Path(data_dir or self._made_dir or "")
         self._arguments = arguments
+        self._command = command
         self._environment = environment or {}
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
@@ -97,8 +101,7 @@ class ProcessServer:
             RequestTimeoutError: no ready line in time.
         """
         assert not self.is_running, "it is running"
-        command = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json"]
-        command += ["--data-dir", str(self.data_dir)]
+        command = [*self._command, "--data-dir", str(self.data_dir)]
         for field, option in PORT_OPTIONS.items():
             command += [option, str(self.ready.get(field) or 0)]
         self._process = subprocess.Popen(

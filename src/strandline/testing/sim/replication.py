@@ -192,7 +192,7 @@ class Cluster:
             self.publisher(number, self.published)
 
         checker = self.checkers[number]
-        publish = Publish(b"%d" % value, checker.acked_end, answer)
+        publish = Publish(b"%d" % value, checker.history.acked_end, answer)
         self.world.send((CLIENTS, leader), self._publish, leader, number, publish)
         self.world.after(PATIENCE_MS, answer, None)
 

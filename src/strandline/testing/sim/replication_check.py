@@ -4,6 +4,7 @@
 every ack and every log must agree with it. ``ViolationError`` says what was seen.
 """
 
+from strandline.testing.history import History
 from strandline.testing.sim.replication_disk import SimLog, Stored
 from strandline.testing.sim.world import ViolationError, World
 
@@ -21,11 +22,9 @@ class Checker:
         self.name = name
         self.truth: dict[int, Stored] = {}
         self.committed = 0
-        self.acked: dict[bytes, int] = {}
-        self.acked_end = 0
+        self.history = History(f"partition {name}")
         self.logs: dict[int, SimLog] = {}
         self.wiped: set[int] = set()
-        self._offsets: dict[bytes, int] = {}
         self._world = world
         self._min_isr = min_isr
 
@@ -98,22 +97,17 @@ class Checker:
 
     def _note_records(self, stored: Stored) -> None:
         """A record is committed at one offset only."""
-        for number, value in enumerate(stored.payload.split(b",")):
-            offset = stored.ref.base_offset + number
-            if value in self._offsets:
-                self.fail(f"{value!r} is at {self._offsets[value]} and at {offset}")
-            self._offsets[value] = offset
+        for offset, value in enumerate(stored.payload.split(b","), stored.ref.base_offset):
+            self.history.placed(value, offset)
 
     # Publishers and readers
 
     def ack(self, value: bytes, offset: int, *, floor: int) -> None:
         """A publisher is told ``replicated``; ``floor``: what was acked before it was sent."""
-        if self._offsets.get(value) != offset:
-            self.fail(f"{value!r} acked at {offset}, committed: {self._offsets.get(value)}")
-        if offset < floor:
-            self.fail(f"{value!r} acked at {offset}, but {floor} was acked before it was sent")
-        self.acked[value] = offset
-        self.acked_end = max(self.acked_end, offset + 1)
+        committed = self.history.offset_of(value)
+        if committed != offset:
+            self.fail(f"{value!r} acked at {offset}, committed: {committed}")
+        self.history.ack(value, offset, floor=floor)
 
     def read(self, broker: int, first: int, high_watermark: int) -> int:
         """A reader reads on from ``first`` on some replica; returns where it goes on."""
@@ -138,5 +132,5 @@ class Checker:
                 if any(base in other.seen.batches for b, other in self.logs.items() if b != broker):
                     self.fail(f"broker {broker} was not repaired at {base}")
             self._agree(broker, log.seen.batches, first=log.seen.start, after=log.seen.end)
-        if self.acked_end > self.committed:
-            self.fail(f"acked to {self.acked_end}, committed to {self.committed} only")
+        if self.history.acked_end > self.committed:
+            self.fail(f"acked to {self.history.acked_end}, committed to {self.committed} only")

@@ -1,0 +1,194 @@
+"""Real brokers on this machine, each link between two of them through a proxy of its own.
+
+Rules: a link carries frames one way, from the broker that made it, so cutting one proxy is a
+one-way partition. Clients reach brokers directly, and nats-servers each other: a broker cut off
+from its peers is still heard by publishers, which is the harder case. Every process is started
+here and ended by its id.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+import strandline
+from strandline.client.connection import Connection
+from strandline.errors import StrandlineError
+from strandline.protocol import admin
+from strandline.server.ports import free_ports
+from strandline.testing.chaos.broker import Knobs
+from strandline.testing.process import PORT_OPTIONS, ProcessServer
+from strandline.testing.proxy import TcpProxy
+
+COMMAND: Final = (sys.executable, "-m", "strandline.testing.chaos.broker")
+STATUS_TIMEOUT_S: Final = 2.0
+SETTLE_TIMEOUT_S: Final = 90.0
+POLL_S: Final = 0.1
+HOST: Final = "127.0.0.1"
+
+
+class ChaosCluster:
+    """Brokers 1 to N with a directory each under ``folder``; an asynchronous context.
+
+    Args:
+        folder: where they keep their data.
+        count: how many brokers.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.ids = list(range(1, count + 1))
+        self.servers: dict[int, ProcessServer] = {}
+        self.knobs: dict[int, Knobs] = {}
+        self.proxies: dict[tuple[int, int], TcpProxy] = {}
+        """(From, to) → the proxy of the link."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def _start(self) -> None:
+        ports = iter(free_ports(len(self.ids) * (2 + len(PORT_OPTIONS))))
+        peer_ports = {number: next(ports) for number in self.ids}
+        meeting = ",".join(f"{number}={HOST}:{next(ports)}" for number in self.ids)
+        for a, b in itertools.permutations(self.ids, 2):
+            self.proxies[a, b] = await TcpProxy(HOST, peer_ports[b]).start()
+        for number in self.ids:
+            data_dir = self.folder / f"broker-{number}"
+            data_dir.mkdir(parents=True, exist_ok=True)
+            knobs_file = self.folder / f"knobs-{number}"
+            self.knobs[number] = Knobs(knobs_file)
+            reached = dict(peer_ports)
+            reached |= {b: proxy.port for (a, b), proxy in self.proxies.items() if a == number}
+            peers = ",".join(f"{other}={HOST}:{reached[other]}" for other in self.ids)
+            words: tuple[str, ...] = (
+                "--broker-id",
+                str(number),
+                "--peer-port",
+                str(peer_ports[number]),
+            )
+            words += ("--peers", peers, "--nats-peers", meeting, "--knobs", str(knobs_file))
+            server = ProcessServer(data_dir, arguments=words, command=COMMAND)
+            server.ready = {field: next(ports) for field in PORT_OPTIONS}
+            self.servers[number] = server
+        await asyncio.gather(*(asyncio.to_thread(s.start) for s in self.servers.values()))
+
+    async def _end(self) -> None:
+        for server in self.servers.values():
+            if server.is_running:
+                await asyncio.to_thread(server.kill)
+        for proxy in self.proxies.values():
+            await proxy.stop()
+
+    # What clients see
+
+    def status(self, number: int) -> admin.ClusterStatus:
+        """The cluster as a broker knows it; blocks.
+
+        Raises:
+            StrandlineError: the broker does not answer.
+        """
+        connection = Connection(self.servers[number].flight, timeout_s=STATUS_TIMEOUT_S)
+        try:
+            [found] = connection.action(admin.CLUSTER_STATUS, None, admin.ClusterStatus)
+        finally:
+            connection.close()
+        assert isinstance(found, admin.ClusterStatus), "what was asked for"
+        return found
+
+    async def leader(self, stream: str, partition: int = 0) -> int | None:
+        """Who leads, as the newest epoch that any broker knows says; None: nobody knows."""
+        found: tuple[int, int | None] = (-1, None)
+        for number, server in self.servers.items():
+            if not server.is_running:
+                continue
+            with contextlib.suppress(StrandlineError):
+                status = await asyncio.to_thread(self.status, number)
+                for part in status.partitions:
+                    if (part.stream, part.partition) == (stream, partition):
+                        found = max(found, (part.leader_epoch, part.leader), key=lambda f: f[0])
+        return found[1]
+
+    async def create_stream(self, name: str, *, partitions: int) -> None:
+        """A stream with a replica on each broker, of which most must be in sync."""
+
+        def create() -> bool:
+            with strandline.connect(self.servers[1].flight) as client:
+                if name not in [each.config.name for each in client.list_streams()]:
+                    client.create_stream(
+                        name,
+                        subject=name,
+                        partitions=partitions,
+                        replicas=len(self.ids),
+                        min_isr=len(self.ids) // 2 + 1,
+                        acks="replicated",
+                    )
+            return True
+
+        await self.until(create, what=f"stream {name} is created")
+
+    async def in_sync(self, stream: str) -> None:
+        """Wait until each replica of a stream is in sync, and somebody leads each partition."""
+
+        def is_in_sync() -> bool:
+            for number in self.ids:
+                parts = [p for p in self.status(number).partitions if p.stream == stream]
+                if not parts:
+                    return False
+                if any(p.leader is None or len(p.isr) < len(self.ids) for p in parts):
+                    return False
+            return True
+
+        await self.until(is_in_sync, what=f"every replica of {stream} is in sync")
+
+    async def until(self, condition: Callable[[], bool], *, what: str) -> None:
+        """Wait for something that brokers, which may be away, have to say.
+
+        Raises:
+            TimeoutError: it does not come true.
+        """
+        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+        said = ""
+        while time.monotonic() < deadline_s:
+            try:
+                if await asyncio.to_thread(condition):
+                    return
+            except StrandlineError as error:
+                said = f": {error}"
+            await asyncio.sleep(POLL_S)
+        words = "\n".join(
+            f"broker {number} said: {line.rstrip()}"
+            for number, server in self.servers.items()
+            for line in list(server.errors)[-15:]
+        )
+        raise TimeoutError(f"not so after {SETTLE_TIMEOUT_S:g} s: {what}{said}\n{words}")
+
+    # Links
+
+    def links(self, number: int) -> tuple[list[TcpProxy], list[TcpProxy]]:
+        """The links from and to a broker."""
+        out = [proxy for (a, _), proxy in self.proxies.items() if a == number]
+        into = [proxy for (_, b), proxy in self.proxies.items() if b == number]
+        return out, into
+
+    async def heal(self) -> None:
+        """Open every link, set clocks right, let disks be quick, and start who is away."""
+        for proxy in self.proxies.values():
+            proxy.resume()
+            proxy.delay(0.0)
+        for knobs in self.knobs.values():
+            knobs.turn(clock_ms=0, sync_ms=0)
+        for server in self.servers.values():
+            if not server.is_running:
+                await asyncio.to_thread(server.start)

@@ -1,0 +1,248 @@
+"""What can happen to a cluster: each fault breaks something, waits, and mends it again.
+
+Rules: chance comes from one seeded generator, so a seed tells the same story of faults (not the
+same history: real processes take their own time). A fault takes brokers that no other fault has,
+and gives them back. ``FAULTS`` names them all.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from strandline.testing.chaos.cluster import ChaosCluster
+from strandline.testing.proxy import TcpProxy
+from strandline.testing.sim.world import ViolationError
+
+SMALL_DISK_BYTES: Final = 512 << 20
+CLOCK_MS_MAX: Final = 30_000
+"""Less than half of what ids are remembered for: further, and a retry is rightly a new record."""
+MOUNT_TIMEOUT_S: Final = 10.0
+
+
+@dataclass
+class Torment:
+    """One cluster and the chance that decides what happens to it.
+
+    Attributes:
+        cluster: which.
+        stream: whose leaders are sought out.
+        rng: decides everything random.
+        small_disk: the directory of the broker whose disk can be filled, if there is one.
+    """
+
+    cluster: ChaosCluster
+    stream: str
+    rng: random.Random
+    small_disk: Path | None = None
+    _taken: set[int] = field(default_factory=set)
+
+    @contextlib.asynccontextmanager
+    async def victim(self, wanted: int | None = None) -> AsyncIterator[int]:
+        """A broker that no other fault has: the wanted one if it can be, or any."""
+        while not (free := [n for n in self.cluster.ids if n not in self._taken]):  # noqa: ASYNC110  rare
+            await asyncio.sleep(0.05)
+        number = wanted if wanted in free else self.rng.choice(free)
+        self._taken.add(number)
+        try:
+            yield number
+        finally:
+            self._taken.discard(number)
+
+    async def hold(self, *seconds: float) -> None:
+        """Let it last, for one of these times."""
+        await asyncio.sleep(self.rng.choice(seconds))
+
+
+async def kill(torment: Torment) -> None:
+    """``kill -9`` of any broker, then a start."""
+    async with torment.victim() as number:
+        await _restart(torment, number)
+
+
+async def kill_leader(torment: Torment) -> None:
+    """``kill -9`` of the leader of a partition."""
+    leader = await torment.cluster.leader(torment.stream)
+    async with torment.victim(leader) as number:
+        await _restart(torment, number)
+
+
+async def _restart(torment: Torment, number: int) -> None:
+    server = torment.cluster.servers[number]
+    await asyncio.to_thread(server.kill)
+    await torment.hold(0.0, 0.5, 3.0)
+    await asyncio.to_thread(server.start)
+
+
+async def kill_all(torment: Torment) -> None:
+    """``kill -9`` of every broker at once."""
+    async with contextlib.AsyncExitStack() as stack:
+        for number in torment.cluster.ids:
+            await stack.enter_async_context(torment.victim(number))
+        servers = torment.cluster.servers.values()
+        await asyncio.gather(*(asyncio.to_thread(server.kill) for server in servers))
+        await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
+
+
+async def stop(torment: Torment) -> None:
+    """SIGTERM: it hands over and ends with code 0."""
+    async with torment.victim() as number:
+        server = torment.cluster.servers[number]
+        if code := await asyncio.to_thread(server.stop):
+            raise ViolationError(f"broker {number} ended with {code} after SIGTERM")
+        await torment.hold(0.0, 1.0)
+        await asyncio.to_thread(server.start)
+
+
+async def pause(torment: Torment) -> None:
+    """SIGSTOP, for less or more than the others' patience, then SIGCONT."""
+    leader = await torment.cluster.leader(torment.stream)
+    async with torment.victim(torment.rng.choice((leader, None))) as number:
+        server = torment.cluster.servers[number]
+        server.signal(signal.SIGSTOP)
+        try:
+            await torment.hold(0.2, 1.0, 4.0)
+        finally:
+            server.signal(signal.SIGCONT)
+
+
+async def isolate(torment: Torment) -> None:
+    """Nothing passes between a broker and its peers, though clients still reach it."""
+    async with torment.victim() as number:
+        out, into = torment.cluster.links(number)
+        await _cut(torment, [*out, *into])
+
+
+async def mute(torment: Torment) -> None:
+    """A broker hears its peers, and they do not hear it."""
+    async with torment.victim(await torment.cluster.leader(torment.stream)) as number:
+        await _cut(torment, torment.cluster.links(number)[0])
+
+
+async def deafen(torment: Torment) -> None:
+    """A broker's peers hear it, and it does not hear them."""
+    async with torment.victim(await torment.cluster.leader(torment.stream)) as number:
+        await _cut(torment, torment.cluster.links(number)[1])
+
+
+async def cut_one(torment: Torment) -> None:
+    """One link in one direction: everybody still reaches everybody by way of a third."""
+    proxies = torment.cluster.proxies
+    await _cut(torment, [proxies[torment.rng.choice(sorted(proxies))]])
+
+
+async def _cut(torment: Torment, links: list[TcpProxy]) -> None:
+    for proxy in links:
+        proxy.cut()
+    try:
+        await torment.hold(0.5, 2.0, 6.0)
+    finally:
+        for proxy in links:
+            proxy.resume()
+
+
+async def flap(torment: Torment) -> None:
+    """Connections of some links are reset, a few times."""
+    proxies = torment.cluster.proxies
+    for _ in range(torment.rng.randint(1, 5)):
+        for link in torment.rng.sample(sorted(proxies), 2):
+            proxies[link].break_connections()
+        await torment.hold(0.05, 0.5)
+
+
+async def slow_links(torment: Torment) -> None:
+    """What a broker sends its peers comes late."""
+    async with torment.victim() as number:
+        out, _ = torment.cluster.links(number)
+        for proxy in out:
+            proxy.delay(torment.rng.uniform(0.01, 0.2))
+        try:
+            await torment.hold(1.0, 4.0)
+        finally:
+            for proxy in out:
+                proxy.delay(0.0)
+
+
+async def slow_disk(torment: Torment) -> None:
+    """Each sync of a broker takes long."""
+    async with torment.victim() as number:
+        knobs = torment.cluster.knobs[number]
+        knobs.turn(sync_ms=torment.rng.choice((5, 50, 500)))
+        try:
+            await torment.hold(1.0, 4.0)
+        finally:
+            knobs.turn(sync_ms=0)
+
+
+async def jump_clock(torment: Torment) -> None:
+    """A broker's clock is set wrong, and right again."""
+    async with torment.victim() as number:
+        knobs = torment.cluster.knobs[number]
+        knobs.turn(clock_ms=torment.rng.randint(-CLOCK_MS_MAX, CLOCK_MS_MAX))
+        try:
+            await torment.hold(0.5, 2.0)
+        finally:
+            knobs.turn(clock_ms=0)
+
+
+async def fill_disk(torment: Torment) -> None:
+    """The disk of a broker is full, until space comes back."""
+    assert torment.small_disk is not None, "chosen only where there is one"
+    filler = torment.small_disk / "filler"
+    await asyncio.to_thread(_fill, filler)
+    try:
+        await torment.hold(1.0, 4.0)
+    finally:
+        filler.unlink()
+
+
+def _fill(path: Path) -> None:
+    """Take all the space there is."""
+    piece = bytes(1 << 20)
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(piece)
+
+
+Fault = Callable[[Torment], Awaitable[None]]
+FAULTS: Final[dict[str, Fault]] = {
+    "kill": kill,
+    "kill-leader": kill_leader,
+    "kill-all": kill_all,
+    "stop": stop,
+    "pause": pause,
+    "isolate": isolate,
+    "mute": mute,
+    "deafen": deafen,
+    "cut-one": cut_one,
+    "flap": flap,
+    "slow-links": slow_links,
+    "slow-disk": slow_disk,
+    "jump-clock": jump_clock,
+    "fill-disk": fill_disk,
+}
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[str]:
+    """Mount a small file system in memory on a directory; yields why not, or nothing."""
+    path.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() != 0:
+        yield "mounting a small disk needs root"
+        return
+    size = f"size={SMALL_DISK_BYTES}"
+    words = ["mount", "-t", "tmpfs", "-o", size, "strandline-chaos", str(path)]
+    done = subprocess.run(words, capture_output=True, check=False, timeout=MOUNT_TIMEOUT_S)
+    if done.returncode:
+        yield f"no small disk: {done.stderr.decode().strip()}"
+        return
+    try:
+        yield ""
+    finally:
+        subprocess.run(["umount", "-l", path], check=True, timeout=MOUNT_TIMEOUT_S)

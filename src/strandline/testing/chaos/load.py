@@ -1,0 +1,255 @@
+"""Publishers and readers of a chaos run; what they hear they tell the histories.
+
+Rules: a publisher retries each record with the same ``Nats-Msg-Id`` until it is acked, at whichever
+broker's nats-server answers. With a window of one the next record is not sent before the last was
+acked, so its records must come in order. A reader goes on where it was, on another replica if it
+roams: what it sees must be one log. A publish has three outcomes: acked, refused, or no answer,
+after which the record may be stored or not.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import strandline
+from strandline.client.client import Client
+from strandline.errors import StrandlineError
+from strandline.frontends.nats.protocol import (
+    Parser,
+    Ping,
+    encode_publish_with_headers,
+    encode_subscribe,
+)
+from strandline.testing.chaos.cluster import HOST
+from strandline.testing.history import History
+from strandline.testing.process import ProcessServer
+
+ANSWER_TIMEOUT_S: Final = 0.5
+CONNECT_TIMEOUT_S: Final = 1.0
+SILENCES_MAX: Final = 2
+"""Windows without any answer after which a publisher tries another nats-server."""
+RETRY_S: Final = 0.02
+READ_TIMEOUT_S: Final = 1.0
+ROAM_AFTER: Final = 5
+PAYLOAD_MAX: Final = 1 << 20
+OPTIONS: Final = b'{"verbose":false,"pedantic":false,"headers":true,"echo":false,"protocol":1}'
+
+
+class Gap(NamedTuple):
+    """A time without acks: when it began, on the monotonic clock, and how long it was."""
+
+    began_s: float
+    seconds: float
+
+
+class Publisher:
+    """Publishes numbered records to one subject until told to stop, each until it is acked.
+
+    Args:
+        servers: brokers to publish at, whose ports do not change.
+        subject: of the partition.
+        history: of the partition.
+        name: part of each record and message id.
+        window: how many records are under way.
+        padding: records have 0 to 6 times so many bytes more.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ProcessServer],
+        subject: str,
+        history: History,
+        *,
+        name: str,
+        window: int = 1,
+        padding: int = 100,
+    ) -> None:
+        self.name = name
+        self.acks = 0
+        self.duplicates = 0
+        self.refusals: Counter[str] = Counter()
+        self.unanswered = 0
+        self.gaps: list[Gap] = []
+        """Those worth noting, of more than the answer's timeout."""
+        self.is_stopping = False
+        self._servers = servers
+        self._subject = subject.encode()
+        self._history = history
+        self._window = window
+        self._padding = padding
+        self._open: dict[int, int] = {}
+        self._sent = 0
+        self._acked_end = 0
+        self._acked_s = time.monotonic()
+
+    async def run(self) -> None:
+        """Publish at one server after the other."""
+        turn = 0
+        while not self._is_done:
+            server = self._servers[turn % len(self._servers)]
+            turn += 1
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    port = server.ready["nats_port"]
+                    reader, writer = await asyncio.open_connection(HOST, port)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                await self._publish(reader, writer, f"_INBOX.{self.name}.{turn}".encode())
+            except (OSError, asyncio.IncompleteReadError):
+                await asyncio.sleep(RETRY_S)
+            finally:
+                writer.transport.abort()
+
+    @property
+    def _is_done(self) -> bool:
+        return self.is_stopping and not self._open
+
+    async def _publish(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inbox: bytes
+    ) -> None:
+        """Publish a window after the other until the server is silent or gone."""
+        writer.write(b"CONNECT %b\r\n%b" % (OPTIONS, encode_subscribe(inbox + b".*", b"1")))
+        parser, silences = Parser(PAYLOAD_MAX, from_client=False), 0
+        while not self._is_done and silences <= SILENCES_MAX:
+            while len(self._open) < self._window and not self.is_stopping:
+                self._open[self._sent] = self._acked_end
+                self._sent += 1
+            writer.write(b"".join(self._encoded(number, inbox) for number in self._open))
+            await writer.drain()
+            before = self.acks
+            waiting = set(self._open)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    while waiting:
+                        await self._take_answers(reader, writer, parser, waiting=waiting)
+            self.unanswered += len(waiting)
+            silences = 0 if self.acks > before else silences + 1
+            if self._open:
+                await asyncio.sleep(RETRY_S)
+
+    def _encoded(self, number: int, inbox: bytes) -> bytes:
+        block = f"NATS/1.0\r\nNats-Msg-Id: {self.name}-{number}\r\n\r\n".encode()
+        reply = b"%b.%d" % (inbox, number)
+        return encode_publish_with_headers(
+            self._subject, self._value(number), block=block, reply=reply
+        )
+
+    def _value(self, number: int) -> bytes:
+        return f"{self.name} {number} ".encode() + bytes(number % 7 * self._padding)
+
+    async def _take_answers(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        parser: Parser,
+        *,
+        waiting: set[int],
+    ) -> None:
+        """Read once, and take every answer that came.
+
+        Raises:
+            ConnectionResetError: the server has closed.
+        """
+        data = await reader.read(PAYLOAD_MAX)
+        if not data:
+            raise ConnectionResetError
+        for event in parser.feed(data):
+            if isinstance(event, Ping):
+                writer.write(b"PONG\r\n")
+            if not isinstance(event, tuple):
+                continue
+            number = int(event[0].rpartition(b".")[2])
+            answer = json.loads(event[4])
+            waiting.discard(number)
+            if "error" in answer:
+                self.refusals[answer["error"]["description"]] += 1
+            elif number in self._open:
+                self._acked(number, answer)
+
+    def _acked(self, number: int, answer: dict[str, object]) -> None:
+        offset = int(str(answer["seq"])) - 1
+        self._history.ack(self._value(number), offset, floor=self._open.pop(number))
+        self._acked_end = max(self._acked_end, offset + 1)
+        self.acks += 1
+        self.duplicates += bool(answer.get("duplicate"))
+        now_s = time.monotonic()
+        if now_s - self._acked_s > ANSWER_TIMEOUT_S:
+            self.gaps.append(Gap(self._acked_s, now_s - self._acked_s))
+        self._acked_s = now_s
+
+
+class Reader:
+    """Reads every partition of a stream from its start on, until told to stop; runs in a thread.
+
+    Args:
+        servers: replicas to read from; with several, it goes on at the next after a few reads.
+        stream: its name.
+        histories: of the partitions.
+        name: who it is in the histories.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ProcessServer],
+        stream: str,
+        histories: Sequence[History],
+        *,
+        name: str,
+    ) -> None:
+        self.name = name
+        self.records = 0
+        self.is_stopping = False
+        self._servers = servers
+        self._stream = stream
+        self._histories = histories
+        self._next = dict.fromkeys(range(len(histories)), 0)
+
+    def run(self) -> None:
+        """Read at one replica after the other."""
+        turn = 0
+        while not self.is_stopping:
+            server = self._servers[turn % len(self._servers)]
+            turn += 1
+            try:
+                with strandline.connect(server.flight, timeout_s=READ_TIMEOUT_S) as client:
+                    self._follow(client)
+            except StrandlineError:
+                time.sleep(RETRY_S)
+
+    def _follow(self, client: Client) -> None:
+        for _ in range(ROAM_AFTER):
+            ends = client.wait_for(self._stream, beyond=self._next, timeout_s=READ_TIMEOUT_S / 2)
+            for partition, end in ends.items():
+                if end > self._next[partition]:
+                    self._take(client, partition, end)
+            if self.is_stopping:
+                return
+
+    def _take(self, client: Client, partition: int, end: int) -> None:
+        first, columns = self._next[partition], ["offset", "value"]
+        history = self._histories[partition]
+        batches = client.read(
+            self._stream, partition=partition, start=first, stop=end, columns=columns
+        )
+        for batch in batches:
+            offsets, values = (column.to_pylist() for column in batch.columns)
+            if offsets:
+                self._next[partition] = history.read(self.name, offsets[0], values)
+                self.records += len(values)
+
+
+def read_log(server: ProcessServer, stream: str, partition: int) -> list[bytes]:
+    """A whole partition as a replica serves it.
+
+    Raises:
+        StrandlineError: the broker cannot be read.
+    """
+    with strandline.connect(server.flight) as client:
+        batches = client.read(stream, partition=partition, columns=["value"])
+        return [value for batch in batches for value in batch.column(0).to_pylist()]

@@ -1,0 +1,95 @@
+"""Judge of one partition as its publishers and readers saw it, in simulations and real clusters.
+
+Rules: whoever says where a record is, an ack or a reader, says it for ever: an offset has one
+record and a record one offset. A publisher's record comes after all that was acked to it before the
+record was sent. A reader goes from offset to offset, over however many replicas. What is acked is
+in the log at the end. ``ViolationError`` says what was seen. Must not know how a log comes about.
+"""
+
+from collections.abc import Sequence
+
+from strandline.testing.sim.world import ViolationError
+
+
+class History:
+    """What was heard of one partition.
+
+    Args:
+        name: of the partition, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.acked_end = 0
+        """One beyond the last offset that was acked."""
+        self._values: dict[int, bytes] = {}
+        self._offsets: dict[bytes, int] = {}
+        self._next: dict[str, int] = {}
+
+    def placed(self, value: bytes, offset: int) -> None:
+        """Somebody says that a record is at an offset.
+
+        Raises:
+            ViolationError: somebody said otherwise.
+        """
+        if self._values.setdefault(offset, value) != value:
+            raise ViolationError(
+                f"{self.name}: {value!r} is at {offset}, where {self._values[offset]!r} was"
+            )
+        if self._offsets.setdefault(value, offset) != offset:
+            raise ViolationError(
+                f"{self.name}: {value!r} is at {self._offsets[value]} and {offset}"
+            )
+
+    def ack(self, value: bytes, offset: int, *, floor: int) -> None:
+        """A publisher is told where its record is.
+
+        Args:
+            value: the record.
+            offset: as told.
+            floor: the end of what was acked to this publisher before it sent the record.
+
+        Raises:
+            ViolationError: a record before it was acked here, or it elsewhere.
+        """
+        if offset < floor:
+            raise ViolationError(
+                f"{self.name}: {value!r} acked at {offset}, {floor} was acked before it was sent"
+            )
+        self.placed(value, offset)
+        self.acked_end = max(self.acked_end, offset + 1)
+
+    def offset_of(self, value: bytes) -> int | None:
+        """Where a record is, as far as anybody has said."""
+        return self._offsets.get(value)
+
+    def read(self, reader: str, first_offset: int, values: Sequence[bytes]) -> int:
+        """A reader, which reads from the start, gets records that follow each other.
+
+        Returns:
+            where it goes on.
+
+        Raises:
+            ViolationError: they are not the ones that follow, or others were there before.
+        """
+        at = self._next.get(reader, 0)
+        if first_offset != at:
+            raise ViolationError(f"{self.name}: {reader} gets {first_offset} in the place of {at}")
+        for offset, value in enumerate(values, first_offset):
+            self.placed(value, offset)
+        self._next[reader] = first_offset + len(values)
+        return self._next[reader]
+
+    def settled(self, replica: str, log: Sequence[bytes]) -> None:
+        """Everything has healed: the whole log of a replica, from offset 0.
+
+        Raises:
+            ViolationError: it lacks what was acked or seen, or has a record twice.
+        """
+        for offset, value in enumerate(log):
+            self.placed(value, offset)
+        known_end = max(self._values, default=-1) + 1
+        if known_end > len(log):
+            raise ViolationError(
+                f"{self.name}: {replica} ends at {len(log)}, acked or seen was up to {known_end}"
+            )

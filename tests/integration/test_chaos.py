@@ -1,0 +1,37 @@
+"""A short slice of ``make chaos``: real brokers under load, broken and judged."""
+
+import os
+
+import pytest
+
+from strandline.testing.chaos.broker import JumpingClock, Knobs, SlowDisk
+from strandline.testing.chaos.run import Plan, torment_cluster
+
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+FAULTS = ("kill-leader", "pause", "mute", "flap", "slow-disk", "jump-clock")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+async def test_no_promise_is_broken(tmp_path):
+    """Whatever is killed, paused, cut off or slow: all that was acked is everywhere, once."""
+    outcome = await torment_cluster(Plan(3, 6.0, SEED, FAULTS), tmp_path)
+    assert outcome.faults.total() > 0
+    assert outcome.stored >= outcome.acked > 0
+    assert outcome.read > 0
+
+
+def test_knobs_turn_another_process_clock_and_disk(tmp_path):
+    """What one process writes the other reads at once; right again means right."""
+    knobs, seen = Knobs(tmp_path / "knobs"), Knobs(tmp_path / "knobs")
+    clock = JumpingClock(seen)
+    knobs.turn(clock_ms=-86_400_000)
+    behind = clock.now_ns()
+    knobs.turn(clock_ms=0)
+    assert clock.now_ns() - behind >= 86_400_000_000_000
+    knobs.turn(sync_ms=5)
+    assert (seen.clock_ms, seen.sync_ms) == (0, 5)
+    fd = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
+    started_ms = clock.monotonic_ms()
+    SlowDisk(seen).fdatasync(fd)
+    os.close(fd)
+    assert clock.monotonic_ms() - started_ms >= 5

@@ -1,0 +1,53 @@
+"""The judge of histories: each broken promise is seen, and what is right is let pass."""
+
+import pytest
+
+from strandline.testing.history import History
+from strandline.testing.sim.world import ViolationError
+
+
+@pytest.fixture
+def history():
+    """Two records acked to one publisher, a third to another, all read."""
+    history = History("partition 0")
+    history.ack(b"a", 0, floor=0)
+    history.ack(b"b", 2, floor=1)
+    history.ack(b"x", 1, floor=0)
+    history.read("one", 0, [b"a", b"x"])
+    history.read("one", 2, [b"b"])
+    return history
+
+
+def test_a_right_history_passes(history):
+    """Retries are told the same again, readers start over, records nobody was told of may be."""
+    history.ack(b"a", 0, floor=0)
+    history.read("two", 0, [b"a"])
+    history.settled("broker 1", [b"a", b"x", b"b", b"unanswered"])
+    assert (history.acked_end, history.offset_of(b"b"), history.offset_of(b"c")) == (3, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("what", "happens"),
+    [
+        ("altered", lambda h: h.settled("broker 1", [b"a", b"X", b"b"])),
+        ("lost", lambda h: h.settled("broker 1", [b"a", b"x"])),
+        ("twice", lambda h: h.settled("broker 1", [b"a", b"x", b"b", b"a"])),
+        ("acked elsewhere", lambda h: h.ack(b"a", 3, floor=0)),
+        ("acked in another's place", lambda h: h.ack(b"c", 1, floor=0)),
+        ("before what was acked earlier", lambda h: h.ack(b"c", 3, floor=4)),
+        ("read again", lambda h: h.read("one", 2, [b"b"])),
+        ("left out", lambda h: h.read("two", 1, [b"x"])),
+        ("read otherwise", lambda h: h.read("two", 0, [b"x"])),
+    ],
+)
+def test_a_broken_promise_is_seen(history, what, happens):
+    """Loss, change, repetition and disorder, whoever notices."""
+    with pytest.raises(ViolationError, match="partition 0"):
+        happens(history)
+
+
+def test_a_replica_may_not_lack_what_another_has(history):
+    """What one replica held at the end is a truth for the others."""
+    history.settled("broker 1", [b"a", b"x", b"b", b"unanswered"])
+    with pytest.raises(ViolationError, match="broker 2 ends at 3"):
+        history.settled("broker 2", [b"a", b"x", b"b"])
