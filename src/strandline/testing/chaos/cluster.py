@@ -18,7 +18,7 @@ from typing import Final, Self
 import strandline
 from strandline.client.connection import Connection
 from strandline.errors import StrandlineError
-from strandline.protocol import admin
+from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.server.ports import free_ports
 from strandline.testing.chaos.broker import Knobs
 from strandline.testing.process import PORT_OPTIONS, ProcessServer
@@ -93,7 +93,7 @@ class ChaosCluster:
 
     # What clients see
 
-    def status(self, number: int) -> admin.ClusterStatus:
+    def status(self, number: int) -> ClusterStatus:
         """The cluster as a broker knows it; blocks.
 
         Raises:
@@ -101,10 +101,10 @@ class ChaosCluster:
         """
         connection = Connection(self.servers[number].flight, timeout_s=STATUS_TIMEOUT_S)
         try:
-            [found] = connection.action(admin.CLUSTER_STATUS, None, admin.ClusterStatus)
+            [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
         finally:
             connection.close()
-        assert isinstance(found, admin.ClusterStatus), "what was asked for"
+        assert isinstance(found, ClusterStatus), "what was asked for"
         return found
 
     async def leader(self, stream: str, partition: int = 0) -> int | None:
