@@ -140,6 +140,25 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ingest_port: int = 4223
     """Port of the broker's own listener for publishers, which speaks the NATS client protocol and
     saves the hop through nats-server; 0 picks a free one, -1 turns it off."""
+    authority: str = ""
+    """PEM file of who signs the certificates of ``servers`` that begin with ``tls://``; empty: whom
+    the system trusts."""
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TLS towards clients, on every listener; brokers among themselves: ``cluster.tls_*``."""
+
+    certificate: str = ""
+    """PEM file of this broker's certificate, and what leads to its authority; empty: no TLS."""
+    key: str = ""
+    """PEM file of its key."""
+    authority: str = ""
+    """PEM file of who signs the certificates that clients must show; empty: they need none."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether listeners speak TLS."""
+        return bool(self.certificate)
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,10 +220,13 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http_port: int = 9294
     """Port of the web page, metrics and health; 0 picks a free one, -1 turns it off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    """For people, or a JSON object a line for programs."""
     nats: NatsConfig = NatsConfig()
     grpc: GrpcConfig = GrpcConfig()
     journal: JournalConfig = JournalConfig()
     limits: LimitsConfig = LimitsConfig()
+    tls: TlsConfig = TlsConfig()
     cluster: ClusterConfig = ClusterConfig()
     cleaner_interval_ms: int = 10_000
     """How often retention and compaction look for work."""

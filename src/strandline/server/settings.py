@@ -15,7 +15,13 @@ import msgspec
 import msgspec.structs
 import yaml
 
-from strandline.config import BrokerConfig, ClusterConfig, decode_config, refuse_unknown_keys
+from strandline.config import (
+    BrokerConfig,
+    ClusterConfig,
+    TlsConfig,
+    decode_config,
+    refuse_unknown_keys,
+)
 from strandline.errors import InvalidConfigError
 
 ENVIRON_PREFIX: Final = "STRANDLINE_"
@@ -219,6 +225,7 @@ def _refuse_impossible(config: BrokerConfig) -> None:
                 raise InvalidConfigError(f"{key} is {value}; it must be at least 1")
             if value > NUMBER_MAX:
                 raise InvalidConfigError(f"{key} is {value}; it must be at most {NUMBER_MAX}")
+    _refuse_half_tls(config.tls)
     _refuse_impossible_cluster(config.cluster)
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
@@ -226,6 +233,17 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         raise InvalidConfigError("scrub_bytes_per_s is not a number of bytes; 0 turns it off")
     if config.limits.record_bytes > config.limits.batch_bytes:
         raise InvalidConfigError("limits.record_bytes is over limits.batch_bytes; raise the latter")
+
+
+def _refuse_half_tls(tls: TlsConfig) -> None:
+    """Check that listeners do not speak clear text by mistake, nor ask nobody who they are."""
+    if bool(tls.certificate) != bool(tls.key):
+        raise InvalidConfigError("TLS needs both tls.certificate and tls.key")
+    if tls.authority and not tls.certificate:
+        raise InvalidConfigError(
+            "tls.authority asks clients for certificates; that needs TLS: set "
+            "tls.certificate and tls.key"
+        )
 
 
 def _refuse_impossible_cluster(cluster: ClusterConfig) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from strandline.config import BrokerConfig, NatsConfig
 from strandline.errors import UnavailableError
-from strandline.server.run import configure_logging, raise_open_files_limit, run_broker
+from strandline.server.run import raise_open_files_limit, run_broker
 
 
 @pytest.fixture(autouse=True)
@@ -66,18 +66,6 @@ def test_a_broker_that_cannot_start_raises(config, tmp_path):
     with pytest.raises(UnavailableError, match="cannot use data directory"):
         run_broker(config, on_ready=lines.append)
     assert not lines
-
-
-def test_logs_go_to_standard_error(capsys):
-    """A line per event, with its level."""
-    logging.getLogger().handlers.clear()
-    configure_logging("warning")
-    logging.getLogger("strandline").info("not this")
-    logging.getLogger("strandline").warning("but this")
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert "WARNING strandline: but this" in output.err
-    assert "not this" not in output.err
 
 
 def test_as_many_files_may_be_open_as_the_system_allows():

@@ -5,6 +5,8 @@ same records. Its locations name the brokers that can serve it: a broker alone i
 the leader and then the other replicas in service.
 """
 
+from typing import NamedTuple
+
 import pyarrow.flight as fl
 
 from strandline.broker.broker import Broker
@@ -80,8 +82,16 @@ def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
     raise InvalidRequestError("a path is a stream, or a stream and a partition's number")
 
 
+class Here(NamedTuple):
+    """Where clients find this broker."""
+
+    location: str
+    scheme: str
+    """Of this broker and, as they are set up alike, of the others of its cluster."""
+
+
 def flight_info(
-    request: ReadRequest, stream: Stream, *, descriptor: fl.FlightDescriptor, location: str
+    request: ReadRequest, stream: Stream, *, descriptor: fl.FlightDescriptor, here: Here
 ) -> fl.FlightInfo:
     """What a read would deliver, and where to get each part of it.
 
@@ -89,7 +99,7 @@ def flight_info(
         request: the read.
         stream: its stream.
         descriptor: handed back.
-        location: where this broker listens.
+        here: this broker.
 
     Raises:
         StrandlineError: as ``plan_read``.
@@ -99,16 +109,17 @@ def flight_info(
     return fl.FlightInfo(
         plan.schema,
         descriptor,
-        [_endpoint(plan, extent, _locations(extent, location)) for extent in plan.ranges],
+        [_endpoint(plan, extent, _locations(extent, here)) for extent in plan.ranges],
         records,
         -1,
         app_metadata=encode(stream_info(stream)),
     )
 
 
-def _locations(extent: PartitionRange, here: str) -> list[str]:
+def _locations(extent: PartitionRange, here: Here) -> list[str]:
     """Where a partition can be read: in a cluster at each replica in service."""
-    return [f"grpc+tcp://{address}" for address in extent.partition.addresses] or [here]
+    found = [f"{here.scheme}://{address}" for address in extent.partition.addresses]
+    return found or [here.location]
 
 
 def _records(extent: PartitionRange) -> int:

@@ -17,12 +17,13 @@ from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
 from strandline.frontends.flight.admin import AdminActions
 from strandline.frontends.flight.guard import typed_errors
-from strandline.frontends.flight.info import flight_info, request_of
+from strandline.frontends.flight.info import Here, flight_info, request_of
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import plan_read
 from strandline.frontends.flight.reader import ReadSession
 from strandline.frontends.flight.sockets import cut_connections
 from strandline.frontends.flight.writer import PutSession
+from strandline.frontends.tls import ServerTls, load_tls
 from strandline.protocol.admin import ACTIONS
 from strandline.protocol.put import PutRequest
 from strandline.protocol.tickets import ReadRequest, check_request, decode_ticket
@@ -40,11 +41,12 @@ class FlightFrontEnd:
 
     Args:
         broker: whom it serves.
-        config: host and port.
+        config: host, port and certificate.
     """
 
     def __init__(self, broker: Broker, config: BrokerConfig) -> None:
         self._broker = broker
+        self._tls = config.tls
         self._host = config.host
         self.port = config.flight_port
         self._server: FlightServer | None = None
@@ -53,13 +55,15 @@ class FlightFrontEnd:
         """Listen.
 
         Raises:
-            InvalidConfigError: the port cannot be had.
+            InvalidConfigError: the port cannot be had, or a certificate is of no use.
         """
         life = Life(self._broker)
+        tls = load_tls(self._tls)
         self._broker.on_turn_end(life.notify)
-        self._server = _listen(self._broker, life, host=self._host, port=self.port)
+        self._server = _listen(self._broker, life, (self._host, self.port), tls=tls)
         self.port = self._server.port
-        logger.info("Arrow Flight listens on %s:%d", self._host, self.port)
+        how = "with TLS " if tls is not None else ""
+        logger.info("Arrow Flight listens %son %s:%d", how, self._host, self.port)
 
     async def stop(self) -> None:
         """End every call, within a few seconds whatever clients do, and close the listener."""
@@ -75,10 +79,22 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         broker: whom it serves.
         life: shared by the calls.
         address: host and port to listen on.
+        tls: None for clear text.
     """
 
-    def __init__(self, broker: Broker, life: Life, address: tuple[str, int]) -> None:
-        super().__init__(fl.Location.for_grpc_tcp(*address))
+    def __init__(
+        self, broker: Broker, life: Life, address: tuple[str, int], *, tls: ServerTls | None
+    ) -> None:
+        self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
+        if tls is None:
+            super().__init__(fl.Location.for_grpc_tcp(*address))
+        else:
+            super().__init__(
+                fl.Location.for_grpc_tls(*address),
+                tls_certificates=[(tls.certificate, tls.key)],
+                verify_client=bool(tls.authority),
+                root_certificates=tls.authority or None,
+            )
         self._broker = broker
         self._life = life
         self._host = address[0]
@@ -177,13 +193,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def _info(self, request: ReadRequest, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
         check_request(request)
         stream = self._broker.stream(request.stream)
-        return flight_info(request, stream, descriptor=descriptor, location=self._location())
+        here = Here(self._location(), self._scheme)
+        return flight_info(request, stream, descriptor=descriptor, here=here)
 
     def _location(self) -> str:
         """Where clients find this broker; the connection they have, if it listens everywhere."""
         if self._host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             return "arrow-flight-reuse-connection://?"
-        return f"grpc+tcp://{self._host}:{self.port}"
+        return f"{self._scheme}://{self._host}:{self.port}"
 
 
 def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
@@ -194,12 +211,15 @@ def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
     return PutRequest(stream=request.stream, partition=request.partition)
 
 
-def _listen(broker: Broker, life: Life, *, host: str, port: int) -> FlightServer:
+def _listen(
+    broker: Broker, life: Life, address: tuple[str, int], *, tls: ServerTls | None
+) -> FlightServer:
     """A listening server.
 
     Raises:
         InvalidConfigError: the address cannot be bound; gRPC itself would only log why.
     """
+    host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -210,4 +230,4 @@ def _listen(broker: Broker, life: Life, *, host: str, port: int) -> FlightServer
             f"cannot listen on {host}:{port} for Arrow Flight ({error.strerror}); "
             "choose another flight_port, or 0 for a free one"
         ) from error
-    return FlightServer(broker, life, (host, port))
+    return FlightServer(broker, life, address, tls=tls)

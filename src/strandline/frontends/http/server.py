@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
@@ -16,6 +17,7 @@ from strandline.errors import InvalidConfigError
 from strandline.frontends.http.app import build_app
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView
+from strandline.frontends.tls import load_tls
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
@@ -45,10 +47,11 @@ class HttpFrontEnd:
         """Begin to listen.
 
         Raises:
-            InvalidConfigError: the address is taken or is not ours.
+            InvalidConfigError: the address is taken or is not ours, or a certificate is of no use.
         """
         if self._config.http_port < 0:
             return
+        load_tls(self._config.tls)
         listener = _listen(self._config.host, self._config.http_port)
         self._server = _QuietServer(
             uvicorn.Config(
@@ -64,6 +67,7 @@ class HttpFrontEnd:
                 server_header=False,
                 timeout_graceful_shutdown=GRACE_S,
                 ws="none",
+                **self._tls_options(),
             )
         )
         self.port = listener.getsockname()[1]
@@ -83,6 +87,11 @@ class HttpFrontEnd:
         with contextlib.suppress(asyncio.CancelledError):
             await sampling
         self._server, self._tasks, self.port = None, [], None
+
+    def _tls_options(self) -> dict[str, Any]:
+        """The certificate; nobody is asked for one, as probes have none."""
+        tls = self._config.tls
+        return {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key} if tls.is_on else {}
 
     async def _sample(self) -> None:
         while True:

@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.nats.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
 
 BINARY: Final = "nats-server"
+HANDSHAKE_TIMEOUT_S: Final = 10
 START_TIMEOUT_S: Final = 10.0
 STOP_TIMEOUT_S: Final = 5.0
 PORT_PATIENCE_S: Final = 2.0
@@ -78,12 +80,14 @@ class Routes(NamedTuple):
         host: address to listen on.
         port: port to listen on.
         others: host and port of each of the others.
+        tls: with an authority they also show each other their certificates.
     """
 
     cluster: str
     host: str
     port: int
     others: tuple[tuple[str, int], ...]
+    tls: TlsConfig = TlsConfig()
 
     def configuration(self) -> Iterator[str]:
         """The lines of nats-server's configuration."""
@@ -93,7 +97,25 @@ class Routes(NamedTuple):
         yield f"  port: {self.port}"
         urls = [f"nats-route://{_bracketed(host)}:{port}" for host, port in self.others]
         yield f"  routes: {json.dumps(urls)}"
+        if self.tls.authority:
+            yield from _tls_lines(self.tls, indent="  ")
         yield "}"
+
+
+def _tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
+    """The lines that turn TLS on for a listener of nats-server."""
+    yield f"{indent}tls {{"
+    yield f"{indent}  cert_file: {_path(tls.certificate)}"
+    yield f"{indent}  key_file: {_path(tls.key)}"
+    yield f"{indent}  timeout: {HANDSHAKE_TIMEOUT_S}"
+    if tls.authority:
+        yield f"{indent}  ca_file: {_path(tls.authority)}"
+        yield f"{indent}  verify: true"
+    yield f"{indent}}}"
+
+
+def _path(file: str) -> str:
+    return json.dumps(str(Path(file).resolve()))
 
 
 def _bracketed(host: str) -> str:
@@ -110,6 +132,7 @@ class NatsServerChild:
         payload_max: largest message, in bytes.
         on_restart: called after each restart.
         routes: how it meets the nats-servers of other brokers; None: it does not.
+        tls: what its clients meet.
     """
 
     def __init__(
@@ -121,6 +144,7 @@ class NatsServerChild:
         payload_max: int,
         on_restart: Callable[[], None],
         routes: Routes | None = None,
+        tls: TlsConfig | None = None,
     ) -> None:
         self._directory = directory.resolve()
         self._host = host
@@ -128,6 +152,7 @@ class NatsServerChild:
         self._payload_max = payload_max
         self._on_restart = on_restart
         self._routes = routes
+        self._tls = tls or TlsConfig()
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -262,6 +287,7 @@ class NatsServerChild:
                 f"max_payload: {self._payload_max}",
                 f"max_pending: {max(MAX_PENDING_BYTES, self._payload_max)}",
                 'write_deadline: "60s"',
+                *(_tls_lines(self._tls) if self._tls.is_on else ()),
                 *(self._routes.configuration() if self._routes is not None else ()),
                 "",
             )

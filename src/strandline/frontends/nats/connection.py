@@ -63,13 +63,20 @@ class PublisherConnection(Peer):
         self._inboxes = Inboxes()
         self._buffered_bytes = 0
         self.unanswered_pings = 0
+        self.is_handshaking = False
+        """Whether the next bytes are TLS's."""
+        self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, or turn away what is too much."""
+        """Greet, or turn away what is too much; with TLS nothing is read in clear text."""
         super().connection_made(transport)
         self.write(self._listener.info_line)
         if not self._listener.admit(self):
             self.fail("maximum connections exceeded")
+        elif self._listener.has_tls:
+            self.is_handshaking = True
+            self._transport.pause_reading()
+            self._listener.secure(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it; acks that come later have nowhere to go."""
@@ -79,6 +86,9 @@ class PublisherConnection(Peer):
 
     def data_received(self, data: bytes) -> None:
         """The hot path: plain payloads for one stream go straight to their partition."""
+        if self.is_handshaking:
+            self._take_early(data)
+            return
         listener = self._listener
         remembered = listener.routes.remembered
         messages = 0
@@ -109,6 +119,25 @@ class PublisherConnection(Peer):
             self.flush()
         if listener.admission.pending_bytes > listener.gate.pending_high:
             listener.gate.hold(self)
+
+    # TLS
+
+    def _take_early(self, data: bytes) -> None:
+        """Keep what came right behind the handshake, before we know of its end.
+
+        What comes in clear text (reading is paused, so nothing should) must not be taken for it.
+        """
+        if self._transport.get_protocol() is self:
+            self.abort()
+        else:
+            self._early += data
+
+    def secured(self) -> None:
+        """The handshake is over."""
+        self.is_handshaking = False
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
 
     # Publishing
 

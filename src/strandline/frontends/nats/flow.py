@@ -6,6 +6,7 @@ waits or parses.
 """
 
 import asyncio
+import ssl
 from typing import Final, cast
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
@@ -49,6 +50,35 @@ class Peer(asyncio.Protocol):
         """Drop what is queued: it has nowhere to go."""
         self.is_open = False
         self.output.clear()
+
+    async def start_tls(
+        self, context: ssl.SSLContext, *, server_name: str | None = None, timeout_s: float = 10.0
+    ) -> None:
+        """Speak TLS from now on, as NATS does it: after the first line, before anything else.
+
+        Args:
+            context: what we show and whom we trust.
+            server_name: of the server; None: we are it.
+            timeout_s: for the handshake.
+
+        Raises:
+            OSError, TimeoutError: it failed; the connection is closed.
+        """
+        is_server = server_name is None
+        transport = await asyncio.get_running_loop().start_tls(
+            self._transport,
+            self,
+            context,
+            server_side=is_server,
+            server_hostname=server_name,
+            ssl_handshake_timeout=timeout_s,
+        )
+        if transport is None:
+            raise ConnectionAbortedError("the connection was closed during the TLS handshake")
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
+        if self._held_for and self._is_alive():
+            self._transport.pause_reading()
 
     def pause_writing(self) -> None:
         """The other end does not take its replies: take no more of its messages."""

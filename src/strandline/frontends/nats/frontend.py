@@ -5,6 +5,7 @@ through our own listener, which saves the hop. Rules: everything runs on the bro
 that come and go are re-bound at once.
 """
 
+import ssl
 from pathlib import Path
 
 from strandline.broker.routing import Binding, RouteTable, stream_bindings
@@ -16,6 +17,7 @@ from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListen
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.subscriber import Subscriber
+from strandline.frontends.tls import calling_context, calling_own_context
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind
 """How to reach a server that listens on every address."""
@@ -56,7 +58,7 @@ class NatsFrontEnd:
         """Start the child if there is one, subscribe, listen.
 
         Raises:
-            InvalidConfigError: a NATS URL is wrong.
+            InvalidConfigError: a NATS URL is wrong, or a certificate of no use.
             UnavailableError: a server cannot be reached or a port cannot be had; nothing runs on.
         """
         config, broker = self._config, self._broker
@@ -66,8 +68,11 @@ class NatsFrontEnd:
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
         try:
-            servers = list(config.nats.servers) or [await self._start_child()]
-            self._subscriber = Subscriber(broker, intake=intake, gate=gate)
+            servers = list(config.nats.servers)
+            tls = self._calling_context()
+            if not servers:
+                servers = [await self._start_child()]
+            self._subscriber = Subscriber(broker, intake=intake, gate=gate, tls=tls)
             await self._subscriber.start(servers, bindings)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
@@ -112,12 +117,23 @@ class NatsFrontEnd:
             payload_max=min(config.limits.record_bytes + MESSAGE_SLACK_BYTES, PAYLOAD_BYTES_MAX),
             on_restart=restarted,
             routes=_routes(config),
+            tls=config.tls,
         )
         await self._child.start()
         host = LOOPBACK.get(config.host, config.host)
-        return (
-            f"nats://[{host}]:{self._child.port}" if ":" in host else f"{host}:{self._child.port}"
-        )
+        scheme = "tls" if config.tls.is_on else "nats"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._child.port}"
+
+    def _calling_context(self) -> ssl.SSLContext | None:
+        """Whom we trust as a server when we connect with TLS; None: we never do.
+
+        Raises:
+            InvalidConfigError: a certificate is of no use.
+        """
+        config = self._config
+        if not config.nats.servers:
+            return calling_own_context(config.tls) if config.tls.is_on else None
+        return calling_context(config.tls, authority=config.nats.authority)
 
     def _bind(self) -> list[Binding]:
         """Route by the streams there are now."""
@@ -142,4 +158,5 @@ def _routes(config: BrokerConfig) -> Routes | None:
     if not cluster.is_on or not addresses:
         return None
     others = tuple(at for number, at in addresses.items() if number != cluster.broker_id)
-    return Routes(cluster.name, config.host, addresses[cluster.broker_id][1], others)
+    port = addresses[cluster.broker_id][1]
+    return Routes(cluster.name, config.host, port, others, config.tls)

@@ -53,6 +53,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     max_payload: int = 1 << 20
     headers: bool = False
     tls_required: bool = False
+    tls_available: bool = False
     auth_required: bool = False
     server_name: str = ""
 

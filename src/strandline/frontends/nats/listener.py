@@ -10,6 +10,7 @@ import contextlib
 import logging
 import resource
 import secrets
+import ssl
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
 from strandline.frontends.nats.tasks import end_task, start_task
+from strandline.frontends.tls import listening_context
 from strandline.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class IngestListener:
         self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._server: asyncio.Server | None = None
         self._pinger: asyncio.Task[None] | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._securing: set[asyncio.Task[None]] = set()
         self.port = 0
         self.info_line = b""
 
@@ -85,7 +89,10 @@ class IngestListener:
 
         Raises:
             UnavailableError: the port cannot be had.
+            InvalidConfigError: a certificate is of no use.
         """
+        if self._config.tls.is_on:
+            self._tls = listening_context(self._config.tls, ask_clients=True)
         loop = asyncio.get_running_loop()
         host, port = self._config.host, self._config.nats.ingest_port
         try:
@@ -139,8 +146,35 @@ class IngestListener:
             "headers": True,
             "max_payload": self.payload_max,
             "jetstream": False,
+            "tls_required": self.has_tls,
+            "tls_verify": bool(self._config.tls.authority),
         }
         return b"INFO %b\r\n" % msgspec.json.encode(info)
+
+    # TLS
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections speak TLS after the greeting."""
+        return self._tls is not None
+
+    def secure(self, connection: PublisherConnection) -> None:
+        """Let a connection that was greeted speak TLS; it is dropped if it does not."""
+        task = asyncio.create_task(self._secure(connection), name="ingest-tls")
+        self._securing.add(task)
+        task.add_done_callback(self._securing.discard)
+
+    async def _secure(self, connection: PublisherConnection) -> None:
+        assert self._tls is not None, "asked for with TLS only"
+        try:
+            await connection.start_tls(self._tls)
+        except (OSError, TimeoutError) as error:
+            logger.info("a publisher's TLS handshake failed: %s", error)
+            connection.abort()
+            if connection in self._connections:
+                connection.connection_lost(None)  # the loop tells nobody who has not begun
+        else:
+            connection.secured()
 
     # What connections need of each other
 
@@ -177,6 +211,8 @@ class IngestListener:
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
             for connection in list(self._connections):
+                if connection.is_handshaking:
+                    continue  # that has a limit of its own
                 if not connection.is_open:
                     connection.abort()
                 elif connection.is_held(OVERLOAD):

@@ -7,6 +7,7 @@ before anything else. A link that does not answer pings is given up.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -47,13 +48,14 @@ class ServerUrl(NamedTuple):
     port: int
     credentials: dict[str, str]
     """Fields for CONNECT: user and pass, or auth_token."""
+    is_tls: bool = False
 
     def __str__(self) -> str:
-        return f"nats://{self.host}:{self.port}"
+        return f"{'tls' if self.is_tls else 'nats'}://{self.host}:{self.port}"
 
 
 def parse_server_url(url: str) -> ServerUrl:
-    """Read ``nats://[user:password@|token@]host[:port]`` or ``host[:port]``.
+    """Read ``nats://[user:password@|token@]host[:port]``, ``tls://…`` or ``host[:port]``.
 
     Raises:
         InvalidConfigError: not such a URL.
@@ -63,14 +65,16 @@ def parse_server_url(url: str) -> ServerUrl:
         port = parts.port or DEFAULT_PORT
     except ValueError as error:
         raise InvalidConfigError(f"nats.servers: '{url}' is not a URL: {error}") from error
-    if parts.scheme != "nats" or not parts.hostname:
-        raise InvalidConfigError(f"nats.servers: '{url}' is not nats://host:port (TLS: not yet)")
+    if parts.scheme not in ("nats", "tls") or not parts.hostname:
+        raise InvalidConfigError(
+            f"nats.servers: '{url}' is not nats://host:port or tls://host:port"
+        )
     credentials = {}
     if parts.password is not None:
         credentials = {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
     elif parts.username:
         credentials = {"auth_token": unquote(parts.username)}
-    return ServerUrl(parts.hostname, port, credentials)
+    return ServerUrl(parts.hostname, port, credentials, parts.scheme == "tls")
 
 
 class Subscriber:
@@ -80,12 +84,21 @@ class Subscriber:
         broker: where records go.
         intake: for messages that are more than a plain payload.
         gate: stops reading while the broker is full.
+        tls: whom to trust at ``tls://``.
     """
 
-    def __init__(self, broker: BrokerPort, *, intake: Intake, gate: Gate) -> None:
+    def __init__(
+        self,
+        broker: BrokerPort,
+        *,
+        intake: Intake,
+        gate: Gate,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._broker = broker
         self.intake = intake
         self.gate = gate
+        self._tls = tls
         self.admission = broker.admission
         self.ack_lines = AckLines(b"PUB %b")
         self.unflushed: list[Link] = []
@@ -194,6 +207,9 @@ class Subscriber:
             try:
                 info = await link.info
                 _check_info(server, info)
+                if server.is_tls:
+                    assert self._tls is not None, "made for servers with TLS"
+                    await link.start_tls(self._tls, server_name=server.host)
                 link.parser.payload_max = min(info.max_payload, PAYLOAD_BYTES_MAX)
                 link.write(_connect_line(server))
                 link.subscribe(self._bindings)
@@ -238,8 +254,10 @@ async def _watch(link: Link) -> None:
 
 def _check_info(server: ServerUrl, info: ServerInfo) -> None:
     """Refuse a server we cannot work with."""
-    if info.tls_required:
-        raise UnavailableError(f"{server} requires TLS, which is not supported yet")
+    if info.tls_required and not server.is_tls:
+        raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")
+    if server.is_tls and not (info.tls_required or info.tls_available):
+        raise UnavailableError(f"{server} does not speak TLS, and is not talked to without")
     if not info.headers:
         raise UnavailableError(f"{server} does not support headers: too old")
 

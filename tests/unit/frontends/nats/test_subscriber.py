@@ -345,7 +345,14 @@ def test_server_urls(url, host, port, credentials):
     assert not any(secret in str(parsed) for secret in credentials.values())
 
 
-@pytest.mark.parametrize("url", ["", "nats://", "http://h", "tls://h", "nats://h:port", "h:99999"])
+def test_tls_is_asked_for_in_the_url():
+    """Nothing else turns it on, and what is printed says so."""
+    parsed = parse_server_url("tls://h:1")
+    assert (parsed.is_tls, str(parsed)) == (True, "tls://h:1")
+    assert not parse_server_url("h:1").is_tls
+
+
+@pytest.mark.parametrize("url", ["", "nats://", "http://h", "wss://h", "nats://h:port", "h:99999"])
 def test_wrong_server_urls(url):
     """A URL that is none is a configuration error that names the key."""
     with pytest.raises(InvalidConfigError, match=r"nats\.servers"):

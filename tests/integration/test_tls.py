@@ -1,0 +1,246 @@
+"""TLS towards clients on every listener: who is let in, who is not, and nothing in clear text."""
+
+import asyncio
+import socket
+import ssl
+import urllib.request
+
+import nats
+import pytest
+import trustme
+
+import strandline
+from strandline.config import TlsConfig
+from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineError
+from strandline.frontends.nats import subscriber
+from strandline.frontends.nats.child import NatsServerChild
+from strandline.testing import Server
+
+
+class Papers:
+    """An authority, and PEM files of what it has issued."""
+
+    def __init__(self, directory, name):
+        self._directory = directory
+        self._authority = trustme.CA()
+        self.ca = directory / f"{name}-ca.pem"
+        self._authority.cert_pem.write_to_path(self.ca)
+        self.name = name
+
+    def issue(self, *names):
+        """A certificate for names; its file and that of its key."""
+        issued = self._authority.issue_cert(*names)
+        files = [self._directory / f"{self.name}-{names[0]}.{kind}" for kind in ("pem", "key")]
+        for file in files:
+            file.unlink(missing_ok=True)
+        for blob in issued.cert_chain_pems:
+            blob.write_to_path(files[0], append=True)
+        issued.private_key_pem.write_to_path(files[1])
+        return files
+
+    def context(self, *own):
+        """For stock clients."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if own:
+            context.load_cert_chain(*own)
+        return context
+
+
+@pytest.fixture
+def papers(tmp_path):
+    return Papers(tmp_path, "ours")
+
+
+@pytest.fixture
+def strangers(tmp_path):
+    return Papers(tmp_path, "theirs")
+
+
+@pytest.fixture
+def server(papers):
+    """A broker with TLS that lets in who comes."""
+    certificate, key = papers.issue("127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key)}
+    with Server(nats=True, http_port=0, tls=tls) as url:
+        yield url
+
+
+@pytest.fixture
+def closed(papers):
+    """A broker with TLS that asks clients for certificates."""
+    certificate, key = papers.issue("127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key), "authority": str(papers.ca)}
+    with Server(nats=True, http_port=0, tls=tls) as url:
+        yield url
+
+
+def connect(url, **options):
+    return strandline.connect(f"tls://{url.flight}", timeout_s=5, **options)
+
+
+async def publish(url, context, subject, payload):
+    """Publish with stock nats-py and wait for the ack."""
+    url = url.replace("nats://", "tls://")
+    client = await nats.connect(url, tls=context, connect_timeout=5, allow_reconnect=False)
+    try:
+        return await client.jetstream().publish(subject, payload, timeout=5)
+    finally:
+        await client.close()
+
+
+async def test_every_listener_speaks_tls(server, papers):
+    """Records published through nats-server, the ingest port and Flight are read back; the page."""
+
+    def create():
+        with connect(server, ca=papers.ca) as client:
+            client.create_stream("orders")
+            client.append("orders", b"by Flight")
+
+    await asyncio.to_thread(create)
+    await publish(server.nats_url, papers.context(), "orders", b"by nats-server")
+    await publish(server.ingest_url, papers.context(), "orders", b"by ingest")
+
+    def read():
+        with connect(server, ca=papers.ca) as client:
+            return client.read("orders").read_all()["value"].to_pylist()
+
+    assert await asyncio.to_thread(read) == [b"by Flight", b"by nats-server", b"by ingest"]
+    page = server.http_url.replace("http:", "https:") + "/health/ready"
+    with await asyncio.to_thread(urllib.request.urlopen, page, context=papers.context()) as answer:
+        assert answer.read() == b"ready\n"
+
+
+async def test_many_publishers_shake_hands_at_once(server, papers):
+    """Whatever comes right behind a handshake is neither lost nor answered in clear text."""
+
+    def create():
+        with connect(server, ca=papers.ca) as client:
+            client.create_stream("orders")
+
+    await asyncio.to_thread(create)
+    context = papers.context()
+    acks = await asyncio.gather(
+        *(publish(server.ingest_url, context, "orders", b"%d" % number) for number in range(30))
+    )
+    assert sorted(ack.seq for ack in acks) == list(range(1, 31))
+
+
+def test_a_client_checks_the_broker(server, papers, strangers):
+    """Another authority, another name: no connection, whoever answers."""
+    with pytest.raises(DisconnectedError):
+        connect(server, ca=strangers.ca)
+    port = server.flight.rpartition(":")[2]
+    with pytest.raises(DisconnectedError):
+        strandline.connect(f"tls://localhost:{port}", ca=papers.ca, timeout_s=5)
+
+
+def test_without_tls_there_is_no_connection(server):
+    """Clear text on a TLS port is no way in."""
+    with pytest.raises(StrandlineError):
+        strandline.connect(server.flight, timeout_s=5)
+
+
+async def test_clients_without_a_certificate_are_kept_out(closed, papers, strangers):
+    """None, or one that a stranger signed; with one of the authority's everything works."""
+    own, others = papers.issue("client"), strangers.issue("client")
+
+    def attempt(**options):
+        with connect(closed, ca=papers.ca, **options) as client:
+            client.create_stream("orders")
+
+    for options in ({}, {"certificate": others[0], "key": others[1]}):
+        with pytest.raises(DisconnectedError):
+            await asyncio.to_thread(attempt, **options)
+    await asyncio.to_thread(attempt, certificate=own[0], key=own[1])
+    for url in (closed.nats_url, closed.ingest_url):
+        for context in (papers.context(), papers.context(*others)):
+            with pytest.raises((nats.errors.Error, OSError, TimeoutError)):
+                await publish(url, context, "orders", b"x")
+        assert (await publish(url, papers.context(*own), "orders", b"x")).seq
+    page = closed.http_url.replace("http:", "https:") + "/health/ready"
+    with await asyncio.to_thread(urllib.request.urlopen, page, context=papers.context()) as answer:
+        assert answer.read() == b"ready\n", "probes have no certificate"
+
+
+def recv_line(sock):
+    data = b""
+    while not data.endswith(b"\n"):
+        data += sock.recv(1)
+    return data
+
+
+def test_nothing_said_in_clear_text_counts(server, papers):
+    """Commands smuggled in before the handshake are never carried out, with or without one."""
+    with connect(server, ca=papers.ca) as client:
+        client.create_stream("orders")
+        host, _, port = server.ingest_url.removeprefix("nats://").partition(":")
+        smuggled = b'CONNECT {"verbose":false}\r\nPUB orders 1\r\nx\r\nPING\r\n'
+        with socket.create_connection((host, int(port)), timeout=10) as plain:
+            assert b'"tls_required":true' in recv_line(plain)
+            plain.sendall(smuggled)
+            answer = b""
+            while piece := plain.recv(4096):
+                answer += piece
+            assert b"PONG" not in answer
+        with socket.create_connection((host, int(port)), timeout=10) as plain:
+            recv_line(plain)
+            plain.sendall(smuggled)
+            with pytest.raises(OSError):
+                papers.context().wrap_socket(plain, server_hostname="127.0.0.1")
+        client.append("orders", b"mine")
+        assert client.read("orders").read_all()["value"].to_pylist() == [b"mine"]
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_old_versions_of_tls_are_refused(server, papers):
+    """Whoever offers TLS 1.1 at most is hung up on."""
+    old = papers.context()
+    old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")
+    for port in (server.flight.rpartition(":")[2], server.http_url.rpartition(":")[2]):
+        with (
+            socket.create_connection(("127.0.0.1", int(port)), timeout=10) as plain,
+            pytest.raises(OSError, match=r"alert protocol version|EOF|reset"),
+        ):
+            old.wrap_socket(plain, server_hostname="127.0.0.1").do_handshake()
+
+
+def test_a_certificate_that_is_no_use_stops_the_start(papers, tmp_path):
+    """A missing file, and a key of another certificate; nothing listens in clear text instead."""
+    certificate, _ = papers.issue("127.0.0.1")
+    _, other_key = papers.issue("other")
+    for key in (tmp_path / "none", other_key):
+        server = Server(tls={"certificate": str(certificate), "key": str(key)})
+        with pytest.raises(InvalidConfigError, match="cannot use certificate"):
+            server.start()
+
+
+async def test_nats_servers_with_tls_of_ones_own(papers, tmp_path, monkeypatch):
+    """The broker subscribes at a server of the user's over TLS, and checks whom it talks to."""
+    monkeypatch.setattr(subscriber, "FIRST_CONNECTION_TIMEOUT_S", 2.0)
+    certificate, key = papers.issue("127.0.0.1")
+    tls = TlsConfig(certificate=str(certificate), key=str(key))
+    child = NatsServerChild(
+        tmp_path / "nats", host="127.0.0.1", port=0, payload_max=1 << 20,
+        on_restart=lambda: None, tls=tls,
+    )  # fmt: skip
+    await child.start()
+    try:
+        url = f"tls://127.0.0.1:{child.port}"
+        settings = {"servers": [url], "authority": str(papers.ca)}
+        server = Server(nats=settings)
+        flight = await asyncio.to_thread(server.start)
+        try:
+
+            def create():
+                with strandline.connect(flight) as client:
+                    client.create_stream("orders")
+
+            await asyncio.to_thread(create)
+            assert (await publish(url, papers.context(), "orders", b"x")).seq == 1
+        finally:
+            await asyncio.to_thread(server.stop)
+        with pytest.raises(StrandlineError, match="cannot connect to NATS"):
+            await asyncio.to_thread(Server(nats={"servers": [url]}).start)
+    finally:
+        await child.stop()
