@@ -75,9 +75,14 @@ def serve(
     grpc_port: Annotated[
         int | None,
         typer.Option(
-            help="Reserved for the Liftbridge API, not built yet; nothing listens.",
+            help="Liftbridge API, by custom 9292; -1 off.",
+            show_default="-1",
             rich_help_panel=NETWORK,
         ),
+    ] = None,
+    beam_port: Annotated[
+        int | None,
+        typer.Option(help="Beam's log API; -1 off.", show_default="-1", rich_help_panel=NETWORK),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
@@ -134,7 +139,6 @@ def serve(
     survives worse. Settings come from the defaults, --config, STRANDLINE_* variables and flags;
     the last wins.
     """
-    del grpc_port  # accepted so that scripts written for later versions start
     from strandline.server.run import run_broker
     from strandline.server.settings import load_settings
 
@@ -149,6 +153,7 @@ def serve(
             "log_level": log_level,
             "log_format": log_format,
             "nats": {"servers": nats or None, "port": nats_port, "ingest_port": ingest_port},
+            "grpc": {"port": grpc_port, "beam_port": beam_port},
             "cluster": {
                 "broker_id": broker_id,
                 "name": cluster_id,
@@ -182,6 +187,9 @@ def _print_banner(ready: dict[str, Any], nats_servers: list[str], *, seconds: fl
     if ready["ingest_port"]:
         lines.append(("ingest", f"nats://{host}:{ready['ingest_port']}   publishers only, faster"))
     lines.append(("Flight", f"{host}:{ready['flight_port']}   strandline.connect(...), Spark"))
+    for name, port in (("Liftbridge", ready["grpc_port"]), ("Beam", ready["beam_port"])):
+        if port:
+            lines.append((name, f"{host}:{port}   gRPC"))
     if ready["http_port"]:
         lines.append(("web", f"http://{host}:{ready['http_port']}/"))
     print_line(f"Strandline {__version__} is ready after {seconds:.1f} s")
