@@ -5,6 +5,7 @@ import socket
 import ssl
 import urllib.request
 
+import grpc
 import nats
 import pytest
 import trustme
@@ -123,6 +124,29 @@ async def test_many_publishers_shake_hands_at_once(server, papers):
         *(publish(server.ingest_url, context, "orders", b"%d" % number) for number in range(30))
     )
     assert sorted(ack.seq for ack in acks) == list(range(1, 31))
+
+
+def test_the_grpc_ports_speak_tls(papers, strangers):
+    """Liftbridge's API and Beam's: stock gRPC with a certificate is served, without one is not."""
+    certificate, key = papers.issue("127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key), "authority": str(papers.ca)}
+    own, others = papers.issue("client"), strangers.issue("client")
+    server = Server(tls=tls, grpc={"port": 0, "beam_port": 0})
+    with server:
+        ready = server.app.ready_line()
+        for port in (ready["grpc_port"], ready["beam_port"]):
+            assert check_health(port, papers.ca, own) == b"\x08\x01", "serving"
+            for files in (None, others):
+                with pytest.raises(grpc.RpcError):
+                    check_health(port, papers.ca, files)
+
+
+def check_health(port, ca, own):
+    """What the standard health service of a gRPC port answers."""
+    key, certificate = (own[1].read_bytes(), own[0].read_bytes()) if own else (None, None)
+    credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key, certificate)
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+        return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
 
 
 def test_a_client_checks_the_broker(server, papers, strangers):

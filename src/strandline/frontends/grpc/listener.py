@@ -12,10 +12,12 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
 from strandline.frontends.grpc.calls import Method
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.tls import listening_context
 from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -53,21 +55,25 @@ class GrpcListener:
         self._server: asyncio.Server | None = None
         self.port = 0
 
-    async def start(self, host: str, port: int, *, key: str) -> None:
+    async def start(self, config: BrokerConfig, port: int, *, key: str) -> None:
         """Begin to listen.
 
         Args:
-            host: address to bind to.
+            config: the broker's, for address and certificate.
             port: 0 for a free one.
             key: the setting the port comes from, for the error.
 
         Raises:
-            InvalidConfigError: the address cannot be had.
+            InvalidConfigError: the address cannot be had, or a certificate is of no use.
         """
-        loop = asyncio.get_running_loop()
+        loop, host = asyncio.get_running_loop(), config.host
+        tls = None
+        if config.tls.is_on:
+            tls = listening_context(config.tls, ask_clients=True)
+            tls.set_alpn_protocols(["h2"])
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self), host, port, backlog=BACKLOG
+                lambda: Connection(self), host, port, backlog=BACKLOG, ssl=tls
             )
         except OSError as error:
             raise InvalidConfigError(

@@ -64,7 +64,7 @@ class BeamService:
             {**self._methods(), **health.methods()}, self._broker.telemetry
         )
         config = self._broker.config
-        await self._listener.start(config.host, config.grpc.beam_port, key="grpc.beam_port")
+        await self._listener.start(config, config.grpc.beam_port, key="grpc.beam_port")
         self.port = self._listener.port
         self._broker.on_turn_end(self._listener.count)
         if isinstance(self._broker, ClusterBroker):

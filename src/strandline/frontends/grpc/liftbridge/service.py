@@ -55,7 +55,7 @@ class LiftbridgeService:
         health = HealthService((NAME,), lambda: self._is_ready)
         methods = {**_methods(host, groups, subscribing), **health.methods()}
         self._listener = GrpcListener(methods, broker.telemetry)
-        await self._listener.start(broker.config.host, host.config.port, key="grpc.port")
+        await self._listener.start(broker.config, host.config.port, key="grpc.port")
         host.port = self._listener.port
         broker.on_turn_end(self._listener.count)
         if not broker.config.cluster.is_on:
