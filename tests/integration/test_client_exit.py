@@ -80,7 +80,7 @@ def test_a_program_ends_even_when_the_broker_does_not_answer():
         "import sys, strandline\n"
         "client = strandline.connect(sys.argv[1])\n"
         "client.create_stream('s')\n"
-        "producer = client.producer('s', delivery_timeout_s=2)\n"
+        "producer = client.producer('s', delivery_timeout_s=5)\n"
         "producer.append(b'v').result()\n"
         "print('paused', flush=True)\n"
         "sys.stdin.readline()\n"

@@ -32,7 +32,7 @@ def test_a_producer_outlives_a_killed_broker(process):
     acks = []
 
     def produce():
-        with client.producer("s", deduplicate=True, linger_ms=0.5) as producer:
+        with client.producer("s", linger_ms=0.5) as producer:
             for number in range(2000):
                 acks.append(producer.append(b"%d" % number))
                 time.sleep(0.0005)

@@ -21,7 +21,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.record.partitioner import partition_of
-from strandline.record.schema import COLUMNS
+from strandline.record.schema import COLUMNS, HEADERS_TYPE
 from strandline.testing import Server
 
 
@@ -188,16 +188,34 @@ def test_a_repeated_message_id_is_stored_once(client, name):
     assert len(values(client.read(name))) == 1
 
 
-def test_a_deduplicating_producer_gives_ids_itself(client, name):
-    """Every record has one, so that a retry is stored once."""
+def test_a_producer_numbers_its_records_unless_told_otherwise(client, name):
+    """So that a retry is stored once; with message ids those are enough. All share an order."""
     client.create_stream(name)
-    with client.producer(name, deduplicate=True) as producer:
+    with client.producer(name) as producer:
         producer.append(b"a")
-        producer.append_batch(pa.table({"value": ["b", "c"]}))
-    rows = client.read(name).read_all().to_pylist()
-    ids = {dict(row["headers"])["Nats-Msg-Id"] for row in rows}
-    assert [row["value"] for row in rows] == [b"a", b"b", b"c"]
-    assert len(ids) == 3
+        producer.flush()
+        producer.append(b"b", message_id="m")
+        producer.append_batch(pa.table({"value": ["c", "d"]}))
+    with client.producer(name, idempotent=False) as producer:
+        producer.append(b"e")
+    assert values(client.read(name)) == [b"a", b"b", b"c", b"d", b"e"]
+    with pytest.raises(InvalidRequestError, match="at most 300 s"):
+        client.producer(name, delivery_timeout_s=301)
+
+
+def test_a_refused_batch_does_not_hold_up_those_behind_it(client, name):
+    """They get new numbers; only the one that is wrong fails."""
+    client.create_stream(name)
+    with client.producer(name) as producer:
+        tables = [pa.table({"value": [str(number)]}) for number in range(40)]
+        wrong = pa.table({"value": ["v"], "headers": pa.array([[("n" * 2000, b"")]], HEADERS_TYPE)})
+        futures = [producer.append_batch(table) for table in tables[:20]]
+        refused = producer.append_batch(wrong)
+        futures += [producer.append_batch(table) for table in tables[20:]]
+        with pytest.raises(InvalidRecordError, match="header name"):
+            refused.result(20)
+        assert [future.result(20).records for future in futures] == [1] * 40
+    assert values(client.read(name)) == [b"%d" % number for number in range(40)]
 
 
 @pytest.mark.parametrize(

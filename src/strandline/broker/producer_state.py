@@ -20,12 +20,12 @@ import struct
 from collections import deque
 
 from strandline.errors import CorruptBatchError, OutOfOrderSequenceError, ProducerFencedError
+from strandline.protocol.put import PRODUCER_MEMORY_S
 from strandline.record.batch import NO_PRODUCER, Attributes, Buffer, read_header
 from strandline.storage.log import Log
 from strandline.types import Offset, ProducerStamp, TimestampNs
 
-MEMORY_NS = 600 * 1_000_000_000
-"""Twice as long as a producer may go on sending one batch."""
+MEMORY_NS = PRODUCER_MEMORY_S * 1_000_000_000
 PRODUCERS_MAX = 10_000
 RANGES_MAX = 64
 """Batches of a producer that alternates with others; one that is alone needs a single range."""

@@ -19,6 +19,7 @@ from strandline.client.client import TIMEOUT_S, Client, connect
 from strandline.client.producer import Headers, Producer
 from strandline.client.reading import BatchStream, Place
 from strandline.client.results import Ack, BatchAck, Record
+from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import Subscription
 from strandline.errors import RequestTimeoutError
 from strandline.protocol.admin import ServerInfo, StreamInfo
@@ -45,7 +46,7 @@ async def connect_async(
 
 
 class AsyncClient:
-    """A client of one broker for asyncio. Use it as an ``async with`` context, or ``close`` it.
+    """A client of brokers for asyncio. Use it as an ``async with`` context, or ``close`` it.
 
     Args:
         client: the synchronous client to wrap.
@@ -202,7 +203,7 @@ class AsyncReader:
         stream: the read.
     """
 
-    def __init__(self, stream: BatchStream) -> None:
+    def __init__(self, stream: BatchStream | RoutedRead) -> None:
         self._stream = stream
         self._batches = stream.batches()
         self._thread = _OneThread("strandline-reader")

@@ -1,16 +1,12 @@
-"""Records into lots, lots out in order: the bookkeeping of a producer.
+"""Records into lots: a producer collects them per partition until a lot is large or old enough.
 
-``BatchAccumulator`` collects records per partition until a lot is large or old enough.
-``Outbox`` holds lots from then until they are acknowledged: queued, then in flight, and back to the
-queue, in order, when the connection is lost.
-
-Rules: pure; the caller tells the time, holds the lock, and does what is asked. Records of one
-partition never overtake each other.
+Rules: pure; the caller tells the time and holds the lock. Records of one partition never overtake
+each other. What becomes of a lot then is the ``outbox``'s business.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 
 class Record(NamedTuple):
@@ -26,21 +22,10 @@ class Record(NamedTuple):
 FutureT = TypeVar("FutureT")
 
 
-class Lot(Protocol):
-    """What travels as one record batch to one partition."""
-
-    partition: int
-    size: int
-    deadline_s: float
-
-
-LotT = TypeVar("LotT", bound=Lot)
-
-
 class RecordLot(Generic[FutureT]):
     """Records of one partition, with the future of each."""
 
-    __slots__ = ("deadline_s", "futures", "partition", "records", "since_s", "size")
+    __slots__ = ("deadline_s", "futures", "has_ids", "partition", "records", "since_s", "size")
 
     def __init__(self, partition: int, *, now_s: float, deadline_s: float) -> None:
         self.partition = partition
@@ -49,6 +34,13 @@ class RecordLot(Generic[FutureT]):
         self.size = 0
         self.since_s = now_s
         self.deadline_s = deadline_s
+        self.has_ids = False
+        """Whether any record has a message id."""
+
+    @property
+    def rows(self) -> int:
+        """How many records there are."""
+        return len(self.records)
 
 
 class BatchAccumulator(Generic[FutureT]):
@@ -100,6 +92,8 @@ class BatchAccumulator(Generic[FutureT]):
             lot = self._open[partition] = RecordLot(partition, now_s=now_s, deadline_s=deadline_s)
         lot.records.append(record)
         lot.futures.append(future)
+        if record.message_id is not None:
+            lot.has_ids = True
         lot.size += size
         self.size += size
         if lot.size >= self._batch_bytes or len(lot.records) >= self._batch_records:
@@ -128,97 +122,3 @@ class BatchAccumulator(Generic[FutureT]):
         if not self._open:
             return None
         return min(lot.since_s for lot in self._open.values()) + self._linger_s
-
-
-class Outbox(Generic[LotT]):
-    """Lots on their way.
-
-    Args:
-        window_bytes: no more than about this is in flight.
-        window_lots: no more lots than this are in flight.
-    """
-
-    def __init__(self, *, window_bytes: int, window_lots: int) -> None:
-        self._window_bytes = window_bytes
-        self._window_lots = window_lots
-        self._queued: deque[tuple[int, LotT]] = deque()
-        self._in_flight: OrderedDict[int, LotT] = OrderedDict()
-        self._bytes_in_flight = 0
-        self._next_sequence = 0
-        self.size = 0
-        """Bytes held, queued or in flight."""
-
-    def __bool__(self) -> bool:
-        """Whether any lot is held."""
-        return bool(self._queued or self._in_flight)
-
-    @property
-    def next_sequence(self) -> int:
-        """The number of the next lot put; all before it have smaller ones."""
-        return self._next_sequence
-
-    def holds_below(self, sequence: int) -> bool:
-        """Whether any lot with a smaller number is held."""
-        if self._queued and self._queued[0][0] < sequence:
-            return True
-        return any(number < sequence for number in self._in_flight)
-
-    @property
-    def in_flight(self) -> int:
-        """Lots in flight."""
-        return len(self._in_flight)
-
-    def put(self, lot: LotT) -> None:
-        """Take a lot; it goes out after those taken before."""
-        self._queued.append((self._next_sequence, lot))
-        self._next_sequence += 1
-        self.size += lot.size
-
-    def send(self) -> tuple[int, LotT] | None:
-        """The next lot to send, now in flight; None while the window is full or nothing waits."""
-        if not self._queued:
-            return None
-        if self._in_flight:
-            size = self._bytes_in_flight + self._queued[0][1].size
-            if size > self._window_bytes or len(self._in_flight) >= self._window_lots:
-                return None
-        sequence, lot = self._queued.popleft()
-        self._in_flight[sequence] = lot
-        self._bytes_in_flight += lot.size
-        return sequence, lot
-
-    def answered(self, sequence: int) -> LotT | None:
-        """Let go of the lot of an ack; None if it has been given up meanwhile."""
-        lot = self._in_flight.pop(sequence, None)
-        if lot is not None:
-            self._bytes_in_flight -= lot.size
-            self.size -= lot.size
-        return lot
-
-    def rewind(self) -> None:
-        """The connection is lost: what is in flight must be sent again, first and in order."""
-        self._queued.extendleft(sorted(self._in_flight.items(), key=_sequence, reverse=True))
-        self._in_flight.clear()
-        self._bytes_in_flight = 0
-
-    def expire(self, now_s: float) -> list[tuple[LotT, bool]]:
-        """Give up lots past their deadline; returns each and whether it was in flight."""
-        expired = [(s, lot) for s, lot in self._in_flight.items() if lot.deadline_s <= now_s]
-        gone = [(lot, True) for sequence, lot in expired if self.answered(sequence) is lot]
-        while self._queued and self._queued[0][1].deadline_s <= now_s:
-            _, lot = self._queued.popleft()
-            self.size -= lot.size
-            gone.append((lot, False))
-        return gone
-
-    def drop_all(self) -> list[LotT]:
-        """Give up everything."""
-        lots = [*self._in_flight.values(), *(lot for _, lot in self._queued)]
-        self._in_flight.clear()
-        self._queued.clear()
-        self._bytes_in_flight = self.size = 0
-        return lots
-
-
-def _sequence(item: tuple[int, object]) -> int:
-    return item[0]

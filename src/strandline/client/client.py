@@ -1,24 +1,36 @@
-"""The synchronous client: one object per broker, safe to use from several threads."""
+"""The synchronous client of a broker or of a cluster, safe to use from several threads.
+
+It finds leaders by itself: any broker's address will do, several are better while one is away.
+"""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
 import pyarrow as pa
 
-from strandline.client.connection import Connection
+from strandline.client.brokers import Brokers, group
+from strandline.client.enlisted import Enlisted
 from strandline.client.producer import Headers, Producer
 from strandline.client.reading import BatchStream, Place, bound_of, read_request
 from strandline.client.results import Ack, AckFuture, BatchAck
+from strandline.client.retry import is_connection_loss
+from strandline.client.routed_read import Replica, RoutedRead
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
 from strandline.client.tls import Credentials
+from strandline.client.transactional import TransactionalClient
 from strandline.config import Acks, StreamConfig, decode_config
-from strandline.errors import RequestTimeoutError
+from strandline.errors import RequestTimeoutError, StrandlineError
 from strandline.protocol import admin
-from strandline.protocol.tickets import WAIT_MS_MAX
+from strandline.protocol.tickets import WAIT_MS_MAX, ReadRequest
 
 TIMEOUT_S = 10.0
+WAIT_SLICE_S = 0.25
+"""How long one of several leaders is waited for before the others are asked."""
 R = TypeVar("R")
 
 
@@ -30,10 +42,11 @@ def connect(
     certificate: str | Path | None = None,
     key: str | Path | None = None,
 ) -> "Client":
-    """Connect to a broker.
+    """Connect to a broker, and with it to its cluster.
 
     Args:
-        address: ``host:port`` of Arrow Flight, or ``tls://host:port`` with TLS.
+        address: ``host:port`` of Arrow Flight, or ``tls://host:port`` with TLS; several, separated
+            by commas, for when one of them is away.
         timeout_s: how long calls other than reads and appends may take.
         ca: PEM file of who signs the brokers' certificates; else that of ``STRANDLINE_CA``, or the
             authorities that gRPC trusts.
@@ -58,8 +71,8 @@ def connect(
     return client
 
 
-class Client:
-    """A client of one broker. Use it as a context, or ``close`` it.
+class Client(TransactionalClient):
+    """A client of a broker or a cluster. Use it as a context, or ``close`` it.
 
     Args:
         address: as ``connect``.
@@ -77,15 +90,15 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         credentials: Credentials | None = None,
     ) -> None:
-        self._connection = Connection(address, timeout_s=timeout_s, credentials=credentials)
+        self._brokers = Brokers(address, timeout_s=timeout_s, credentials=credentials)
         self._lock = threading.Lock()
         self._server: admin.ServerInfo | None = None
         self._appenders: dict[str, Producer] = {}
 
     @property
     def address(self) -> str:
-        """``host:port`` of the broker."""
-        return self._connection.address
+        """``host:port`` of the broker that answered last."""
+        return self._brokers.home
 
     # Streams
 
@@ -106,7 +119,7 @@ class Client:
         """
         values = {"name": name, "subject": subject or name, "partitions": partitions, **config}
         checked = decode_config(values, StreamConfig)
-        [info] = self._connection.action(admin.CREATE_STREAM, checked, admin.StreamInfo)
+        [info] = self._known.change(admin.CREATE_STREAM, checked, admin.StreamInfo)
         return info
 
     def delete_stream(self, name: str) -> None:
@@ -119,22 +132,34 @@ class Client:
             appender = self._appenders.pop(name, None)
         if appender is not None:
             appender.close()
-        self._connection.action(admin.DELETE_STREAM, admin.StreamName(name=name), admin.StreamInfo)
+        self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name), admin.StreamInfo)
 
     def stream_info(self, name: str) -> admin.StreamInfo:
-        """A stream's configuration and the extent of its partitions.
+        """A stream's configuration and the extent of its partitions, as their leaders know it.
 
         Raises:
             UnknownStreamError: there is none.
+            NotLeaderError: a partition has no leader for too long.
         """
-        [info] = self._connection.action(
-            admin.STREAM_INFO, admin.StreamName(name=name), admin.StreamInfo
-        )
+        info = self._described(name)
+        if not self._brokers.is_cluster:
+            return info
+        parts = {each.partition: each for each in info.partitions}
+        body = admin.StreamName(name=name)
+        for numbers, answer in self._brokers.ask_leaders(
+            name, admin.STREAM_INFO, admin.StreamInfo, body=lambda _: body
+        ):
+            parts |= {number: answer.partitions[number] for number in numbers}
+        return msgspec.structs.replace(info, partitions=tuple(parts[n] for n in sorted(parts)))
+
+    def _described(self, name: str) -> admin.StreamInfo:
+        """A stream as any broker knows it."""
+        [info] = self._known.ask(admin.STREAM_INFO, admin.StreamName(name=name), admin.StreamInfo)
         return info
 
     def list_streams(self) -> list[admin.StreamInfo]:
-        """All streams, by name."""
-        return self._connection.action(admin.LIST_STREAMS, None, admin.StreamInfo)
+        """All streams, by name; in a cluster with offsets as the broker asked knows them."""
+        return self._known.ask(admin.LIST_STREAMS, None, admin.StreamInfo)
 
     def truncate_before(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
         """Delete a partition's records below ``offset``, for ever.
@@ -146,7 +171,7 @@ class Client:
             UnknownStreamError, UnknownPartitionError: no such partition.
         """
         body = admin.TruncateBefore(name=stream, partition=partition, offset=offset)
-        [info] = self._connection.action(admin.TRUNCATE_BEFORE, body, admin.StreamInfo)
+        [info] = self._known.change(admin.TRUNCATE_BEFORE, body, admin.StreamInfo)
         return info
 
     def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:
@@ -160,9 +185,16 @@ class Client:
         Raises:
             UnknownStreamError, OffsetOutOfRangeError: as they say.
         """
-        body = admin.OffsetsRequest(name=stream, at=bound_of(at))
-        [answer] = self._connection.action(admin.OFFSETS, body, admin.Offsets)
-        return answer.offsets
+        bound = bound_of(at)
+        found: dict[int, int] = {}
+        for _, answer in self._known.ask_leaders(
+            stream,
+            admin.OFFSETS,
+            admin.Offsets,
+            body=lambda of: admin.OffsetsRequest(name=stream, at=bound, partitions=of),
+        ):
+            found |= answer.offsets
+        return dict(sorted(found.items()))
 
     def wait_for(
         self, stream: str, beyond: Mapping[int, int], *, timeout_s: float = 1.0
@@ -180,9 +212,33 @@ class Client:
         Raises:
             UnknownStreamError, UnknownPartitionError: as they say.
         """
-        wait_ms = min(WAIT_MS_MAX, max(0, int(timeout_s * 1000)))
-        body = admin.WaitRequest(name=stream, beyond=dict(beyond), wait_ms_max=wait_ms)
-        [answer] = self._connection.action(admin.WAIT_BEYOND, body, admin.Offsets, wait_s=timeout_s)
+        deadline_s = time.monotonic() + min(WAIT_MS_MAX / 1e3, max(0.0, timeout_s))
+        while True:
+            leaders = self._leaders_of(stream, beyond)
+            left_s = max(0.0, deadline_s - time.monotonic())
+            wait_s = left_s if len(leaders) == 1 else min(left_s, WAIT_SLICE_S)
+            found: dict[int, int] = {}
+            for leader, numbers in leaders.items():
+                part = {number: beyond[number] for number in numbers}
+                found |= self._wait_at(leader, stream, part, wait_s=wait_s)
+            is_over = time.monotonic() >= deadline_s
+            if is_over or any(found[number] > after for number, after in beyond.items()):
+                return found
+
+    def _leaders_of(self, stream: str, partitions: Mapping[int, int]) -> dict[str, tuple[int, ...]]:
+        """Who leads some partitions; "" those that have no leader now."""
+        if not self._known.is_cluster or not partitions:
+            return {self._brokers.home: tuple(partitions)}
+        leaders = self._brokers.leaders(self._brokers.routes(stream))
+        return group({number: leaders.get(number, "") for number in partitions})
+
+    def _wait_at(
+        self, leader: str, stream: str, beyond: Mapping[int, int], *, wait_s: float
+    ) -> dict[int, int]:
+        """The high watermarks of a leader's partitions, waited for; any broker's without one."""
+        body = admin.WaitRequest(name=stream, beyond=dict(beyond), wait_ms_max=int(wait_s * 1e3))
+        ask = self._brokers.connection(leader).action if leader else self._brokers.ask
+        [answer] = ask(admin.WAIT_BEYOND, body, admin.Offsets, wait_s=wait_s)
         return answer.offsets
 
     def server_info(self) -> admin.ServerInfo:
@@ -191,9 +247,15 @@ class Client:
         Raises:
             DisconnectedError: it does not answer.
         """
-        [info] = self._connection.action(admin.SERVER_INFO, None, admin.ServerInfo)
-        self._server = info
+        info = self._server = self._brokers.server_info()
         return info
+
+    @property
+    def _known(self) -> Brokers:
+        """The brokers, once it is known whether there are several."""
+        if self._server is None:
+            self.server_info()
+        return self._brokers
 
     # Appending
 
@@ -269,7 +331,7 @@ class Client:
         batch_bytes: int = 1 << 20,
         buffer_bytes: int = 64 << 20,
         delivery_timeout_s: float = 30.0,
-        deduplicate: bool = False,
+        idempotent: bool = True,
     ) -> Producer:
         """A producer for a stream; arguments as ``Producer``.
 
@@ -277,15 +339,23 @@ class Client:
             UnknownStreamError: there is none.
         """
         return Producer(
-            self._connection,
-            self.stream_info(stream),
+            self._known,
+            self._described(stream),
             server=self._server or self.server_info(),
             acks=acks,
             linger_ms=linger_ms,
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
             delivery_timeout_s=delivery_timeout_s,
-            deduplicate=deduplicate,
+            idempotent=idempotent,
+        )
+
+    def _enlisted_producer(self, stream: str, enlisted: Enlisted) -> Producer:
+        return Producer(
+            self._known,
+            self._described(stream),
+            server=self._server or self.server_info(),
+            enlisted=enlisted,
         )
 
     def appender(self, stream: str) -> Producer:
@@ -316,6 +386,7 @@ class Client:
         stop: Place | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = False,
+        replica: Replica = "leader",
         **options: Any,
     ) -> pa.RecordBatchReader:
         """Read records as Arrow.
@@ -333,6 +404,8 @@ class Client:
             columns: names in the order wanted, of offset, timestamp, subject, key, value, headers
                 and partition; None: all.
             follow: go on with records as they are stored.
+            replica: ``"leader"``, or ``"any"`` in-sync replica, to spread load; what is read is
+                the same, only perhaps a moment later.
             **options: filters on the broker: ``subject`` (a pattern), ``keys``,
                 ``timestamp_from``, ``timestamp_to``; ``starts`` ({partition: offset}, in place of
                 ``start``), ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll),
@@ -350,16 +423,34 @@ class Client:
             stop=stop,
             columns=columns,
             follow=follow,
+            replica=replica,
             **options,
         ).reader()
 
-    def open_read(self, stream: str, **options: Any) -> BatchStream:
+    def open_read(
+        self, stream: str, *, replica: Replica = "leader", **options: Any
+    ) -> BatchStream | RoutedRead:
         """Begin a read that another thread can cancel; arguments as ``read``.
 
         Raises:
             StrandlineError: as ``read``.
         """
-        return BatchStream(self._connection, read_request(stream, **options))
+        request = read_request(stream, **options)
+        return self._begin(request, replica=replica, timeout_s=self._brokers.timeout_s)
+
+    def _begin(
+        self, request: ReadRequest, *, replica: Replica, timeout_s: float
+    ) -> BatchStream | RoutedRead:
+        """Begin a read, at the only broker or wherever its partitions are."""
+        if self._known.is_cluster:
+            return RoutedRead(self._brokers, request, replica=replica, timeout_s=timeout_s)
+        connection = self._brokers.connection(self._brokers.home)
+        try:
+            return BatchStream(connection, request)
+        except StrandlineError as error:
+            if is_connection_loss(error):
+                connection.reset()
+            raise
 
     def subscribe(
         self,
@@ -369,6 +460,7 @@ class Client:
         start: Place = "latest",
         starts: Mapping[int, int] | None = None,
         reconnect_timeout_s: float = 60.0,
+        replica: Replica = "leader",
         **options: Any,
     ) -> Subscription:
         """Iterate records as objects, as they are stored.
@@ -378,7 +470,8 @@ class Client:
             partition: None: all.
             start: as ``read``; the default gives records stored from now on.
             starts: offset by partition, in place of ``start``: where another subscription ended.
-            reconnect_timeout_s: how long the broker may stay away before it is an error.
+            reconnect_timeout_s: how long brokers may stay away before it is an error.
+            replica: as ``read``.
             **options: filters as ``read``.
 
         Raises:
@@ -391,12 +484,13 @@ class Client:
             follow=True,
             **options,
         )
-        return Subscription(self._connection, request, reconnect_timeout_s=reconnect_timeout_s)
+        begin = partial(self._begin, replica=replica, timeout_s=reconnect_timeout_s)
+        return Subscription(begin, request, reconnect_timeout_s=reconnect_timeout_s)
 
     # Life
 
     def close(self) -> None:
-        """End the connection and its producers; harmless when repeated.
+        """End the connections and their producers; harmless when repeated.
 
         Raises:
             StrandlineError: an append nobody waited for failed.
@@ -407,7 +501,7 @@ class Client:
             for appender in appenders:
                 appender.close()
         finally:
-            self._connection.close()
+            self._brokers.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,12 +1,13 @@
-"""Delivery of a producer's records: buffer, send in order, resend after a loss, time out.
+"""Delivery of a producer's records: buffer, find leaders, send in order, send again, time out.
 
-Threads: callers add; the sender builds and writes batches and begins anew after a lost connection;
-the ack thread of a ``PutStream`` resolves futures; a watchdog gives up what is too old, even while
-the sender is stuck in a write. One lock guards the accumulator and the outbox; futures are resolved
-without it, because their callbacks are the user's.
+Threads: callers add; a lane for each leader sends and hears acks; another looks for leaders while
+somebody waits for one; a watchdog gives up what is too old, even while a lane is stuck in a write.
+One lock guards the accumulator and the outbox; futures are resolved without it, because their
+callbacks are the user's.
 
-The put's schema only widens: a batch with a new column ends the put and begins a wider one, so
-that records keep their order and a value-only producer sends no empty columns.
+Rules: a partition that was refused, or whose leader was lost, waits until its leader was looked up
+anew (with one broker alone: for a moment). A leader of several that has not answered for
+``SILENCE_S`` is left, and asked again when others name it still.
 """
 
 import logging
@@ -15,19 +16,24 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from strandline.client.batching import BatchAccumulator, Outbox, Record
-from strandline.client.connection import Connection
-from strandline.client.lots import SomeLot, TableLot, batch_of, fail, pad, resolve
-from strandline.client.put_stream import PutStream
+from strandline.client.batching import BatchAccumulator, Record
+from strandline.client.brokers import Brokers, Routes
+from strandline.client.enlisted import Enlisted
+from strandline.client.lane import Lane
+from strandline.client.lots import SomeLot, TableLot, fail, resolve
+from strandline.client.outbox import Entry, Expired, Outbox
 from strandline.client.results import Ack, AckFuture
-from strandline.client.retry import Backoff, is_connection_loss
+from strandline.client.retry import Backoff, is_worth_a_retry
 from strandline.errors import (
     DisconnectedError,
-    InvalidRecordError,
     RequestTimeoutError,
     StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
 )
-from strandline.protocol.put import BatchTag, PutAck, PutRequest, put_schema
+from strandline.protocol import admin
+from strandline.protocol.put import NUMBERED_RECORDS_MAX, PutAck, PutRequest
+from strandline.protocol.status import from_body
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +43,11 @@ WINDOW_LOTS = 64
 KEPT_FAILURES_MAX = 1000
 WATCH_INTERVAL_S = 0.5
 JOIN_TIMEOUT_S = 10.0
+SILENCE_S = 5.0
+UNKNOWN_MAX = 5
+"""So often in a row a stream may be unknown before it is believed."""
+
+assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "a lot is stored as one batch"
 
 
 class DeliveryOptions(NamedTuple):
@@ -46,21 +57,25 @@ class DeliveryOptions(NamedTuple):
     buffer_bytes: int
     linger_s: float
     timeout_s: float
+    is_idempotent: bool = True
+    enlisted: Enlisted | None = None
+    """In a transaction: who numbers the records."""
 
 
 class Delivery:
     """The way of records from a producer to a stream.
 
     Args:
-        connection: to the broker.
+        brokers: of the cluster.
         request: of the puts.
+        routes: who leads the stream's partitions, as far as known.
         options: sizes and times.
     """
 
     def __init__(
-        self, connection: Connection, request: PutRequest, *, options: DeliveryOptions
+        self, brokers: Brokers, request: PutRequest, *, routes: Routes, options: DeliveryOptions
     ) -> None:
-        self._connection = connection
+        self._brokers = brokers
         self._request = request
         self._options = options
         self._changed = threading.Condition()
@@ -70,19 +85,29 @@ class Delivery:
             linger_s=options.linger_s,
             delivery_timeout_s=options.timeout_s,
         )
-        self._outbox: Outbox[SomeLot] = Outbox(window_bytes=WINDOW_BYTES, window_lots=WINDOW_LOTS)
+        self._outbox: Outbox[SomeLot] = Outbox(
+            window_bytes=WINDOW_BYTES,
+            window_lots=WINDOW_LOTS,
+            is_numbered=options.is_idempotent,
+            only_epoch=options.enlisted.epoch if options.enlisted is not None else None,
+        )
         self._resolving = 0
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
-        # The sender's own:
-        self._stream: PutStream | None = None
-        self._columns: set[str] = set()
-        self._backoff = Backoff()
+        self._is_over = threading.Event()
         self._last_loss: StrandlineError | None = None
-        self._sender = threading.Thread(
-            target=self._send_all, name="strandline-sender", daemon=True
-        )
-        self._sender.start()
+        enlisted = options.enlisted
+        self._producer_id = enlisted.producer_id if enlisted is not None else None
+        self._producer_lock = threading.Lock()
+        # Who leads:
+        self._lanes: dict[str, Lane] = {}
+        self._leaders: dict[int, str] = {}
+        self._waiting: set[int] = set()
+        """Partitions whose leader has to be looked up."""
+        self._backoff = Backoff()
+        self._is_looking = False
+        with self._changed:
+            self._follow(brokers.leaders(routes))
         # Not a daemon: a program does not end before what it appended is delivered or given up.
         threading.Thread(target=self._watch, name="strandline-watchdog").start()
 
@@ -151,7 +176,7 @@ class Delivery:
         """
         with self._changed:
             self._collect(time.monotonic(), everything=True)
-            mark = self._outbox.next_sequence
+            mark = self._outbox.next_number
             self._changed.notify_all()
             while self._outbox.holds_below(mark) or self._resolving:
                 self._changed.wait()
@@ -173,13 +198,14 @@ class Delivery:
             self.flush()
         finally:
             self.end_when_empty()
-            self._sender.join(JOIN_TIMEOUT_S)
+            deadline_s = time.monotonic() + JOIN_TIMEOUT_S
+            for lane in list(self._lanes.values()):
+                lane.join(max(0.0, deadline_s - time.monotonic()))
 
     def end_when_empty(self) -> None:
         """Take no more; what was taken is still delivered. Does not wait."""
         self._closing.set()
-        with self._changed:
-            self._changed.notify_all()
+        self.wake()
 
     def _wait_for_room(self) -> None:
         """Wait while the buffer is full; the lock is held."""
@@ -201,20 +227,34 @@ class Delivery:
         for lot in self._accumulator.take_ready(now_s, everything=everything):
             self._outbox.put(lot)
 
-    # Outcomes, on the ack thread, the watchdog or the sender, without the lock
+    # Outcomes, on an ack thread, the watchdog or a lane, without the lock
 
-    def _acked(self, ack: PutAck) -> None:
-        """An ack came."""
+    def acked(self, lane: Lane, ack: PutAck) -> None:
+        """An ack came; see ``Office``."""
+        error = None if ack.error is None else from_body(ack.error)
         with self._changed:
-            lot = self._outbox.answered(ack.sequence)
-            if lot is None:
+            answered = self._outbox.answered(lane, ack.sequence, error)
+            lane.waits_since_s = time.monotonic() if self._outbox.in_flight(lane) else None
+            if error is None:
+                self._backoff.succeeded()
+            if answered is None:
+                partition = self._outbox.partition_of(ack.sequence)
+                if error is not None and partition is not None and is_worth_a_retry(error):
+                    self._look_up([partition], error)
+                self._changed.notify_all()
                 return
             self._resolving += 1
-            self._backoff.succeeded()
         try:
-            resolve(lot, ack, self._failed)
+            resolve(answered[0], ack, self._failed)
         finally:
             self._resolved()
+
+    def refused(self, lane: Lane, number: int, error: StrandlineError) -> None:
+        """A lot cannot be sent at all; see ``Office``."""
+        with self._changed:
+            answered = self._outbox.answered(lane, number, error)
+            self._resolving += 1
+        self._give_up([] if answered is None else [(answered[0], error)])
 
     def _give_up(self, lots: Iterable[tuple[SomeLot, StrandlineError]]) -> None:
         """Fail lots that have left the outbox; the caller has counted them as resolving."""
@@ -236,11 +276,12 @@ class Delivery:
                 self._failures.append((future, error))
         future.set_exception(error)
 
+    # The watchdog
+
     def _watch(self) -> None:
         """Give up what is past its deadline; at the end of the program, have the rest sent."""
         main, is_exit = threading.main_thread(), False
-        while self._sender.is_alive():
-            self._sender.join(WATCH_INTERVAL_S)
+        while not self._is_over.wait(WATCH_INTERVAL_S):
             if not main.is_alive() and not self._closing.is_set():
                 is_exit = True
                 self.end_when_empty()
@@ -249,137 +290,180 @@ class Delivery:
                 self._collect(now_s, everything=self._closing.is_set())
                 expired = self._outbox.expire(now_s)
                 self._resolving += bool(expired)
-                is_over = self._closing.is_set() and not self._outbox
+                self._leave_silent(now_s)
+                self._note_end()
+                self._changed.notify_all()
             if expired:
-                self._give_up([(lot, self._timeout(was_sent=sent)) for lot, sent in expired])
-            if is_over:
-                break
+                self._give_up([(each.lot, self._timeout(each)) for each in expired])
         if is_exit and self._failures:
             logger.error("records were not stored: %s", self._failures[0][1])
 
-    def _timeout(self, *, was_sent: bool) -> StrandlineError:
+    def _note_end(self) -> None:
+        """Whether everything is over; the lock is held."""
+        if self._closing.is_set() and not (self._outbox or self._accumulator):
+            self._is_over.set()
+
+    def _leave_silent(self, now_s: float) -> None:
+        """Send elsewhere what a broker has not answered for long; the lock is held."""
+        if not self._brokers.is_cluster:
+            return
+        for lane in list(self._lanes.values()):
+            since_s = lane.waits_since_s
+            if since_s is not None and now_s - since_s > SILENCE_S:
+                error = DisconnectedError(f"{lane.address} does not answer")
+                self._outbox.lost(lane)
+                lane.is_over = True
+                del self._lanes[lane.address]
+                self._look_up(self._led_by(lane), error)
+                lane.reset()
+
+    def _timeout(self, expired: Expired[SomeLot]) -> StrandlineError:
         """The error of a lot past its deadline."""
         limit = f"{self._options.timeout_s:g} s"
-        if was_sent:
-            return RequestTimeoutError(
-                f"no ack from {self._connection.address} within {limit}; "
-                "whether the record was stored is unknown"
-            )
-        if self._last_loss is not None:
-            return DisconnectedError(f"not delivered within {limit}: {self._last_loss.message}")
+        unknown = "; whether the record was stored is unknown" if expired.in_doubt else ""
+        if expired.is_in_flight:
+            where = self._leaders[expired.lot.partition]
+            return RequestTimeoutError(f"no ack from {where} within {limit}{unknown}")
+        reason = expired.error or self._last_loss
+        if isinstance(reason, UnavailableError):
+            return type(reason)(f"not delivered within {limit}: {reason.message}{unknown}")
         return RequestTimeoutError(f"not sent within {limit}: the broker does not keep up")
 
-    # The sender
+    # Lanes
 
-    def _send_all(self) -> None:
-        """Send until closed and empty."""
-        try:
-            while self._step():
-                pass
-            if self._stream is not None:
-                self._stream.finish()
-        except Exception:
-            # A bug of ours must not leave callers waiting for ever.
-            logger.exception("the sender of stream %s failed", self._request.stream)
-            self._closing.set()
-            self._lost(StrandlineError("the producer failed; see the log"))
-
-    def _step(self) -> bool:
-        """Do the next thing, or wait for one; False at the end."""
+    def next_for(self, lane: Lane) -> Entry[SomeLot] | None:
+        """The next lot of a lane, or None if it has to look after itself; see ``Office``."""
         with self._changed:
-            now_s = time.monotonic()
-            self._collect(now_s, everything=self._closing.is_set())
-            has_ended = self._stream is not None and self._stream.has_ended
-            pauses = self._backoff.wait_s(now_s) > 0
-            item = None if has_ended or pauses else self._outbox.send()
-            if item is None and not has_ended:
-                if self._closing.is_set() and not (self._outbox or self._accumulator):
-                    return False
-                self._changed.wait(self._pause_s(now_s))
-                return True
-        if item is None:
-            self._lost(self._end_stream() or DisconnectedError("the broker ended the put"))
-        else:
-            self._deliver(*item)
-        return True
+            while True:
+                now_s = time.monotonic()
+                self._collect(now_s, everything=self._closing.is_set())
+                if lane.is_over or lane.has_lost_put:
+                    return None
+                entry = self._outbox.send(lane, lambda p: self._takes(lane, p))
+                if entry is not None:
+                    lane.waits_since_s = lane.waits_since_s or now_s
+                    return entry
+                self._note_end()
+                if self._is_over.is_set():
+                    lane.is_over = True
+                    self._changed.notify_all()
+                    return None
+                due_s = self._accumulator.due_s()
+                self._changed.wait(None if due_s is None else max(0.0, due_s - now_s))
 
-    def _pause_s(self, now_s: float) -> float | None:
-        """How long there is nothing to do unless something changes."""
-        times = [self._accumulator.due_s()]
-        if self._outbox:
-            times.append(self._backoff.not_before_s or None)
-        pending = [max(0.0, moment - now_s) for moment in times if moment is not None]
-        return min(pending, default=None)
+    def _takes(self, lane: Lane, partition: int) -> bool:
+        """Whether a lane takes lots of a partition now."""
+        is_led = self._leaders.get(partition) == lane.address
+        return is_led and partition not in self._waiting
 
-    def _deliver(self, sequence: int, lot: SomeLot) -> None:
-        """Write one lot that is now in flight."""
-        try:
-            batch = batch_of(lot)
-        except InvalidRecordError as error:
-            self._drop(sequence, error)
-            return
-        try:
-            stream = self._stream_for(batch.schema.names)
-        except StrandlineError as error:
-            self._lost(error)
-            return
-        tag = BatchTag(sequence=sequence, partition=lot.partition)
-        if stream.write(pad(batch, stream.schema), tag):
-            return
-        self._lost(self._end_stream() or DisconnectedError("the broker ended the put"))
-
-    def _stream_for(self, columns: list[str]) -> PutStream:
-        """A put with at least these columns.
-
-        Raises:
-            StrandlineError: it could not begin, or the narrower one before it failed.
-        """
-        if self._stream is not None and not self._columns.issuperset(columns):
-            error = self._end_stream()
-            if error is None and self._outbox.in_flight > 1:
-                error = DisconnectedError("the broker ended the put")
-            if error is not None:
-                raise error
-        if self._stream is None:
-            self._columns.update(columns)
-            self._stream = PutStream(
-                self._connection,
-                self._request,
-                put_schema(list(self._columns)),
-                on_ack=self._acked,
-                on_end=self._on_end,
-            )
-        return self._stream
-
-    def _on_end(self, _: PutStream) -> None:
-        """No more acks will come; on the ack thread."""
+    def in_flight(self, lane: Lane) -> int:
+        """How many lots of a lane are not answered; see ``Office``."""
         with self._changed:
-            self._changed.notify_all()
+            return self._outbox.in_flight(lane)
 
-    def _end_stream(self) -> StrandlineError | None:
-        """End the put; returns why it failed, if it did."""
-        assert self._stream is not None, "there is one to end"
-        error = self._stream.finish()
-        self._stream = None
-        return error
+    def producer_id(self) -> int:
+        """Who numbers the lots, asked for once; see ``Office``."""
+        with self._producer_lock:
+            if self._producer_id is None:
+                [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
+                self._producer_id = info.producer_id
+            return self._producer_id
 
-    def _lost(self, error: StrandlineError) -> None:
-        """The put failed: send again after a lost connection, else give everything up."""
-        self._last_loss = error
-        if is_connection_loss(error):
+    def lost(self, lane: Lane, error: StrandlineError) -> None:
+        """A put failed: send again if that may help, else give everything up; see ``Office``."""
+        is_unknown = self._brokers.is_cluster and isinstance(error, UnknownStreamError)
+        if lane.is_over:
+            return
+        if is_worth_a_retry(error) or is_unknown:
             with self._changed:
-                self._outbox.rewind()
-                self._backoff.failed(time.monotonic())
-            self._connection.reset()
+                self._outbox.lost(lane)
+                lane.waits_since_s = None
+                self._look_up(self._led_by(lane), error)
+            lane.reset()
             return
         with self._changed:
-            lots = self._outbox.drop_all()
+            lots = self._outbox.drop(lambda p: self._leaders.get(p) == lane.address)
+            lane.waits_since_s = None
             self._resolving += 1
         self._give_up([(lot, error) for lot in lots])
 
-    def _drop(self, sequence: int, error: StrandlineError) -> None:
-        """Give up one lot that cannot be sent."""
+    def wake(self) -> None:
+        """Let everybody look again; see ``Office``."""
         with self._changed:
-            lot = self._outbox.answered(sequence)
+            self._note_end()
+            self._changed.notify_all()
+
+    def failed(self) -> None:
+        """A bug of ours ended a lane: nobody waits for ever; see ``Office``."""
+        self._give_all_up(StrandlineError("the producer failed; see the log"))
+
+    def _give_all_up(self, error: StrandlineError) -> None:
+        """Deliver nothing more."""
+        self._closing.set()
+        with self._changed:
+            self._collect(time.monotonic(), everything=True)
+            lots = self._outbox.drop(lambda _: True)
             self._resolving += 1
-        self._give_up([] if lot is None else [(lot, error)])
+        self._give_up([(lot, error) for lot in lots])
+
+    # Leaders
+
+    def _led_by(self, lane: Lane) -> list[int]:
+        """The partitions of a lane."""
+        return [number for number, leader in self._leaders.items() if leader == lane.address]
+
+    def _look_up(self, partitions: Iterable[int], error: StrandlineError) -> None:
+        """Partitions wait until their leaders were looked up; the lock is held."""
+        self._last_loss = error
+        if not self._waiting:
+            self._backoff.failed(time.monotonic())
+        self._waiting.update(partitions)
+        self._begin_to_look()
+
+    def _begin_to_look(self) -> None:
+        """Look for leaders on a thread of its own, unless one does; the lock is held."""
+        if not self._is_looking:
+            self._is_looking = True
+            threading.Thread(target=self._look, name="strandline-leaders", daemon=True).start()
+
+    def _look(self) -> None:
+        """Look for leaders until nobody waits for one."""
+        unknown = 0
+        while not self._is_over.wait(self._backoff.wait_s(time.monotonic())):
+            try:
+                found = self._ask_leaders()
+                unknown = 0
+            except StrandlineError as error:
+                found = {}
+                self._last_loss = error
+                unknown = unknown + 1 if isinstance(error, UnknownStreamError) else 0
+                if unknown == UNKNOWN_MAX:
+                    self._give_all_up(error)
+            with self._changed:
+                self._follow(found)
+                if not self._waiting:
+                    self._is_looking = False
+                    return
+                self._backoff.failed(time.monotonic())
+
+    def _ask_leaders(self) -> dict[int, str]:
+        """Who leads now; with one broker alone there is nobody to ask."""
+        if not self._brokers.is_cluster:
+            return dict.fromkeys(self._leaders, self._brokers.home)
+        return self._brokers.leaders(self._brokers.routes(self._request.stream))
+
+    def _follow(self, leaders: dict[int, str]) -> None:
+        """Send to these leaders from now on; the lock is held."""
+        for partition, leader in leaders.items():
+            self._leaders[partition] = leader
+            if leader:
+                self._waiting.discard(partition)
+            else:
+                self._waiting.add(partition)
+        for leader in {leader for leader in leaders.values() if leader} - self._lanes.keys():
+            lane = Lane(self._brokers.connection(leader), self._request, self)
+            self._lanes[lane.address] = lane
+            lane.start()
+        if self._waiting:
+            self._begin_to_look()
+        self._changed.notify_all()

@@ -11,6 +11,7 @@ from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.errors import InvalidRecordError, StrandlineError
 from strandline.protocol.put import (
     NOT_STORED,
+    NUMBERED_RECORDS_MAX,
     PUT_TYPES,
     AckedRange,
     PutAck,
@@ -126,6 +127,17 @@ class TableLot:
         self.size = int(batch.nbytes)
         self.deadline_s = 0.0
 
+    @property
+    def rows(self) -> int:
+        """How many records there are."""
+        return int(self.batch.num_rows)
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether any record has a message id."""
+        at = self.batch.schema.get_field_index("message_id")
+        return at >= 0 and bool(self.batch.column(at).null_count < self.rows)
+
 
 SomeLot = RecordLot[AckFuture[Ack]] | TableLot
 
@@ -185,6 +197,7 @@ def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
     batches = []
     for batch in map(normalise, whole):
         rows = max(1, batch.num_rows * batch_bytes // max(1, batch.nbytes))
+        rows = min(rows, NUMBERED_RECORDS_MAX)
         batches += [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
     return batches
 

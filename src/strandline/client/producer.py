@@ -1,25 +1,25 @@
 """A producer: batches records, sends them pipelined, and gives a future for each.
 
-Records reach the broker at least once and, per partition, in the order in which they were given.
-After a lost connection what was not acknowledged is sent again until ``delivery_timeout_s``; give
-message ids, or ``deduplicate=True``, to have a record sent twice stored once.
+Each record is stored once and, per partition, in the order in which it was given: what was not
+acknowledged is sent again, to whoever leads then, until ``delivery_timeout_s``, and brokers know it
+by its number. A producer that is started again counts anew; give message ids to have a record that
+an earlier one may have stored recognised.
 
 This module checks and routes what is given; ``delivery`` sends it.
 """
 
 import itertools
-import secrets
-import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from strandline.client.batching import Record
-from strandline.client.connection import Connection
+from strandline.client.brokers import Brokers
 from strandline.client.delivery import Delivery, DeliveryOptions
+from strandline.client.enlisted import Enlisted
 from strandline.client.lots import TableLot, TablePromise, batches_from
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.config import Acks
@@ -31,7 +31,7 @@ from strandline.errors import (
     UnknownPartitionError,
 )
 from strandline.protocol.admin import ServerInfo, StreamInfo
-from strandline.protocol.put import PutRequest
+from strandline.protocol.put import PRODUCER_MEMORY_S, PutRequest
 from strandline.protocol.routing import Router
 from strandline.record.subjects import validate_subject
 
@@ -40,13 +40,14 @@ Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 RECORD_OVERHEAD_BYTES = 64
 """Counted for a record besides its bytes: what its Python objects weigh."""
 KNOWN_SUBJECTS_MAX = 10_000
+IDEMPOTENT_TIMEOUT_S_MAX = PRODUCER_MEMORY_S // 2
 
 
 class Producer:
     """Appends to one stream; safe to use from several threads. Use it as a context, or ``close``.
 
     Args:
-        connection: to the broker.
+        brokers: of the cluster.
         stream: to append to.
         server: whose limits hold.
         acks: what to wait for; None: the most the stream gives.
@@ -54,15 +55,16 @@ class Producer:
         batch_bytes: size at which a batch is sent at once.
         buffer_bytes: what may be unacknowledged; ``append`` then waits.
         delivery_timeout_s: how long to try, and to wait for an ack.
-        deduplicate: give every record without a message id one of ours.
+        idempotent: number the records, so that one sent twice is stored once.
+        enlisted: the transaction that the records belong to; see ``Client.transaction``.
 
     Raises:
-        InvalidRequestError: a size or time that is not positive.
+        InvalidRequestError: a size or time that is not positive, or too long to be idempotent.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        brokers: Brokers,
         stream: StreamInfo,
         *,
         server: ServerInfo,
@@ -71,29 +73,37 @@ class Producer:
         batch_bytes: int = 1 << 20,
         buffer_bytes: int = 64 << 20,
         delivery_timeout_s: float = 30.0,
-        deduplicate: bool = False,
+        idempotent: bool = True,
+        enlisted: Enlisted | None = None,
     ) -> None:
         if batch_bytes < 1 or buffer_bytes < 1 or linger_ms < 0 or delivery_timeout_s <= 0:
             raise InvalidRequestError("sizes and times of a producer must be positive")
+        if idempotent and delivery_timeout_s > IDEMPOTENT_TIMEOUT_S_MAX:
+            raise InvalidRequestError(
+                f"an idempotent producer tries for at most {IDEMPOTENT_TIMEOUT_S_MAX} s, because "
+                "brokers remember what it sent for a limited time; shorten delivery_timeout_s, or "
+                "give idempotent=False and message ids"
+            )
         self._stream = stream.name
         self._record_bytes_max = server.record_bytes_max
         self._batch_bytes = min(batch_bytes, max(1, server.batch_bytes_max // 2))
         self._router = Router(stream.config)
         self._spread = itertools.count()
-        prefix = secrets.token_hex(8)
-        self._own_ids: Iterator[str] | None = (
-            (f"{prefix}-{number}" for number in itertools.count()) if deduplicate else None
-        )
-        self._ids_lock = threading.Lock()
         self._subjects: set[str] = set()
+        self._enlisted = enlisted
         options = DeliveryOptions(
             batch_bytes=self._batch_bytes,
             buffer_bytes=buffer_bytes,
             linger_s=linger_ms / 1e3,
             timeout_s=delivery_timeout_s,
+            is_idempotent=idempotent,
+            enlisted=enlisted,
         )
         self._delivery = Delivery(
-            connection, PutRequest(stream=stream.name, acks=acks), options=options
+            brokers,
+            PutRequest(stream=stream.name, acks=acks, transactional=enlisted is not None),
+            routes={each.partition: each for each in stream.partitions},
+            options=options,
         )
         # A producer that is forgotten lets its threads go once they are done.
         weakref.finalize(self, self._delivery.end_when_empty).atexit = False
@@ -126,8 +136,6 @@ class Producer:
         """
         if subject is not None and subject not in self._subjects:
             self._learn(subject)
-        if message_id is None and self._own_ids is not None:
-            [message_id] = self._next_ids(1)
         pairs = _pairs(headers) if headers else None
         record = Record(_bytes(value, "value"), _bytes(key, "key"), subject, pairs, message_id)
         size = _size_of(record)
@@ -140,6 +148,12 @@ class Producer:
             number: int | None = self._checked(partition)
         else:
             number = self._router.of_record(record.key, subject, message_id)
+        if self._enlisted is not None:
+            # Wherever it goes must be let in first; anywhere is one place in a transaction.
+            number = (
+                self._enlisted.producer_id % self._router.partitions if number is None else number
+            )
+            self._enlisted.let_in((number,))
         return self._delivery.add_record(
             number,
             record,
@@ -166,11 +180,13 @@ class Producer:
         pieces = [
             piece
             for batch in batches_from(data, batch_bytes=self._batch_bytes)
-            for piece in self._split(self._with_ids(batch), partition)
+            for piece in self._split(batch, partition)
         ]
         if not pieces:
             future.set_result(BatchAck(0, ()))
             return future
+        if self._enlisted is not None:
+            self._enlisted.let_in({number for number, _ in pieces})
         rows = sum(piece.num_rows for _, piece in pieces)
         promise = TablePromise(future, lots=len(pieces), rows=rows)
         for number, piece in pieces:
@@ -197,6 +213,10 @@ class Producer:
             StrandlineError: the first failure that nobody has looked at.
         """
         self._delivery.flush()
+
+    def abandon(self) -> None:
+        """Take no more records; what was taken is delivered or given up. Does not wait."""
+        self._delivery.end_when_empty()
 
     def close(self) -> None:
         """Flush and end; harmless when repeated.
@@ -228,19 +248,6 @@ class Producer:
         if len(self._subjects) >= KNOWN_SUBJECTS_MAX:
             self._subjects.clear()
         self._subjects.add(subject)
-
-    def _next_ids(self, count: int) -> list[str]:
-        """Message ids of ours, never given before."""
-        assert self._own_ids is not None, "asked only when deduplicating"
-        with self._ids_lock:
-            return list(itertools.islice(self._own_ids, count))
-
-    def _with_ids(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with message ids of ours, if the producer deduplicates."""
-        if self._own_ids is None or "message_id" in batch.schema.names:
-            return batch
-        ids = pa.array(self._next_ids(batch.num_rows), pa.string())
-        return batch.append_column("message_id", ids)
 
     def _checked(self, number: int) -> int:
         """A partition given by number."""

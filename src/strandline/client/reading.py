@@ -114,6 +114,9 @@ class BatchStream:
         StrandlineError: the broker refuses it, or cannot be reached.
     """
 
+    resumes = False
+    """A lost connection ends it."""
+
     def __init__(self, connection: Connection, request: ReadRequest) -> None:
         self._connection = connection
         self._stream = connection.read(request)
@@ -134,9 +137,14 @@ class BatchStream:
         Raises:
             StrandlineError: the read cannot go on.
         """
-        return self._pumped() if self._may_wait else self._direct()
+        return self._pumped() if self._may_wait else self.direct()
 
-    def _direct(self) -> Iterator[pa.RecordBatch]:
+    def direct(self) -> Iterator[pa.RecordBatch]:
+        """The batches, waited for on the caller's thread.
+
+        Raises:
+            StrandlineError: as ``batches``.
+        """
         try:
             while True:
                 try:
@@ -157,7 +165,7 @@ class BatchStream:
         def pump() -> None:
             end: BaseException | None = None
             try:
-                for batch in self._direct():
+                for batch in self.direct():
                     batches.put(batch)
                     if stopped.is_set():
                         return

@@ -1,10 +1,19 @@
-"""When to try again after a lost connection. Pure: the caller tells the time and waits.
+"""When to try again after a lost connection or a refusal that will pass.
+
+Pure: the caller tells the time and waits.
 
 Policy: records are delivered at least once. What was sent and not acknowledged is sent again, in
-order, until its delivery timeout; with message ids the broker stores it once all the same.
+order, until its delivery timeout; with numbers of an idempotent producer, or with message ids, the
+broker stores it once all the same.
 """
 
-from strandline.errors import DisconnectedError, ShuttingDownError, StrandlineError
+from strandline.errors import (
+    DisconnectedError,
+    NotLeaderError,
+    ShuttingDownError,
+    StrandlineError,
+    UnavailableError,
+)
 
 FIRST_S = 0.05
 MOST_S = 1.0
@@ -13,6 +22,20 @@ MOST_S = 1.0
 def is_connection_loss(error: StrandlineError) -> bool:
     """Whether sending again, over a new connection, is the right answer."""
     return isinstance(error, DisconnectedError | ShuttingDownError)
+
+
+def is_refusal(error: StrandlineError) -> bool:
+    """Whether nothing was done, for certain, because the broker asked is not the one to do it."""
+    return isinstance(error, NotLeaderError | ShuttingDownError)
+
+
+def is_worth_a_retry(error: StrandlineError) -> bool:
+    """Whether the same request may soon succeed, perhaps at another broker.
+
+    A full disk or a failed one may take long to heal, so people hear of it at once.
+    """
+    is_plain = type(error) is UnavailableError
+    return is_plain or is_refusal(error) or is_connection_loss(error)
 
 
 class Backoff:

@@ -1,20 +1,21 @@
 """A subscription: records as Python objects, as they are stored, across lost connections.
 
 Rules: it remembers the next offset of each partition, so after a reconnect it goes on where it was:
-no record twice, none left out. It gives up when the broker stays away for ``reconnect_timeout_s``.
+no record twice, none left out. It gives up when brokers stay away for ``reconnect_timeout_s``. A
+read in a cluster goes on by itself.
 """
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import pyarrow as pa
 
-from strandline.client.connection import Connection
 from strandline.client.reading import BatchStream
 from strandline.client.results import Record
 from strandline.client.retry import Backoff, is_connection_loss
+from strandline.client.routed_read import RoutedRead
 from strandline.errors import StrandlineError
 from strandline.protocol.tickets import ReadRequest
 from strandline.record.schema import COLUMNS
@@ -26,21 +27,25 @@ class Subscription:
     """An endless iterator of records. Use it as a context, or ``close`` it.
 
     Args:
-        connection: to the broker.
+        begin: begins a read.
         request: what to read; ``starts`` says from where.
         reconnect_timeout_s: how long the broker may stay away.
     """
 
     def __init__(
-        self, connection: Connection, request: ReadRequest, *, reconnect_timeout_s: float
+        self,
+        begin: Callable[[ReadRequest], BatchStream | RoutedRead],
+        request: ReadRequest,
+        *,
+        reconnect_timeout_s: float,
     ) -> None:
         assert request.starts is not None, "a subscription knows its positions"
         assert request.follow, "a subscription follows"
-        self._connection = connection
+        self._begin = begin
         self._request = request
         self._timeout_s = reconnect_timeout_s
         self._is_closed = threading.Event()
-        self._stream = BatchStream(connection, request)
+        self._stream = begin(request)
         self._records = self._generate()
         self.positions: dict[int, int] = dict(request.starts)
         """The next offset of each partition; give it as ``starts`` to go on another time."""
@@ -78,26 +83,25 @@ class Subscription:
             except StrandlineError as error:
                 if self._is_closed.is_set():
                     return
-                if not is_connection_loss(error):
+                if self._stream.resumes or not is_connection_loss(error):
                     raise
             else:
                 return
             self._stream = self._reopen()
 
-    def _records_of(self, stream: BatchStream) -> Iterator[Record]:
+    def _records_of(self, stream: BatchStream | RoutedRead) -> Iterator[Record]:
         for batch in stream.batches():
             for record in records_of(batch, self._request.stream):
                 self.positions[record.partition] = record.offset + 1
                 yield record
 
-    def _reopen(self) -> BatchStream:
+    def _reopen(self) -> BatchStream | RoutedRead:
         """Read on from where we were, as soon as the broker is back."""
         backoff = Backoff()
         deadline_s = time.monotonic() + self._timeout_s
         while True:
-            self._connection.reset()
             try:
-                return BatchStream(self._connection, self._resumed())
+                return self._begin(self._resumed())
             except StrandlineError as error:
                 now_s = time.monotonic()
                 if not is_connection_loss(error) or now_s >= deadline_s or self._is_closed.is_set():

@@ -2,13 +2,15 @@
 
 import pytest
 
-from strandline.client.retry import Backoff, is_connection_loss
+from strandline.client.retry import Backoff, is_connection_loss, is_refusal, is_worth_a_retry
 from strandline.errors import (
     DisconnectedError,
     DiskFullError,
     InvalidRequestError,
+    NotLeaderError,
     RequestTimeoutError,
     ShuttingDownError,
+    UnavailableError,
 )
 
 
@@ -41,3 +43,21 @@ def test_pauses_double_up_to_a_limit_and_start_over():
 def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
     """A full disk or a wrong request is the caller's to know at once."""
     assert is_connection_loss(error) is is_loss
+
+
+@pytest.mark.parametrize(
+    ("error", "worth", "refused"),
+    [
+        (NotLeaderError("n"), True, True),
+        (ShuttingDownError("s"), True, True),
+        (DisconnectedError("d"), True, False),
+        (UnavailableError("u"), True, False),
+        (DiskFullError("f"), False, False),
+        (RequestTimeoutError("t"), False, False),
+        (InvalidRequestError("i"), False, False),
+    ],
+)
+def test_some_refusals_pass_and_some_leave_no_doubt(error, worth, refused):
+    """A broker that does not lead did nothing; one that went away may have."""
+    assert is_worth_a_retry(error) is worth
+    assert is_refusal(error) is refused

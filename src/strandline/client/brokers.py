@@ -1,0 +1,241 @@
+"""The brokers a client knows: a connection to each, and who is asked for what.
+
+One that stands alone is asked for everything, and failures are told at once. In a cluster any
+broker answers questions and takes orders, so the next one is asked when one is away, until
+``timeout_s``; what belongs to a partition is asked of its leader.
+
+Rules: a change that may have happened is never sent again. Safe to use from several threads.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from strandline.client.connection import Connection
+from strandline.client.retry import Backoff, is_connection_loss, is_refusal, is_worth_a_retry
+from strandline.client.tls import Credentials
+from strandline.errors import (
+    NotLeaderError,
+    RequestTimeoutError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from strandline.protocol import admin
+
+ATTEMPT_S = 3.0
+"""How long one broker of several may take to answer."""
+T = TypeVar("T")
+
+Routes = dict[int, admin.PartitionInfo]
+"""Partition → who leads it, and who copies it."""
+
+
+class Brokers:
+    """The brokers of a cluster, or the only one.
+
+    Args:
+        addresses: ``host:port``, or several of them separated by commas.
+        timeout_s: how long a question may take, all attempts together.
+        credentials: for TLS; by default those of the environment.
+
+    Raises:
+        InvalidRequestError, InvalidConfigError: as ``Connection``.
+    """
+
+    def __init__(
+        self, addresses: str, *, timeout_s: float, credentials: Credentials | None = None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        given = [
+            Connection(each, timeout_s=timeout_s, credentials=credentials)
+            for each in addresses.split(",")
+        ]
+        self._connections = {each.address: each for each in given}
+        self._seeds = tuple(self._connections)
+        self._known: tuple[str, ...] = ()
+        self._home = self._seeds[0]
+        self._is_closed = False
+
+    @property
+    def home(self) -> str:
+        """``host:port`` of the broker that answered last."""
+        return self._home
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a question may take."""
+        return self._timeout_s
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether there is anybody else to ask."""
+        return bool(self._known) or len(self._seeds) > 1
+
+    def connection(self, address: str) -> Connection:
+        """The connection to a broker, made when first asked for."""
+        with self._lock:
+            found = self._connections.get(address)
+            if found is None:
+                known = self._connections[self._seeds[0]]
+                found = self._connections[address] = known.sibling(address)
+            if self._is_closed:
+                found.close()
+            return found
+
+    def learn(self, info: admin.ServerInfo) -> None:
+        """Note which brokers there are."""
+        if info.brokers:
+            self._known = info.brokers
+
+    def close(self) -> None:
+        """End every connection; harmless when repeated."""
+        with self._lock:
+            self._is_closed = True
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.close()
+
+    # Any broker
+
+    def ask(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
+        """Run an action that changes nothing, at any broker; arguments as ``Connection.action``.
+
+        Raises:
+            StrandlineError: what the last broker answered, or that none did in time.
+        """
+        return self._run(name, body, kind, wait_s=wait_s, is_change=False)
+
+    def change(self, name: str, body: object, kind: type[T]) -> list[T]:
+        """Run an action that changes something, at any broker.
+
+        Raises:
+            DisconnectedError, RequestTimeoutError: whether it was done is not known.
+            StrandlineError: as ``ask``; it was not done.
+        """
+        if self.is_cluster:
+            self.server_info()  # so that a broker which is there is asked
+        return self._run(name, body, kind, wait_s=0.0, is_change=True)
+
+    def server_info(self) -> admin.ServerInfo:
+        """Version and limits of a broker, and which brokers there are."""
+        [info] = self.ask(admin.SERVER_INFO, None, admin.ServerInfo)
+        self.learn(info)
+        return info
+
+    def routes(self, stream: str) -> Routes:
+        """Who leads the partitions of a stream, as any broker knows it.
+
+        Raises:
+            UnknownStreamError: there is none.
+        """
+        [info] = self.ask(admin.STREAM_INFO, admin.StreamName(name=stream), admin.StreamInfo)
+        return {each.partition: each for each in info.partitions}
+
+    def leaders(self, routes: Routes) -> dict[int, str]:
+        """Where the leader of each partition is; nowhere, if it has none now."""
+        if not self.is_cluster:
+            return dict.fromkeys(routes, self._home)
+        return {number: each.leader for number, each in routes.items()}
+
+    def _run(
+        self, name: str, body: object, kind: type[T], *, wait_s: float, is_change: bool
+    ) -> list[T]:
+        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
+        while True:
+            for address in self._order():
+                try:
+                    found = self._attempt(address, name, (body, kind, wait_s))
+                except StrandlineError as error:
+                    failure = error
+                    if not self._may_ask_another(error, is_change=is_change):
+                        raise
+                else:
+                    self._home = address
+                    return found
+            now_s = time.monotonic()
+            backoff.failed(now_s)
+            if isinstance(failure, UnknownStreamError) or backoff.not_before_s >= deadline_s:
+                raise failure
+            time.sleep(backoff.wait_s(now_s))
+
+    def _order(self) -> Iterator[str]:
+        """The broker that answered last, and then the others."""
+        home = self._home
+        yield home
+        yield from dict.fromkeys(a for a in (*self._known, *self._seeds) if a != home)
+
+    def _attempt(self, address: str, name: str, call: tuple[Any, type[T], float]) -> list[T]:
+        body, kind, wait_s = call
+        connection = self.connection(address)
+        timeout_s = min(self._timeout_s, ATTEMPT_S) if self.is_cluster else self._timeout_s
+        if name not in _QUICK:
+            timeout_s = self._timeout_s
+        try:
+            return connection.action(name, body, kind, wait_s=wait_s, timeout_s=timeout_s)
+        except StrandlineError as error:
+            if is_connection_loss(error) and self.is_cluster:
+                connection.reset()
+            raise
+
+    def _may_ask_another(self, error: StrandlineError, *, is_change: bool) -> bool:
+        """Whether another broker may do better, and nothing is done twice."""
+        if not self.is_cluster or self._is_closed:
+            return False
+        if is_change:
+            return is_refusal(error) or type(error) is UnavailableError
+        is_silent = isinstance(error, RequestTimeoutError)
+        # A stream that was created a moment ago is not known everywhere yet.
+        return is_silent or is_worth_a_retry(error) or isinstance(error, UnknownStreamError)
+
+    # Leaders
+
+    def ask_leaders(
+        self, stream: str, name: str, kind: type[T], *, body: Any
+    ) -> list[tuple[tuple[int, ...], T]]:
+        """Ask the leader of each partition; returns its partitions with each answer.
+
+        Args:
+            stream: its name.
+            name: the action, which answers once.
+            kind: type of the answer.
+            body: the body for some partitions, a function of their numbers.
+
+        Raises:
+            NotLeaderError: a partition has no leader for too long.
+            StrandlineError: what a leader answered.
+        """
+        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
+        while True:
+            by_leader = group(self.leaders(self.routes(stream)))
+            try:
+                if "" in by_leader:
+                    raise NotLeaderError(f"{stream}/{by_leader[''][0]} has no leader now; retry")
+                return [
+                    (numbers, self._attempt(leader, name, (body(numbers), kind, 0.0))[0])
+                    for leader, numbers in by_leader.items()
+                ]
+            except StrandlineError as error:
+                now_s = time.monotonic()
+                backoff.failed(now_s)
+                # A stream that was created a moment ago is not known everywhere yet.
+                is_passing = is_worth_a_retry(error) or isinstance(
+                    error, RequestTimeoutError | UnknownStreamError
+                )
+                if not (self.is_cluster and is_passing) or backoff.not_before_s >= deadline_s:
+                    raise
+                time.sleep(backoff.wait_s(now_s))
+
+
+_QUICK = frozenset({admin.SERVER_INFO, admin.STREAM_INFO, admin.LIST_STREAMS, admin.OFFSETS})
+"""Actions that a broker answers from memory."""
+
+
+def group(leaders: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+    """Leader → its partitions, in order."""
+    found: dict[str, list[int]] = {}
+    for number, leader in sorted(leaders.items()):
+        found.setdefault(leader, []).append(number)
+    return {leader: tuple(numbers) for leader, numbers in found.items()}

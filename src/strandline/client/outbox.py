@@ -1,0 +1,325 @@
+"""Lots of a producer on their way: queued, in flight to the leader of their partition, answered.
+
+It also gives out the numbers by which brokers store each lot once, however often it is sent: per
+partition an epoch and, within it, a sequence of records.
+
+Rules: pure; the caller tells the time, holds the lock, and does what is asked.
+- Lots of one partition go out in the order in which they were put, by one lane at a time; a lane
+  that is lost gives back what it had, in that order.
+- A lot keeps its numbers while it may be stored under them. It gets new ones, in the next epoch,
+  only if it is known not to be: a broker that refuses a sequence does not have what went before.
+- The first lot of an epoch waits until nothing of its partition is in flight.
+
+Invariant: ``doubt`` is true of a lot that was sent and not answered, until it is certain again.
+"""
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from strandline.client.retry import is_refusal, is_worth_a_retry
+from strandline.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    StrandlineError,
+)
+from strandline.protocol.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
+
+
+class Lot(Protocol):
+    """What travels as one record batch to one partition."""
+
+    partition: int
+    size: int
+    deadline_s: float
+
+    @property
+    def rows(self) -> int:
+        """How many records it has."""
+        ...
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether any of them has a message id, which makes it stored once without numbers."""
+        ...
+
+
+LotT = TypeVar("LotT", bound=Lot)
+Lane = object
+"""Whatever sends lots; compared only."""
+
+
+class Numbers(NamedTuple):
+    """What a broker knows a lot by."""
+
+    epoch: int
+    sequence: int
+
+
+class Entry(Generic[LotT]):
+    """A lot and how far it has come."""
+
+    __slots__ = ("doubt", "error", "lane", "lot", "number", "numbers")
+
+    def __init__(self, lot: LotT, number: int) -> None:
+        self.lot = lot
+        self.number = number
+        self.numbers: Numbers | None = None
+        self.lane: Lane | None = None
+        self.doubt = False
+        self.error: StrandlineError | None = None
+        """The last refusal."""
+
+
+class Expired(NamedTuple, Generic[LotT]):
+    """A lot past its deadline."""
+
+    lot: LotT
+    is_in_flight: bool
+    in_doubt: bool
+    """It was sent, and may be stored."""
+    error: StrandlineError | None
+
+
+class _Partition(Generic[LotT]):
+    """The lots of one partition, and its next numbers."""
+
+    __slots__ = ("entries", "epoch", "in_flight", "lane", "sequence", "waits")
+
+    def __init__(self, epoch: int) -> None:
+        self.entries: dict[int, Entry[LotT]] = {}
+        self.in_flight = 0
+        self.lane: Lane | None = None
+        self.epoch = epoch
+        self.sequence = 0
+        self.waits = False
+        """Whether an epoch is to begin."""
+
+    def begin_epoch(self) -> None:
+        """Number from 0 again."""
+        self.epoch += 1
+        self.sequence = 0
+        self.waits = True
+
+
+class _Window:
+    """What a lane has in flight."""
+
+    __slots__ = ("numbers", "size")
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.size = 0
+
+
+class Outbox(Generic[LotT]):
+    """Lots on their way.
+
+    Args:
+        window_bytes: no more than about this is in flight in a lane.
+        window_lots: no more lots than this are.
+        is_numbered: whether lots get numbers.
+        only_epoch: lots are numbered in this epoch and no other, as in a transaction.
+    """
+
+    def __init__(
+        self,
+        *,
+        window_bytes: int,
+        window_lots: int,
+        is_numbered: bool,
+        only_epoch: int | None = None,
+    ) -> None:
+        self._window_bytes = window_bytes
+        self._window_lots = window_lots
+        self._is_numbered = is_numbered
+        self._only_epoch = only_epoch
+        self._held: dict[int, Entry[LotT]] = {}
+        self._queued: dict[int, Entry[LotT]] = {}
+        self._partitions: dict[int, _Partition[LotT]] = {}
+        self._windows: dict[Lane, _Window] = {}
+        self.next_number = 0
+        """The number of the next lot put; all before it have smaller ones."""
+        self.size = 0
+        """Bytes held, queued or in flight."""
+
+    def __bool__(self) -> bool:
+        """Whether any lot is held."""
+        return bool(self._held)
+
+    def holds_below(self, number: int) -> bool:
+        """Whether any lot with a smaller number is held."""
+        return next(iter(self._held), number) < number
+
+    def in_flight(self, lane: Lane) -> int:
+        """Lots that a lane has."""
+        window = self._windows.get(lane)
+        return len(window.numbers) if window is not None else 0
+
+    def partition_of(self, number: int) -> int | None:
+        """The partition of a lot; None: it is not held."""
+        entry = self._held.get(number)
+        return None if entry is None else entry.lot.partition
+
+    def put(self, lot: LotT) -> None:
+        """Take a lot; it goes out after those of its partition taken before."""
+        entry = Entry(lot, self.next_number)
+        self.next_number += 1
+        self._held[entry.number] = self._queued[entry.number] = entry
+        partition = self._partitions.setdefault(lot.partition, _Partition(self._only_epoch or 0))
+        partition.entries[entry.number] = entry
+        self.size += lot.size
+
+    def send(self, lane: Lane, takes: Callable[[int], bool]) -> Entry[LotT] | None:
+        """The next lot for a lane, now in flight; None while its window is full or none waits.
+
+        Args:
+            lane: which.
+            takes: whether the lane takes lots of a partition now.
+        """
+        window = self._windows.get(lane)
+        passed: set[int] = set()
+        for entry in self._queued.values():
+            number = entry.lot.partition
+            if number in passed:
+                continue
+            partition = self._partitions[number]
+            if not takes(number) or not _may_go(partition, lane):
+                passed.add(number)
+                continue
+            if window is not None and not self._fits(window, entry):
+                return None
+            if self._is_numbered and not self._numbered(partition, entry):
+                passed.add(number)
+                continue
+            self._fly(entry, partition, lane)
+            return entry
+        return None
+
+    def _fits(self, window: _Window, entry: Entry[LotT]) -> bool:
+        size = window.size + entry.lot.size
+        is_full = size > self._window_bytes or len(window.numbers) >= self._window_lots
+        return not window.numbers or not is_full
+
+    def _numbered(self, partition: _Partition[LotT], entry: Entry[LotT]) -> bool:
+        """Give the lot its numbers, if it has none yet; False if it must wait for them."""
+        lot = entry.lot
+        if entry.numbers is not None or lot.has_ids:
+            return True
+        if partition.sequence + lot.rows > SEQUENCE_MAX:
+            partition.begin_epoch()
+        if partition.waits and partition.in_flight:
+            return False
+        partition.waits = False
+        entry.numbers = Numbers(partition.epoch, partition.sequence)
+        partition.sequence += lot.rows
+        return True
+
+    def _fly(self, entry: Entry[LotT], partition: _Partition[LotT], lane: Lane) -> None:
+        del self._queued[entry.number]
+        entry.lane = partition.lane = lane
+        partition.in_flight += 1
+        window = self._windows.setdefault(lane, _Window())
+        window.numbers.add(entry.number)
+        window.size += entry.lot.size
+
+    def _land(self, entry: Entry[LotT]) -> None:
+        """A lot is in flight no more."""
+        window = self._windows[entry.lane]
+        window.numbers.discard(entry.number)
+        window.size -= entry.lot.size
+        if not window.numbers:
+            del self._windows[entry.lane]
+        partition = self._partitions[entry.lot.partition]
+        partition.in_flight -= 1
+        if not partition.in_flight:
+            partition.lane = None
+        entry.lane = None
+
+    def _release(self, entry: Entry[LotT]) -> None:
+        """Hold a lot no more."""
+        del self._held[entry.number]
+        self._queued.pop(entry.number, None)
+        del self._partitions[entry.lot.partition].entries[entry.number]
+        self.size -= entry.lot.size
+
+    def _back(self, entries: list[Entry[LotT]]) -> None:
+        """Queue lots again, in their places."""
+        self._queued.update((entry.number, entry) for entry in entries)
+        self._queued = dict(sorted(self._queued.items()))
+
+    def answered(
+        self, lane: Lane, number: int, error: StrandlineError | None = None
+    ) -> tuple[LotT, StrandlineError | None] | None:
+        """An ack came: the lot and its outcome; None if it was given up, or is to be sent again."""
+        entry = self._held.get(number)
+        if entry is None or entry.lane is not lane:
+            return None
+        self._land(entry)
+        if error is not None and self._goes_back(entry, error):
+            entry.error = error
+            self._back([entry])
+            return None
+        self._release(entry)
+        return entry.lot, error
+
+    def _goes_back(self, entry: Entry[LotT], error: StrandlineError) -> bool:
+        """Whether a lot that was refused is sent again."""
+        partition = self._partitions[entry.lot.partition]
+        if is_worth_a_retry(error):
+            entry.doubt = entry.doubt or not is_refusal(error)
+            return True
+        if isinstance(error, OutOfOrderSequenceError):
+            if entry.numbers is None or next(iter(partition.entries)) != entry.number:
+                return True  # numbered anew meanwhile, or one before it is still to be stored
+            is_last = self._only_epoch is not None or partition.epoch == PRODUCER_EPOCH_MAX
+            if entry.doubt or is_last:
+                return False
+            partition.begin_epoch()
+            for each in partition.entries.values():
+                each.numbers, each.doubt = None, False
+            return True
+        is_certain = isinstance(error, InvalidRequestError | DiskFullError)
+        if is_certain and not isinstance(error, ProducerFencedError):
+            # It was never stored, and so nothing behind it was.
+            for each in partition.entries.values():
+                each.doubt = False
+        return False
+
+    def lost(self, lane: Lane) -> None:
+        """The lane is lost: what is in flight must be sent again, first and in order."""
+        window = self._windows.get(lane)
+        if window is None:
+            return
+        entries = [self._held[number] for number in window.numbers]
+        for entry in entries:
+            self._land(entry)
+            entry.doubt = True
+        self._back(entries)
+
+    def expire(self, now_s: float) -> list[Expired[LotT]]:
+        """Give up lots past their deadline."""
+        found = [e for e in self._held.values() if e.lane is not None and e.lot.deadline_s <= now_s]
+        for entry in self._queued.values():
+            if entry.lot.deadline_s > now_s:
+                break
+            found.append(entry)
+        return [self._expired(entry) for entry in found]
+
+    def _expired(self, entry: Entry[LotT]) -> Expired[LotT]:
+        is_sent = entry.lane is not None
+        if is_sent:
+            self._land(entry)
+        self._release(entry)
+        return Expired(entry.lot, is_sent, is_sent or entry.doubt, entry.error)
+
+    def drop(self, takes: Callable[[int], bool]) -> list[LotT]:
+        """Give up everything of some partitions, whatever has become of it."""
+        entries = [entry for entry in self._held.values() if takes(entry.lot.partition)]
+        return [self._expired(entry).lot for entry in entries]
+
+
+def _may_go(partition: _Partition[LotT], lane: Lane) -> bool:
+    """Whether no other lane has lots of the partition in flight."""
+    return partition.lane is None or partition.lane is lane

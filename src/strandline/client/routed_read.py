@@ -1,0 +1,430 @@
+"""A read in a cluster: of each partition where it is led (or copied), and on where it broke off.
+
+Rules:
+- places that move are resolved once, at the leaders, so that going on elsewhere changes nothing;
+- no record comes twice, none is left out, and no partition goes back: a replica that does not have
+  committed yet what was read elsewhere is waited for, or passed over for another;
+- partitions with an end are read one after another, those that are followed together: a thread for
+  each broker, whatever the number of partitions.
+"""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Generator, Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.client.brokers import Brokers, group
+from strandline.client.reading import PUMPED_BATCHES, BatchStream
+from strandline.client.retry import Backoff, is_worth_a_retry
+from strandline.errors import (
+    DisconnectedError,
+    InvalidRequestError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    RequestTimeoutError,
+    StrandlineError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from strandline.protocol import admin
+from strandline.protocol.admin import PartitionInfo
+from strandline.protocol.tickets import Bound, ReadRequest
+from strandline.record.schema import project
+
+Batches = Generator[pa.RecordBatch, None, None]
+Replica = Literal["leader", "any"]
+"""Who is read: the leader of each partition, or any in-sync replica."""
+
+
+class _Patience:
+    """How long failures may go on without a record in between.
+
+    Args:
+        timeout_s: so long.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._backoff = Backoff()
+        self._deadline_s: float | None = None
+
+    def succeeded(self) -> None:
+        """A record came."""
+        self._backoff.succeeded()
+        self._deadline_s = None
+
+    def pause_s(self, error: StrandlineError) -> float:
+        """How long to wait before the next attempt.
+
+        Raises:
+            StrandlineError: ``error`` itself, when the time is over.
+        """
+        now_s = time.monotonic()
+        self._deadline_s = self._deadline_s or now_s + self._timeout_s
+        self._backoff.failed(now_s)
+        if self._backoff.not_before_s >= self._deadline_s:
+            raise error
+        return self._backoff.wait_s(now_s)
+
+
+class _Part(NamedTuple):
+    """What a thread of a followed read has to say."""
+
+    partitions: tuple[int, ...]
+    batch: pa.RecordBatch | None
+    """None: it has ended."""
+    error: StrandlineError | None = None
+
+
+class RoutedRead:
+    """A read under way.
+
+    Args:
+        brokers: of the cluster.
+        request: what to read.
+        replica: where.
+        timeout_s: how long a partition may be unreachable.
+
+    Raises:
+        StrandlineError: the request is wrong, or a partition cannot be reached.
+    """
+
+    resumes = True
+    """A lost connection is no end."""
+
+    def __init__(
+        self, brokers: Brokers, request: ReadRequest, *, replica: Replica, timeout_s: float
+    ) -> None:
+        self._brokers = brokers
+        self._request = request
+        self._replica = replica
+        self._timeout_s = timeout_s
+        self._is_cancelled = threading.Event()
+        self._streams: set[BatchStream] = set()
+        self._avoided = ""
+        """A replica that failed last."""
+        routes = brokers.routes(request.stream)
+        numbers = _numbers(request, sorted(routes))
+        _check_places(request, numbers)
+        is_whole = request.partition is None and len(routes) > 1
+        self.schema: pa.Schema = project(
+            request.columns, with_partition=is_whole and request.columns is None
+        )
+        self._positions = self._resolved(request.start, numbers, request.starts)
+        self._stops = self._resolved_stops(numbers)
+        self._left = request.records_max
+        extra = [name for name in ("partition", "offset") if name not in self.schema.names]
+        self._columns = [*self.schema.names, *extra]
+        self._first: tuple[int, BatchStream] | None = None
+        if not request.follow and numbers:
+            # So that what is wrong with the request is told at the call.
+            self._first = numbers[0], self._open_one(numbers[0], _Patience(timeout_s))
+
+    # Where it begins and ends
+
+    def _resolved(
+        self, bound: Bound, numbers: list[int], starts: dict[int, int] | None
+    ) -> dict[int, Bound]:
+        """The place in each partition; "earliest" stays, it is where the log begins by then."""
+        if starts is not None:
+            return dict(starts)
+        if isinstance(bound, int) or (bound == "earliest" and not self._request.follow):
+            return dict.fromkeys(numbers, bound)
+        return dict(self._offsets(bound, numbers))
+
+    def _resolved_stops(self, numbers: list[int]) -> dict[int, Bound | None]:
+        """The end of each partition's part; None: where it is when it is read."""
+        stop = self._request.stop
+        is_fixed = isinstance(stop, int)
+        if is_fixed or (stop is None and (self._request.follow or self._request.wait_ms_max)):
+            return dict.fromkeys(numbers, stop)
+        return dict(self._offsets("latest" if stop is None else stop, numbers))
+
+    def _offsets(self, at: Bound, numbers: list[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for _, answer in self._brokers.ask_leaders(
+            self._request.stream,
+            admin.OFFSETS,
+            admin.Offsets,
+            body=lambda of: admin.OffsetsRequest(name=self._request.stream, at=at, partitions=of),
+        ):
+            found |= answer.offsets
+        return {number: found[number] for number in numbers}
+
+    # Where it is read
+
+    def _places(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """Which broker to read which partitions at, as far as they can be read now.
+
+        Raises:
+            NotLeaderError: none of them can.
+        """
+        routes = self._brokers.routes(self._request.stream)
+        places = group({number: self._place(routes[number]) for number in numbers})
+        nowhere = places.pop("", ())
+        if not places:
+            raise NotLeaderError(f"{self._request.stream}/{nowhere[0]} has no leader now; retry")
+        return places
+
+    def _place(self, partition: PartitionInfo) -> str:
+        if self._replica == "leader":
+            return partition.leader
+        nearest = self._brokers.home
+        able = [a for a in partition.in_sync if a != self._avoided] or list(partition.in_sync)
+        if nearest in able:
+            return nearest
+        return random.choice(able) if able else partition.leader  # noqa: S311 - to spread readers
+
+    def _open(self, address: str, numbers: tuple[int, ...]) -> BatchStream:
+        """Read some partitions at a broker, each from its position.
+
+        Raises:
+            StrandlineError: what the broker answered.
+        """
+        request = self._request
+        place: dict[str, object] = {"starts": {n: self._positions[n] for n in numbers}}
+        if len(numbers) == 1:
+            place = {"partition": numbers[0], "start": self._positions[numbers[0]], "starts": None}
+        asked = msgspec.structs.replace(
+            request,
+            **{"partition": None, "start": "earliest", **place},
+            stop=self._stops[numbers[0]],
+            columns=self._columns,
+            records_max=self._left,
+        )
+        if self._is_cancelled.is_set():
+            raise DisconnectedError("the read was cancelled")
+        connection = self._brokers.connection(address)
+        try:
+            stream = BatchStream(connection, asked)
+        except OffsetOutOfRangeError as error:
+            raise self._judged(error, address, numbers) from error
+        except UnknownStreamError as error:  # others know it: it was created a moment ago
+            raise NotLeaderError(f"{address} does not know {request.stream} yet; retry") from error
+        except StrandlineError as error:
+            self._avoid(address, error)
+            raise
+        self._streams.add(stream)
+        return stream
+
+    def _avoid(self, address: str, error: StrandlineError) -> None:
+        """A broker cannot be read now."""
+        self._avoided = address
+        if isinstance(error, DisconnectedError):
+            self._brokers.connection(address).reset()
+
+    def _judged(
+        self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
+    ) -> StrandlineError:
+        """Whether an offset does not exist, or is only not known there yet."""
+        body = admin.StreamName(name=self._request.stream)
+        connection = self._brokers.connection(address)
+        [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
+        self._avoided = address
+        for number in numbers:
+            position, part = self._positions[number], info.partitions[number]
+            is_leader = part.leader == address
+            if not isinstance(position, int) or position < part.log_start_offset:
+                continue
+            is_behind = part.high_watermark < position
+            if is_behind and (not is_leader or position <= part.log_end_offset):
+                return NotLeaderError(
+                    f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
+                    f"not yet to {position}; retry"
+                )
+        return error
+
+    def _open_one(self, number: int, patience: _Patience) -> BatchStream:
+        """Read one partition, as soon as that is possible.
+
+        Raises:
+            StrandlineError: it is not in time, or the request is wrong.
+        """
+        while True:
+            try:
+                [address] = self._places((number,))
+                return self._open(address, (number,))
+            except StrandlineError as error:
+                self._is_cancelled.wait(self._pause_s(patience, error))
+
+    def _pause_s(self, patience: _Patience, error: StrandlineError) -> float:
+        """How long to wait before another attempt.
+
+        Raises:
+            StrandlineError: ``error``, if there is no point in one.
+        """
+        if self._is_cancelled.is_set() or not _is_passing(error):
+            raise error
+        return patience.pause_s(error)
+
+    # Records
+
+    def cancel(self) -> None:
+        """End the read, from any thread; whoever waits for a batch gets a DisconnectedError."""
+        self._is_cancelled.set()
+        for stream in tuple(self._streams):
+            stream.cancel()
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The batches as a reader; once only."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+
+    def batches(self) -> Batches:
+        """The batches; once only. Closing the generator cancels the read.
+
+        Raises:
+            StrandlineError: the read cannot go on.
+        """
+        parts = self._followed() if self._request.follow else self._in_turn()
+        try:
+            for batch in parts:
+                self._note(batch)
+                yield batch.select(self.schema.names)
+                if self._left == 0:
+                    return
+        finally:
+            parts.close()
+            self.cancel()
+
+    def _note(self, batch: pa.RecordBatch) -> None:
+        """Remember where a batch ends."""
+        offsets, numbers = batch.column("offset"), batch.column("partition")
+        runs = pc.run_end_encode(numbers)
+        for end, number in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            self._positions[number] = offsets[end - 1].as_py() + 1
+        if self._left is not None:
+            self._left -= batch.num_rows
+
+    def _in_turn(self) -> Batches:
+        """One partition after another, to its end."""
+        for number in sorted(self._positions):
+            patience = _Patience(self._timeout_s)
+            while not self._is_done(number):
+                stream = self._stream_of(number, patience)
+                try:
+                    for batch in stream.batches():
+                        patience.succeeded()
+                        yield batch
+                    break
+                except StrandlineError as error:
+                    self._is_cancelled.wait(self._pause_s(patience, error))
+                finally:
+                    self._streams.discard(stream)
+
+    def _stream_of(self, number: int, patience: _Patience) -> BatchStream:
+        first, self._first = self._first, None
+        if first is not None and first[0] == number:
+            return first[1]
+        return self._open_one(number, patience)
+
+    def _is_done(self, number: int) -> bool:
+        position, stop = self._positions[number], self._stops[number]
+        is_there = isinstance(position, int) and isinstance(stop, int) and position >= stop
+        return is_there or self._left == 0
+
+    # Following
+
+    def _followed(self) -> Batches:
+        """All partitions as their records come."""
+        inbox: queue.Queue[_Part] = queue.Queue(PUMPED_BATCHES)
+        going = {number for number in self._positions if not self._is_done(number)}
+        closed = set(going)
+        patience = _Patience(self._timeout_s)
+        try:
+            while going:
+                failure = self._begin(closed, inbox) if closed else None
+                pause_s = None if failure is None else self._pause_s(patience, failure)
+                try:
+                    part = inbox.get(timeout=pause_s)
+                except queue.Empty:
+                    continue
+                if part.batch is not None:
+                    patience.succeeded()
+                    yield part.batch
+                elif part.error is None:
+                    going -= set(part.partitions)
+                else:
+                    self._is_cancelled.wait(self._pause_s(patience, part.error))
+                    closed |= set(part.partitions)
+        finally:
+            self.cancel()
+            while not inbox.empty():
+                inbox.get()
+
+    def _begin(self, closed: set[int], inbox: "queue.Queue[_Part]") -> StrandlineError | None:
+        """Begin to follow partitions, and take them out of ``closed``; returns why not all."""
+        try:
+            for address, numbers in self._places(closed).items():
+                has_ends = any(self._stops[number] is not None for number in numbers)
+                for some in [(number,) for number in numbers] if has_ends else [numbers]:
+                    stream = self._open(address, some)
+                    closed.difference_update(some)
+                    pump = (some, stream, inbox)
+                    name = "strandline-read"
+                    threading.Thread(target=self._pump, args=pump, name=name, daemon=True).start()
+        except StrandlineError as error:
+            return error
+        if closed:
+            return NotLeaderError(f"{self._request.stream}/{min(closed)} has no leader now; retry")
+        return None
+
+    def _pump(
+        self, numbers: tuple[int, ...], stream: BatchStream, inbox: "queue.Queue[_Part]"
+    ) -> None:
+        """Hand on what one broker sends."""
+        error: StrandlineError | None = None
+        try:
+            for batch in stream.direct():
+                inbox.put(_Part(numbers, batch))
+                if self._is_cancelled.is_set():
+                    return
+        except StrandlineError as failure:
+            error = failure
+        except Exception as bug:  # noqa: BLE001 - raised by the reader
+            error = StrandlineError(f"the read failed: {bug!r}")
+        finally:
+            self._streams.discard(stream)
+        inbox.put(_Part(numbers, None, error))
+
+
+def _numbers(request: ReadRequest, known: list[int]) -> list[int]:
+    """The partitions to read.
+
+    Raises:
+        UnknownPartitionError: the stream does not have one of them.
+    """
+    if request.starts is not None:
+        wanted = sorted(request.starts)
+    else:
+        wanted = known if request.partition is None else [request.partition]
+    for number in wanted:
+        if number not in known:
+            raise UnknownPartitionError(
+                f"stream {request.stream!r} has partitions 0 to {len(known) - 1}, not {number}"
+            )
+    return wanted
+
+
+def _check_places(request: ReadRequest, numbers: list[int]) -> None:
+    """Refuse an offset for several partitions at once, in the words of a broker.
+
+    Raises:
+        InvalidRequestError: there is one.
+    """
+    for bound in (request.start, request.stop):
+        if isinstance(bound, int) and len(numbers) > 1:
+            raise InvalidRequestError(
+                f"offset {bound} is a place in one partition, and the read is of {len(numbers)} "
+                f"of {request.stream!r}: name the partition, or give 'starts'"
+            )
+
+
+def _is_passing(error: StrandlineError) -> bool:
+    """Whether another attempt, perhaps elsewhere, may succeed."""
+    return is_worth_a_retry(error) or isinstance(error, RequestTimeoutError)

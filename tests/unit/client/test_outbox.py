@@ -1,0 +1,351 @@
+"""Lots on their way: order per partition over lanes and losses, and numbers that are never wrong.
+
+The last part is a broker in a few lines: whatever is lost, refused or given up on the way, it
+stores each lot at most once, in order, and whoever was told "stored" finds it there.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from strandline.broker.producer_state import Producers
+from strandline.client.outbox import Numbers, Outbox
+from strandline.errors import (
+    DiskFullError,
+    InvalidRecordError,
+    LogPoisonedError,
+    NotLeaderError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.protocol.put import SEQUENCE_MAX
+from strandline.types import ProducerStamp
+
+GAP = OutOfOrderSequenceError("gap")
+
+
+@dataclass(eq=False)
+class FakeLot:
+    """A lot as the outbox sees it."""
+
+    partition: int = 0
+    size: int = 10
+    deadline_s: float = 100.0
+    rows: int = 1
+    has_ids: bool = False
+
+
+def outbox(**settings):
+    """With room for a few lots, numbered."""
+    wide = {"window_bytes": 1000, "window_lots": 10, "is_numbered": True}
+    return Outbox(**{**wide, **settings})
+
+
+def everything(_):
+    return True
+
+
+def send(box, lane="a", takes=everything):
+    return box.send(lane, takes)
+
+
+def send_all(box, lane="a", takes=everything):
+    found = []
+    while (entry := box.send(lane, takes)) is not None:
+        found.append(entry)
+    return found
+
+
+def put(box, *lots):
+    for lot in lots:
+        box.put(lot)
+    return lots
+
+
+# Windows, lanes and deadlines
+
+
+def test_the_window_limits_what_is_in_flight():
+    """By bytes and by lots in each lane, but one lot always goes, however large."""
+    box = outbox(window_bytes=25)
+    put(box, *(FakeLot(size=size) for size in (100, 10, 10)))
+    assert send(box) is not None
+    assert send(box) is None
+    box.answered("a", 0)
+    assert len(send_all(box)) == 2
+    narrow = outbox(window_lots=1)
+    put(narrow, FakeLot(), FakeLot(), FakeLot(partition=1))
+    assert send(narrow).number == 0
+    assert send(narrow) is None
+    assert send(narrow, "b").number == 2
+
+
+def test_a_lost_lane_sends_again_in_order_with_the_same_numbers():
+    """What was in flight comes before what was queued, in the order it was put."""
+    box = outbox(window_lots=3)
+    put(box, *(FakeLot(rows=2) for _ in range(5)))
+    sent = [(entry.number, entry.numbers) for entry in send_all(box)]
+    box.answered("a", 1)
+    box.lost("a")
+    put(box, FakeLot())
+    again = []
+    while (entry := send(box)) is not None:
+        again.append((entry.number, entry.numbers))
+        box.answered("a", entry.number)
+    assert sent == [(0, Numbers(0, 0)), (1, Numbers(0, 2)), (2, Numbers(0, 4))]
+    assert [number for number, _ in again] == [0, 2, 3, 4, 5]
+    assert again[:2] == [sent[0], sent[2]]
+    assert not box
+    assert box.size == 0
+
+
+def test_a_partition_moves_to_another_lane_when_nothing_of_it_is_in_flight():
+    """Its order would be lost otherwise; other partitions are not held up."""
+    box = outbox()
+    put(box, FakeLot(), FakeLot(partition=1), FakeLot(), FakeLot(partition=1))
+    first = send(box)
+    assert [entry.lot.partition for entry in send_all(box, "b")] == [1, 1]
+    box.answered("a", first.number, NotLeaderError("moved"))
+    assert [entry.number for entry in send_all(box, "b")] == [0, 2]
+
+
+def test_lanes_take_their_own_partitions():
+    """In the order of each."""
+    box = outbox()
+    put(box, *(FakeLot(partition=number % 3) for number in range(9)))
+    assert [e.number for e in send_all(box, "a", lambda p: p == 1)] == [1, 4, 7]
+    assert [e.number for e in send_all(box, "b", lambda p: p != 1)] == [0, 2, 3, 5, 6, 8]
+
+
+def test_a_late_ack_is_ignored():
+    """After a timeout or a resend, an ack for what is not in flight there changes nothing."""
+    box = outbox()
+    [lot] = put(box, FakeLot())
+    assert box.answered("a", 0) is None
+    send(box)
+    box.lost("a")
+    send(box, "b")
+    assert box.answered("a", 0) is None
+    assert box.answered("b", 0) == (lot, None)
+    assert box.answered("b", 0) is None
+
+
+def test_lots_past_their_deadline_are_given_up():
+    """Whether they may be stored is told, and why they were refused."""
+    box = outbox(window_lots=1)
+    first, second, third = put(box, *(FakeLot(deadline_s=at) for at in (1.0, 2.0, 9.0)))
+    send(box)
+    assert box.expire(0.5) == []
+    found = box.expire(2.0)
+    assert [(each.lot, each.is_in_flight, each.in_doubt) for each in found] == [
+        (first, True, True),
+        (second, False, False),
+    ]
+    assert send(box).lot is third
+    error = UnavailableError("busy")
+    box.answered("a", 2, error)
+    [last] = box.expire(10.0)
+    assert (last.is_in_flight, last.in_doubt, last.error) == (False, True, error)
+    assert box.size == 0
+
+
+def test_some_partitions_can_be_given_up():
+    """What is left is sent."""
+    box = outbox()
+    lots = put(box, FakeLot(), FakeLot(partition=1), FakeLot())
+    send(box)
+    assert box.drop(lambda partition: partition == 0) == [lots[0], lots[2]]
+    assert send(box).lot is lots[1]
+    assert box.partition_of(1) == 1
+    assert box.partition_of(0) is None
+
+
+def test_a_flush_waits_for_what_was_put_before_it():
+    """Later lots do not hold it up."""
+    box = outbox()
+    put(box, FakeLot())
+    mark = box.next_number
+    put(box, FakeLot())
+    assert box.holds_below(mark)
+    send(box)
+    assert box.holds_below(mark)
+    box.answered("a", 0)
+    assert not box.holds_below(mark)
+    assert not outbox().holds_below(0)
+
+
+# Numbers
+
+
+def test_lots_with_message_ids_have_no_numbers():
+    """Nor has anything if the producer is not idempotent."""
+    box = outbox()
+    put(box, FakeLot(has_ids=True), FakeLot())
+    assert [entry.numbers for entry in send_all(box)] == [None, Numbers(0, 0)]
+    plain = outbox(is_numbered=False)
+    put(plain, FakeLot())
+    assert send(plain).numbers is None
+
+
+@pytest.mark.parametrize("error", [NotLeaderError("n"), UnavailableError("u")])
+def test_what_was_refused_for_a_while_keeps_its_numbers(error):
+    """And so do those behind it, refused because it is missing."""
+    box = outbox()
+    put(box, FakeLot(), FakeLot())
+    before = [entry.numbers for entry in send_all(box)]
+    assert box.answered("a", 0, error) is None
+    assert box.answered("a", 1, GAP) is None
+    assert [entry.numbers for entry in send_all(box)] == before
+
+
+@pytest.mark.parametrize("error", [InvalidRecordError("i"), DiskFullError("d")])
+def test_what_is_behind_a_refused_lot_begins_an_epoch(error):
+    """Even if it was sent before on a lane that was lost: without the first it was not stored."""
+    box = outbox()
+    lots = put(box, FakeLot(), FakeLot(), FakeLot())
+    send_all(box)
+    box.lost("a")
+    send_all(box)
+    assert box.answered("a", 0, error) == (lots[0], error)
+    assert box.answered("a", 1, GAP) is None
+    assert send(box) is None, "the old epoch is still in flight"
+    assert box.answered("a", 2, GAP) is None
+    assert [entry.numbers for entry in send_all(box)] == [Numbers(1, 0), Numbers(1, 1)]
+
+
+def test_what_may_be_stored_is_not_numbered_anew():
+    """It is given up: under a new number it could be stored twice."""
+    box = outbox()
+    lots = put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
+    send_all(box)
+    box.lost("a")
+    box.expire(1.0)
+    send(box)
+    assert box.answered("a", 1, GAP) == (lots[1], GAP)
+    assert send(box).lot is lots[2]
+
+
+def test_a_forgotten_producer_goes_on_in_the_next_epoch():
+    """After a long silence the broker does not know the sequence any more."""
+    box = outbox()
+    put(box, FakeLot(rows=3))
+    send(box)
+    box.answered("a", 0)
+    put(box, FakeLot())
+    assert send(box).numbers == Numbers(0, 3)
+    assert box.answered("a", 1, GAP) is None
+    assert send(box).numbers == Numbers(1, 0)
+
+
+def test_a_fenced_producer_does_not_fence_back():
+    """It keeps its epoch, and so everything else it sends is refused, too."""
+    box = outbox()
+    put(box, FakeLot(), FakeLot())
+    send(box)
+    error = ProducerFencedError("f")
+    assert box.answered("a", 0, error) is not None
+    assert send(box).numbers == Numbers(0, 1)
+
+
+def test_large_sequences_end_an_epoch():
+    """Before the field in the batch is too small."""
+    box = outbox()
+    put(box, FakeLot(rows=SEQUENCE_MAX), FakeLot())
+    send(box)
+    assert send(box) is None
+    box.answered("a", 0)
+    assert send(box).numbers == Numbers(1, 0)
+
+
+class Journey(RuleBasedStateMachine):
+    """Lots of one partition to a broker that stores, refuses and falls silent, over lanes."""
+
+    def __init__(self):
+        super().__init__()
+        self.box = outbox(window_lots=4)
+        self.lane = 0
+        self.sent = []
+        """(lane, number, numbers, rows) on the way, in order."""
+        self.answers = []
+        """(lane, number, error) on the way back."""
+        self.producers = Producers()
+        self.end = 0
+        self.stored = []
+        """Numbers of lots, in the order of the log."""
+        self.acked, self.failed = set(), set()
+        self.lots = {}
+
+    @rule(rows=st.integers(1, 3))
+    def put(self, rows):
+        """A lot is ready."""
+        self.lots[self.box.next_number] = rows
+        self.box.put(FakeLot(rows=rows, deadline_s=float(self.box.next_number)))
+
+    @rule()
+    def send(self):
+        """The lane asks for the next."""
+        entry = self.box.send(self.lane, everything)
+        if entry is not None:
+            self.sent.append((self.lane, entry.number, entry.numbers, entry.lot.rows))
+
+    @rule(refusal=st.sampled_from([None] * 6 + [InvalidRecordError("i"), LogPoisonedError("p")]))
+    def store(self, refusal):
+        """The broker takes the next batch off the wire, or refuses it."""
+        if not self.sent:
+            return
+        lane, number, numbers, rows = self.sent.pop(0)
+        stamp = ProducerStamp(1, *numbers)
+        error = None
+        try:
+            if self.producers.check(stamp, rows) is None:
+                if refusal is None:
+                    self.producers.note(stamp, rows, offset=self.end, now_ns=0)
+                    self.end += rows
+                    self.stored.append(number)
+                error = refusal
+        except StrandlineError as wrong:
+            error = wrong
+        self.answers.append((lane, number, error))
+
+    @rule()
+    def hear(self):
+        """An answer arrives."""
+        if not self.answers:
+            return
+        lane, number, error = self.answers.pop(0)
+        answered = self.box.answered(lane, number, error)
+        if answered is not None:
+            (self.acked if error is None else self.failed).add(number)
+
+    @rule(reaches=st.integers(0, 4))
+    def lose(self, reaches):
+        """The connection breaks; some of what was sent is stored, all answers are lost."""
+        for _ in range(min(reaches, len(self.sent))):
+            self.store(None)
+        self.sent.clear()
+        self.answers.clear()
+        self.box.lost(self.lane)
+        self.lane += 1
+
+    @rule()
+    def expire(self):
+        """The oldest lot is given up."""
+        held = [n for n in self.lots if n not in self.acked and n not in self.failed]
+        if held:
+            self.box.expire(float(held[0]))
+            self.failed.add(held[0])
+
+    @invariant()
+    def stores_once_and_in_order(self):
+        """No lot twice, none out of order, and every acked lot is there."""
+        assert len(set(self.stored)) == len(self.stored)
+        assert self.stored == sorted(self.stored)
+        assert self.acked <= set(self.stored)
+
+
+TestJourney = Journey.TestCase
+TestJourney.__doc__ = Journey.__doc__
