@@ -7,8 +7,9 @@ Rules:
 - a partition has one holder. Who is to lose it is told so with its next heartbeat, and somebody
   else gets it when it has confirmed with a later one, has left or has expired: so a member whose
   partitions do not move is never stopped, and the last position of the one before is known;
-- every change moves the group's epoch, and a member commits only under the epoch at which its
-  partitions changed last: what was delayed on its way changes nothing any more;
+- every change moves the epoch, which no two changes share even in different groups, and a member
+  commits only under the epoch at which its partitions changed last: what was delayed on its way
+  changes nothing any more, and stores outside can tell who came later;
 - a member that is not heard of for its session is removed. Whoever takes a static member's name
   takes its partitions at once, and the one before is fenced off.
 
@@ -157,7 +158,7 @@ class GroupCoordinator:
         predecessor = group.by_instance(request.instance)
         if known is None and predecessor is None and len(group.members) >= MEMBERS_MAX:
             raise UnavailableError(f"group {request.group!r} has {MEMBERS_MAX} members, the most")
-        epoch = group.epoch + 1
+        epoch = self.state.epoch + 1
         streams = tuple(sorted(set(request.streams)))
         if known is not None:
             member = msgspec.structs.replace(known, streams=streams, session_ms=request.session_ms)
@@ -257,7 +258,7 @@ class GroupCoordinator:
         """Take a member out; what it held is free."""
         group = self.state.groups[name]
         del self._deadlines[name, member]
-        self._store(Entry(group=name, epoch=group.epoch + 1, gone=(member,)))
+        self._store(Entry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
         if group.members or group.positions:
             self._retarget(name)
         else:
@@ -304,7 +305,7 @@ class GroupCoordinator:
 
     def _change(self, name: str, member: Member) -> Member:
         """Store a member as it is from now on, under a new epoch."""
-        epoch = self.state.groups[name].epoch + 1
+        epoch = self.state.epoch + 1
         member = msgspec.structs.replace(member, epoch=epoch)
         self._store(Entry(group=name, epoch=epoch, members=(member,)))
         return member

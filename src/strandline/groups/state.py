@@ -43,7 +43,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One atomic change of one group; without a group it changes nothing."""
+    """One atomic change of one group; without a group it moves the epoch at most."""
 
     group: str = ""
     epoch: int = 0
@@ -108,9 +108,12 @@ class GroupsState:
 
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
+        self.epoch = 0
+        """The last one given to any group; groups that are forgotten do not take it along."""
 
     def apply(self, entry: Entry) -> None:
         """Take a change over."""
+        self.epoch = max(self.epoch, entry.epoch)
         if not entry.group:
             return
         if entry.is_deleted:
@@ -131,6 +134,7 @@ class GroupsState:
         Entries that are older and still there do no harm: whatever they say of a member or a
         position was overruled among them, or is said here again.
         """
+        yield Entry(epoch=self.epoch)
         for name, group in self.groups.items():
             yield Entry(group=name, epoch=group.epoch)
             members = list(group.members.values())

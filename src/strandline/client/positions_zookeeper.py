@@ -1,0 +1,166 @@
+"""Positions in ZooKeeper, by kazoo.
+
+    ZooKeeperPositions("host1:2181,host2:2181")
+
+One znode for each partition, ``<root>/<group>/<stream>/<partition>``, with the offset and the epoch
+under which it was claimed as JSON.
+
+Rules: a commit is one transaction of ZooKeeper's, which changes each znode in the version that was
+looked at: whoever has claimed a partition meanwhile wins. Needs the extra ``positions``.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
+
+from strandline.client.positions import Offsets, Owner
+from strandline.errors import StaleMemberError, UnavailableError
+from strandline.types import PartitionName
+
+ROOT = "/strandline/positions"
+CONNECT_TIMEOUT_S = 10.0
+ATTEMPTS = 10
+T = TypeVar("T")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What a znode holds."""
+
+    next_offset: int | None
+    epoch: int
+
+
+class ZooKeeperPositions:
+    """A ``PositionStore`` in ZooKeeper.
+
+    Args:
+        hosts: ``host:port``, several separated by commas.
+        root: where to keep positions.
+
+    Raises:
+        UnavailableError: it cannot be reached.
+    """
+
+    def __init__(self, hosts: str, *, root: str = ROOT) -> None:
+        self._root = root
+        self._client = KazooClient(hosts=hosts)
+        with _translated():
+            self._client.start(timeout=CONNECT_TIMEOUT_S)
+
+    def claim(
+        self, group: str, partitions: Collection[PartitionName], owner: Owner
+    ) -> dict[PartitionName, int]:
+        """What was committed, for an owner that begins; as ``PositionStore``."""
+        names = sorted(partitions)
+        kept = self._change(group, names, owner=owner, change=lambda _, kept: kept.next_offset)
+        return {name: offset for name, offset in kept.items() if offset is not None}
+
+    def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
+        """Note offsets; as ``PositionStore``."""
+        self._change(group, sorted(offsets), owner=owner, change=lambda name, _: offsets[name])
+
+    def read(self, group: str) -> dict[PartitionName, int]:
+        """Everything that was committed; as ``PositionStore``."""
+        found: dict[PartitionName, int] = {}
+        with _translated():
+            for stream in self._children(self._path(group)):
+                for number in self._children(f"{self._path(group)}/{stream}"):
+                    name = PartitionName(unquote(stream), int(number))
+                    kept = self._kept(group, name)[0]
+                    if kept is not None and kept.next_offset is not None:
+                        found[name] = kept.next_offset
+        return found
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._client.stop()
+        self._client.close()
+
+    def _change(
+        self,
+        group: str,
+        names: list[PartitionName],
+        *,
+        owner: Owner,
+        change: Callable[[PartitionName, _Kept], int | None],
+    ) -> dict[PartitionName, int | None]:
+        """Set offsets to what ``change`` says, all or none; returns them.
+
+        Raises:
+            StaleMemberError: somebody has claimed a partition since.
+            UnavailableError: others change them all the time, or ZooKeeper is away.
+        """
+        for _ in range(ATTEMPTS):
+            with _translated():
+                values: dict[PartitionName, int | None] = {}
+                transaction = self._client.transaction()
+                for name in names:
+                    kept, version = self._kept(group, name)
+                    if kept is None:
+                        kept, version = self._made(group, name)
+                    _check(kept, name, owner)
+                    values[name] = change(name, kept)
+                    epoch = owner.epoch if owner.member else kept.epoch
+                    data = msgspec.json.encode(_Kept(values[name], epoch))
+                    transaction.set_data(self._path(group, *name), data, version=version)
+                results = transaction.commit() if names else []
+            if not any(isinstance(result, Exception) for result in results):
+                return values
+            if not any(isinstance(result, BadVersionError) for result in results):
+                raise UnavailableError(f"ZooKeeper did not change positions: {results}")
+        raise UnavailableError(f"positions of {group!r} are changed by others all the time; retry")
+
+    def _kept(self, group: str, name: PartitionName) -> tuple[_Kept | None, int]:
+        """What a znode holds, and its version."""
+        try:
+            data, stat = self._client.get(self._path(group, *name))
+        except NoNodeError:
+            return None, -1
+        return msgspec.json.decode(data, type=_Kept), stat.version
+
+    def _made(self, group: str, name: PartitionName) -> tuple[_Kept, int]:
+        """A new znode, or the one that somebody else has just made."""
+        empty = _Kept(None, 0)
+        path = self._path(group, *name)
+        try:
+            self._client.create(path, msgspec.json.encode(empty), makepath=True)
+        except NodeExistsError:
+            kept, version = self._kept(group, name)
+            return kept or empty, version
+        return empty, 0
+
+    def _path(self, *parts: str | int) -> str:
+        return "/".join((self._root, *(quote(str(part), safe="") for part in parts)))
+
+    def _children(self, path: str) -> list[str]:
+        try:
+            return sorted(self._client.get_children(path))
+        except NoNodeError:
+            return []
+
+
+def _check(kept: _Kept, name: PartitionName, owner: Owner) -> None:
+    if owner.member and kept.epoch > owner.epoch:
+        raise StaleMemberError(
+            f"{name} was claimed under epoch {kept.epoch}, after {owner.epoch}: it is another "
+            "member's now"
+        )
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """What ZooKeeper says as an error of ours.
+
+    Raises:
+        UnavailableError: it could not be done, or whether it was is unknown.
+    """
+    try:
+        yield
+    except (KazooException, KazooTimeoutError) as error:
+        raise UnavailableError(f"positions in ZooKeeper: {error!r}") from error
