@@ -301,6 +301,23 @@ def test_a_new_voter_is_a_learner_first_and_has_caught_up():
     assert raft.state.members.quorum == 3
 
 
+def test_a_learner_that_lost_its_disk_is_sent_everything_again():
+    """A learner counts for nothing, so it may forget; of a voter that is not believed."""
+    raft = elected(voters=(1, 2, 3), learners=(4,))
+    for follower in (2, 3, 4):
+        accept(raft, follower)
+    settle(raft)
+    known = raft.state.log.last_index
+    for follower in (3, 4):
+        refused = AppendReply(raft.state.term, accepted=False, index=known, hint=0)
+        tell(raft, follower, refused)
+    sent = {to: m for to, m in settle(raft) if isinstance(m, Append) and m.entries}
+    assert sent.keys() == {4}
+    assert sent[4].prev_index == 0
+    with pytest.raises(UnavailableError, match="caught up"):
+        raft.change_members(Members((1, 2, 3, 4)))
+
+
 def test_one_membership_change_at_a_time_by_a_leader_that_has_committed():
     """Two changes under way could each find a quorum of their own."""
     raft = elected()

@@ -321,6 +321,8 @@ class Membership:
                 "broker %d was removed from the cluster: stop it; its data is of no use", self.me
             )
             self._on_removed()
+            for broker in self.machine.image.brokers:
+                self._links.remove_peer(broker)  # they refuse its calls
 
     # Who is let in
 

@@ -4,9 +4,9 @@ Rules:
 - whoever is admitted or registered becomes a learner, which gets the log and counts for nothing;
 - a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself refuses until it has
   caught up;
-- a voter that was removed leaves; one that lost its disk becomes a learner again, for it has
-  forgotten its votes: but only if most of the voters that remain are in service, or they could
-  decide nothing any more.
+- a voter that was removed, or lost its disk and so has forgotten its votes, leaves: but only if
+  most of the voters that remain are in service, or they could decide nothing any more. One that
+  lost its disk then begins as a learner, of whom nothing is believed that it had before.
 
 Pure; must not know who carries a change out, or when.
 """
@@ -32,8 +32,7 @@ def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:
     for broker in voters:
         rest = _without(voters, broker)
         if must_not_vote(broker, image) and most_serve(rest, image):
-            stays = broker in image.brokers
-            yield Members(rest, tuple(sorted((*learners, broker))) if stays else learners)
+            yield Members(rest, learners)
 
 
 def _learners(members: Members, image: MetadataImage) -> tuple[BrokerId, ...]:

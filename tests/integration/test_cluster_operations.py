@@ -1,0 +1,313 @@
+"""Operating a cluster of real brokers by its command line: grown, emptied, moved, repaired.
+
+Every story begins with its own brokers, and ends them; what is ordered is ordered as a person does,
+with ``strandline cluster …``, and judged by what the brokers then say and serve.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+import strandline
+from strandline.client.connection import Connection
+from strandline.errors import InvalidRequestError, OffsetOutOfRangeError, UnavailableError
+from strandline.protocol import admin, cluster
+from strandline.protocol.cluster import ClusterStatus
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
+
+PATIENCE_S = 60
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+class Brokers:
+    """Broker processes by number, and what an operator does with them."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.ports = dict(enumerate(free_ports(5), 1))
+        self.running, self.gone = {}, {}
+
+    def server(self, number, *arguments, members):
+        peers = ",".join(f"{n}=127.0.0.1:{self.ports[n]}" for n in members)
+        given = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        given += ("--peer-port", str(self.ports[number]))
+        given += ("--ingest-port", "-1", "--http-port", "-1", *arguments)
+        return ProcessServer(self.directory / f"broker-{number}", arguments=given)
+
+    def found(self, count, *arguments, racks=()):
+        """Start a cluster of brokers 1 to ``count``."""
+        members = range(1, count + 1)
+        for number in members:
+            rack = ("--rack", racks[number - 1]) if racks else ()
+            self.running[number] = self.server(number, *arguments, *rack, members=members)
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(ProcessServer.start, self.running.values()))
+        self.until(lambda found: states(found) == dict.fromkeys(members, "live"))
+
+    def join(self, number, members):
+        """Start a broker that joins."""
+        self.running[number] = self.server(number, "--join", members=members)
+        self.running[number].start()
+
+    def some(self, but=()):
+        return next(s for n, s in self.running.items() if s.is_running and n not in but)
+
+    def order(self, action, body=None, *, at=None, kind=dict):
+        """Give an order at any broker; its answers."""
+        with connected(self.running[at] if at else self.some()) as connection:
+            return connection.action(action, body, kind)
+
+    def command(self, *words, at=None, code=0):
+        """Give it by the command line; what that printed, as JSON documents."""
+        done = self.run(*words, "--output", "json", at=at)
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+
+    def run(self, *words, at=None):
+        server = (self.running[at] if at else self.some()).flight
+        return subprocess.run(
+            [sys.executable, "-m", "strandline.cli", *map(str, words), "--server", server],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+            check=False,
+        )
+
+    def status(self, at=None):
+        [found] = self.order(cluster.CLUSTER_STATUS, at=at, kind=ClusterStatus)
+        return found
+
+    def until(self, holds, at=None, seconds=PATIENCE_S):
+        """Wait until a status satisfies; the status."""
+        deadline, found = time.monotonic() + seconds, None
+        while True:
+            try:
+                found = self.status(at)
+                if holds(found):
+                    return found
+            except UnavailableError as error:
+                found = error
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+
+    def reassign(self, *to, at=None):
+        order = cluster.Reassign(stream="orders", partition=0, to=to)
+        self.order(cluster.REASSIGN, order, at=at)
+
+    def create(self, name, **settings):
+        with strandline.connect(self.some().flight) as client:
+            client.create_stream(name, **settings)
+
+    def append(self, name, *values, partition=0):
+        """Append at whoever leads, until it is acked."""
+        for value in values:
+            self._persist(lambda v=value: self._append(name, v, partition))
+
+    def _append(self, name, value, partition):
+        leader = part(self.status(), name, partition).leader
+        if leader is None or not self.running[leader].is_running:
+            raise UnavailableError("no leader yet")
+        with strandline.connect(self.running[leader].flight) as client:
+            client.append(name, value, partition=partition, message_id=value, timeout_s=5)
+
+    def values(self, name, number, count, *, start=0):
+        """Values of partition 0 from its log start on at a broker, once it has so many."""
+
+        def read():
+            with strandline.connect(self.running[number].flight) as client:
+                assert client.offsets(name, at="earliest")[0] == start
+                found = client.read(name, partition=0, start=start, stop=start + count)
+                values = found.read_all()["value"].to_pylist()
+            if len(values) < count:
+                raise UnavailableError(f"{len(values)} of {count}")
+            return [value.decode() for value in values]
+
+        return self._persist(read)
+
+    def _persist(self, attempt):
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return attempt()
+            except UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+
+def states(found):
+    return {broker.id: broker.state for broker in found.brokers}
+
+
+def voters(found):
+    return {broker.id for broker in found.brokers if broker.is_voter}
+
+
+def part(found, stream="orders", partition=0):
+    return next(p for p in found.partitions if (p.stream, p.partition) == (stream, partition))
+
+
+def is_whole(found):
+    """Whether every copy is in sync and nothing moves."""
+    return all(sorted(p.isr) == sorted(p.replicas) and not p.is_moving for p in found.partitions)
+
+
+@contextmanager
+def connected(server):
+    connection = Connection(server.flight, timeout_s=40)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def brokers(tmp_path):
+    made = Brokers(tmp_path)
+    try:
+        yield made
+    finally:
+        for number, server in [*made.running.items(), *made.gone.items()]:
+            server.signal(signal.SIGCONT)
+            if server.is_running:
+                server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+
+
+def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
+    """Nothing acked is lost on the way; the number is not used again; those left go on."""
+    brokers.found(3)
+    brokers.create("orders", partitions=2, replicas=3, min_isr=2)
+    brokers.append("orders", *"abc")
+    refused = brokers.command("cluster", "drain", 1, code=1)
+    assert "no other place" in refused[-1]["message"], "three copies need three brokers"
+    brokers.order(cluster.DRAIN_BROKER, cluster.DrainBroker(broker=1, is_on=False))
+    brokers.command("cluster", "add", f"4=127.0.0.1:{brokers.ports[4]}")
+    brokers.join(4, range(1, 5))
+    found = brokers.until(lambda found: voters(found) == {1, 2, 3, 4})
+    assert states(found)[4] == "live"
+    assert all(4 not in p.replicas for p in found.partitions), "it keeps nothing at first"
+    told = brokers.command("cluster", "drain", 1, at=2)
+    assert told[-1]["event"] == "done"
+    assert {line["event"] for line in told[:-1]} <= {"progress"}
+    brokers.append("orders", *"de")
+    brokers.command("cluster", "remove", 1, at=4)
+    found = brokers.until(lambda found: voters(found) == {2, 3, 4}, at=3)
+    assert found.removed == (1,)
+    brokers.gone[1] = removed = brokers.running.pop(1)
+    assert removed.stop() == 0
+    again = cluster.AdmitBroker(broker=1, peer_address="127.0.0.1:1")
+    with pytest.raises(InvalidRequestError, match="not used again"):
+        brokers.order(cluster.ADMIT_BROKER, again)
+    removed.start()  # with the directory it had
+    brokers.running[2].kill()
+    brokers.append("orders", *"fg")
+    for number in (3, 4):
+        assert brokers.values("orders", number, 7) == list("abcdefg")
+    assert states(brokers.status(3)).keys() == {2, 3, 4}
+
+
+def test_a_reassignment_outlives_its_controller(brokers):
+    """It was begun by one controller and is finished by another; racks are kept apart."""
+    brokers.found(4, racks="aabb")
+    brokers.create("orders", partitions=2, replicas=2, min_isr=1)
+    for one in brokers.status().partitions:
+        assert len({broker in (1, 2) for broker in one.replicas}) == 2, "a copy in each rack"
+    brokers.reassign(1, 3)
+    brokers.until(lambda found: part(found).replicas == (1, 3) and is_whole(found))
+    brokers.append("orders", *"abc")
+    controller = brokers.status().controller
+    other = 1 if controller == 3 else 3
+    waiting = 2 if controller == 4 else 4
+    brokers.running[waiting].signal(signal.SIGSTOP)
+    brokers.reassign(waiting, other, at=other)
+    assert part(brokers.status(other)).adding == (waiting,)
+    brokers.running[controller].kill()
+    brokers.running[waiting].signal(signal.SIGCONT)
+
+    def is_there(found):
+        return set(part(found).replicas) == {waiting, other} == set(part(found).isr)
+
+    found = brokers.until(is_there, at=other)
+    assert found.controller != controller
+    assert brokers.values("orders", waiting, 3) == list("abc")
+    brokers.append("orders", "d")
+    assert brokers.values("orders", other, 4) == list("abcd")
+
+
+def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):
+    """Before it the new disk is kept out, also of the quorum; after it everything is copied."""
+    brokers.found(3)
+    brokers.create("orders", replicas=3, min_isr=2)
+    brokers.append("orders", *"abc")
+    lost = brokers.running[3]
+    lost.kill()
+    shutil.rmtree(lost.data_dir)
+    lost.start()
+    brokers.until(lambda found: states(found)[3] == "fenced", at=1)
+    assert brokers.status(3).controller is None, "nobody talks to it"
+    brokers.append("orders", "d")
+    lost.kill()
+    shutil.rmtree(lost.data_dir)
+    brokers.command("cluster", "replace-disk", 3, at=1)
+    assert voters(brokers.status(1)) == {1, 2}
+    brokers.join(3, range(1, 4))
+    found = brokers.until(lambda found: voters(found) == {1, 2, 3} and is_whole(found), at=1)
+    assert states(found)[3] == "live"
+    assert brokers.values("orders", 3, 4) == list("abcd")
+
+
+def test_leaders_partitions_and_log_starts_by_order(brokers):
+    """Elections by name, more partitions, and records deleted up to an offset, on every copy."""
+    brokers.found(3)
+    brokers.create("orders", replicas=3, min_isr=1)
+    brokers.append("orders", *"abcdef")
+    first = part(brokers.status()).leader
+    second, third = (n for n in (1, 2, 3) if n != first)
+    elect = cluster.ElectLeader(stream="orders", leader=second)
+    brokers.order(cluster.ELECT_LEADER, elect, at=third)
+    found = brokers.until(lambda found: part(found).leader == second, at=third)
+    assert part(found).replicas[0] == second, "or leaders shared again would undo it"
+    brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
+    brokers.append("orders", "x", partition=1)
+    brokers.command("stream", "truncate", "orders", "--before", 4, at=second)
+    for number in (1, 2, 3):
+        assert brokers.values("orders", number, 2, start=4) == list("ef")
+    beyond = admin.TruncateBefore(name="orders", offset=99)
+    with pytest.raises(OffsetOutOfRangeError):
+        brokers.order(admin.TRUNCATE_BEFORE, beyond, at=second)
+
+
+def test_an_unclean_election_is_by_name_only(brokers):
+    """A copy that lacks records leads only if an operator says so, and what it lacks is gone."""
+    brokers.found(3)
+    brokers.create("orders", replicas=2, min_isr=1)
+    leader, follower = part(brokers.status()).replicas
+    other = next(n for n in (1, 2, 3) if n not in (leader, follower))
+    brokers.append("orders", "a")
+    assert brokers.values("orders", follower, 1) == ["a"]
+    brokers.running[follower].kill()
+    brokers.until(lambda found: part(found).isr == (leader,), at=other)
+    brokers.append("orders", "b")
+    brokers.running[leader].kill()
+    brokers.running[follower].start()
+    brokers.until(lambda found: states(found) != {} and states(found)[follower] == "live", at=other)
+    words = ("cluster", "elect", "orders", "--leader", follower)
+    clean = cluster.ElectLeader(stream="orders", leader=follower)
+    with pytest.raises(InvalidRequestError, match="may lack committed records"):
+        brokers.order(cluster.ELECT_LEADER, clean, at=other)
+    told = brokers.run(*words, "--unclean", at=other)
+    assert told.returncode == 0, told.stderr
+    assert "RECORDS MAY BE LOST" in told.stderr
+    brokers.until(lambda found: part(found).leader == follower, at=other)
+    brokers.append("orders", "c")
+    assert brokers.values("orders", follower, 2) == list("ac")
