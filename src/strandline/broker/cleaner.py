@@ -113,8 +113,12 @@ class Cleaner:
             if partition.closed:
                 return
             started_ms = self._clock.monotonic_ms()
-            below = partition.high_watermark
-            prepared = await asyncio.to_thread(compactor.prepare, below=below, now_ns=now_ns)
+            prepared = await asyncio.to_thread(
+                compactor.prepare,
+                below=partition.stable_offset,
+                now_ns=now_ns,
+                counts=partition.counts,
+            )
             compactor.apply(prepared)
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3

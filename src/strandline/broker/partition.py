@@ -29,6 +29,7 @@ from strandline.broker.pending import (
 )
 from strandline.broker.producer_state import Producers, load_producers, note_batches
 from strandline.broker.responder import Responder
+from strandline.broker.seat import Seat
 from strandline.broker.transactions.ledger import Ledger, marker_attributes
 from strandline.clock import Clock
 from strandline.config import Acks, LimitsConfig, StreamConfig
@@ -42,7 +43,7 @@ from strandline.errors import (
     UnavailableError,
     WrongLastSequenceError,
 )
-from strandline.record.batch import Attributes, Buffer, header_of
+from strandline.record.batch import Attributes, BatchHeader, Buffer, header_of
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.storage.log import Log
 from strandline.transactions.effects import MarkerKind
@@ -81,26 +82,6 @@ class Waiter(Protocol):
 
     def set(self) -> None:
         """There may be, or there will be none any more."""
-        ...
-
-
-class Seat(Protocol):
-    """A partition's place in a cluster; told by the turn what became of its chunks."""
-
-    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
-        """The chunk is in the log and in the journal, not yet synced."""
-        ...
-
-    def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """The chunk, which ends at ``next_offset``, is on this disk."""
-        ...
-
-    def log_start_moved(self) -> None:
-        """Retention has removed records."""
-        ...
-
-    def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Batches of this range (its end exclusive) cannot be read here."""
         ...
 
 
@@ -656,6 +637,12 @@ class Partition:
         except CorruptBatchError as error:
             self.met_damage(error)
             raise
+
+    def counts(self, header: BatchHeader) -> bool:
+        """Whether the records of a batch below the stable offset do; any thread."""
+        if self.ledger is None or not header.attributes & Attributes.TRANSACTIONAL:
+            return True
+        return self.ledger.counts(header.producer_id, header.base_offset)
 
     def met_damage(self, error: CorruptBatchError) -> None:
         """Report what was met while reading the log."""

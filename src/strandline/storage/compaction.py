@@ -9,7 +9,7 @@ thread; ``apply`` belongs to the log's thread.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,17 @@ DIRTY_SHARE = 0.1
 """A run waits until this share of the stable bytes is new."""
 _WRITE_BYTES = 4 << 20
 _CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
+
+
+Counts = Callable[[BatchHeader], bool]
+"""Whether the records of a batch count: those of an aborted transaction do not."""
+
+
+class _Scope(NamedTuple):
+    """Which records replace others."""
+
+    below: Offset
+    counts: Counts
 
 
 class Rewritten(NamedTuple):
@@ -72,25 +83,29 @@ class Compactor:
         dirty = sum(segment.size for segment in stable if segment.base_offset >= self._done_before)
         return dirty > DIRTY_SHARE * sum(segment.size for segment in stable)
 
-    def prepare(self, *, below: Offset, now_ns: TimestampNs) -> Compaction:
+    def prepare(
+        self, *, below: Offset, now_ns: TimestampNs, counts: Counts | None = None
+    ) -> Compaction:
         """Find the newest record of each key and write the segments anew; on any thread.
 
         Args:
-            below: the high watermark: records from here on may yet be undone and replace nothing.
+            below: records from here on may yet be undone; they replace nothing, and stay.
             now_ns: for the age of null values.
+            counts: whether the records of a batch do; others go, and replace nothing. None: all do.
 
         Raises:
             DiskFullError: no space; nothing is left behind.
             LogPoisonedError: reading or writing failed.
         """
         stable = self._log.stable_segments
-        newest = _newest_offsets(self._log.segments, below=below)
+        scope = _Scope(below, counts or (lambda _: True))
+        newest = _newest_offsets(self._log.segments, scope)
         oldest_tombstone_ns = now_ns - self._delay_ns
         rewritten: list[Rewritten] = []
         tombstones: list[int] = []
         records = saved = 0
         for segment in stable:
-            run = _Rewrite(segment, newest, oldest_tombstone_ns)
+            run = _Rewrite(segment, newest, oldest_tombstone_ns=oldest_tombstone_ns, scope=scope)
             found = run.write(disk=self._disk)
             tombstones += run.tombstones
             if found is not None:
@@ -131,10 +146,16 @@ class _Rewrite:
     """One segment on its way to its compacted self."""
 
     def __init__(
-        self, segment: Segment, newest: dict[bytes, int], oldest_tombstone_ns: int
+        self,
+        segment: Segment,
+        newest: dict[bytes, int],
+        *,
+        oldest_tombstone_ns: int,
+        scope: _Scope,
     ) -> None:
         self._segment = segment
         self._newest = newest
+        self._scope = scope
         self._oldest_tombstone_ns = oldest_tombstone_ns
         self._holes: list[Hole] = []
         self.records_removed = 0
@@ -162,6 +183,11 @@ class _Rewrite:
     def _filtered(self, found: Found) -> Bytes | None:
         """The batch with the records that stay; the same if all do or it would not get smaller."""
         header = found.header
+        if header.base_offset >= self._scope.below:
+            return found.view
+        if not self._scope.counts(header):
+            self.records_removed += header.record_count
+            return None
         if not header.attributes & Attributes.KEYS:
             return found.view
         rows = _rows(found.view)
@@ -248,16 +274,17 @@ class _Writer:
             self._disk.unlink(self.path)
 
 
-def _newest_offsets(segments: Sequence[Segment], *, below: int) -> dict[bytes, int]:
-    """Offset of the newest record of each key, of those below ``below``."""
+def _newest_offsets(segments: Sequence[Segment], scope: _Scope) -> dict[bytes, int]:
+    """Offset of the newest record of each key, of those that count."""
     newest: dict[bytes, int] = {}
+    below = scope.below
     for segment in segments:
         if segment.base_offset >= below:
             break
         for found in walk(segment):
             if found.header.base_offset >= below:
                 break
-            if found.header.attributes & Attributes.KEYS:
+            if found.header.attributes & Attributes.KEYS and scope.counts(found.header):
                 rows = _rows(found.view, columns=["offset", "key"])
                 keys, offsets = rows.column("key").to_pylist(), rows.column("offset").to_pylist()
                 newest.update(

@@ -1,5 +1,6 @@
 """Transactions on one broker: what readers see, and what survives a crash."""
 
+import pyarrow as pa
 import pytest
 
 from strandline.errors import (
@@ -12,6 +13,7 @@ from strandline.errors import (
     UnavailableError,
     UnknownTransactionError,
 )
+from strandline.types import ProducerStamp
 
 
 @pytest.fixture
@@ -255,3 +257,51 @@ async def test_a_partition_is_let_into_only_by_its_name(ask, broker):
     with pytest.raises(InvalidRequestError):
         await ask.add("pay", who, ("nothing", 0))
     await ask.end("pay", who, is_commit=True)
+
+
+async def test_compaction_keeps_what_an_aborted_record_would_have_replaced(
+    broker, make_stream, ask, tx, kit, clock
+):
+    """Aborted records go and replace nothing; open ones stay, and replace nothing yet."""
+    log = await make_stream(broker, "log", compact=True)
+    answers = kit.Answers()
+    kit.put(log, answers, "old", "kept", key=b"a")
+    kit.put(log, answers, "committed below", key=b"b")
+    await answers.wait(3)
+    aborted = await keyed(ask, kit, log, "aborted", [(b"a", "aborted")])
+    await ask.end("aborted", aborted, is_commit=False)
+    committed = await keyed(ask, kit, log, "committed", [(b"b", "committed")])
+    await ask.end("committed", committed, is_commit=True)
+    still_open = await keyed(ask, kit, log, "open", [(b"a", "open"), (b"b", "open b")])
+    kit.put(log, answers, "filler")
+    await answers.wait(4)
+    log.log.roll()
+    await broker._checkpoints.checkpoint()
+    await broker._cleaner.clean()
+    assert broker.telemetry.compaction_records == 3, "old, committed below, aborted"
+    assert tx.seen(log) == ["kept", "committed"]
+    await ask.end("open", still_open, is_commit=True)
+    assert tx.seen(log) == ["kept", "committed", "open", "open b", "filler"]
+
+
+async def keyed(ask, kit, partition, id_, rows):
+    """An open transaction that has written rows of keys and values."""
+    who, answers = await ask.begin(id_), kit.Answers()
+    await ask.add(id_, who, partition.name)
+    keys, values = zip(*rows, strict=True)
+    table = pa.record_batch(
+        {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array([value.encode() for value in values], pa.binary()),
+        }
+    )
+    partition.append_arrow(
+        table,
+        responder=answers,
+        token=id_,
+        producer=ProducerStamp(who.producer_id, who.epoch, 0),
+        is_transactional=True,
+    )
+    await answers.wait(1)
+    assert not answers.errors
+    return who

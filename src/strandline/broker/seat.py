@@ -1,0 +1,26 @@
+"""A partition's place in a cluster, as the partition and the turn see it."""
+
+from typing import Protocol
+
+from strandline.broker.pending import Chunk
+from strandline.types import Offset
+
+
+class Seat(Protocol):
+    """A partition's place in a cluster; told by the turn what became of its chunks."""
+
+    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
+        """The chunk is in the log and in the journal, not yet synced."""
+        ...
+
+    def synced(self, chunk: Chunk, next_offset: Offset) -> None:
+        """The chunk, which ends at ``next_offset``, is on this disk."""
+        ...
+
+    def log_start_moved(self) -> None:
+        """Retention has removed records."""
+        ...
+
+    def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
+        """Batches of this range (its end exclusive) cannot be read here."""
+        ...
