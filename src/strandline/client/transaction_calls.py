@@ -1,0 +1,144 @@
+"""Calls to the transaction coordinator, wherever it is; each is repeated until it is answered.
+
+Rules: every call may be repeated, because the coordinator knows what it has done; so a lost answer
+is asked for again. The coordinator is where the leader of its stream is, which moves.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from strandline.client.brokers import Brokers
+from strandline.client.retry import Backoff, is_connection_loss, is_worth_a_retry
+from strandline.errors import (
+    RequestTimeoutError,
+    StillLoadingError,
+    StrandlineError,
+)
+from strandline.protocol import transactions as wire
+
+logger = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S = 60.0
+T = TypeVar("T")
+Cursors = Mapping[str, Mapping[str, Mapping[int, int]]]
+
+
+class CoordinatorCalls:
+    """Calls to the coordinator.
+
+    Args:
+        brokers: of the cluster.
+        timeout_s: how long to go on asking.
+    """
+
+    def __init__(self, brokers: Brokers, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._brokers = brokers
+        self._timeout_s = timeout_s
+        self._address: str | None = None
+
+    def begin(
+        self,
+        id_: str,
+        *,
+        timeout_s: float,
+        after: wire.ProducerRef | None = None,
+        batch: wire.BatchRef | None = None,
+    ) -> wire.ProducerRef | None:
+        """Begin a transaction, as ``protocol.transactions.BeginTransaction``."""
+        request = wire.BeginTransaction(
+            id=id_,
+            nonce=secrets.token_hex(16),
+            timeout_ms=max(1, int(timeout_s * 1e3)),
+            after=after,
+            batch=batch,
+        )
+        [begun] = self._ask(wire.BEGIN_TRANSACTION, request, wire.TransactionBegun)
+        return begun.producer
+
+    def add(
+        self, id_: str, producer: wire.ProducerRef, partitions: tuple[wire.PartitionRef, ...]
+    ) -> None:
+        """Let records of a transaction into partitions."""
+        request = wire.AddToTransaction(id=id_, producer=producer, partitions=partitions)
+        self._ask(wire.ADD_TO_TRANSACTION, request, Any)
+
+    def prepare(self, id_: str, producer: wire.ProducerRef, cursors: Cursors) -> None:
+        """Leave a transaction to a decision from outside."""
+        request = wire.PrepareTransaction(id=id_, producer=producer, cursors=_plain(cursors))
+        self._ask(wire.PREPARE_TRANSACTION, request, Any)
+
+    def end(self, id_: str, producer: wire.ProducerRef, *, commit: bool, cursors: Cursors) -> None:
+        """Commit or abort a transaction."""
+        request = wire.EndTransaction(
+            id=id_, producer=producer, commit=commit, cursors=_plain(cursors)
+        )
+        self._ask(wire.END_TRANSACTION, request, Any)
+
+    def end_staged(self, id_: str, staged: str, *, commit: bool) -> None:
+        """Commit or abort what is prepared."""
+        self._ask(wire.END_STAGED, wire.EndStaged(id=id_, staged=staged, commit=commit), Any)
+
+    def publish(self, request: wire.PublishStaged) -> wire.Publication:
+        """Publish a batch."""
+        [found] = self._ask(wire.PUBLISH_STAGED, request, wire.Publication)
+        return found
+
+    def last_published(self, transaction_id: str) -> wire.Publication | None:
+        """The last batch published under a transaction id."""
+        request = wire.TransactionName(transaction_id=transaction_id)
+        found = self._ask(wire.LAST_PUBLISHED, request, wire.Publication)
+        return found[0] if found else None
+
+    def cursors(self, group: str) -> dict[str, dict[int, int]]:
+        """The positions of a consumer group that were committed with transactions."""
+        [found] = self._ask(wire.CURSORS, wire.GroupName(group=group), wire.GroupCursors)
+        return found.positions
+
+    def transactions(self) -> list[wire.TransactionInfo]:
+        """Every transactional id, and what its last transaction is."""
+        return self._ask(wire.LIST_TRANSACTIONS, None, wire.TransactionInfo)
+
+    def _ask(self, name: str, body: object, kind: type[T]) -> list[T]:
+        """Ask until there is an answer.
+
+        Raises:
+            StrandlineError: what the coordinator refuses, or why it was not reached in time.
+        """
+        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
+        while True:
+            address = self._address or self._brokers.home
+            connection = self._brokers.connection(address)
+            try:
+                return connection.action(name, body, kind, timeout_s=self._timeout_s)
+            except StrandlineError as error:
+                now_s = time.monotonic()
+                backoff.failed(now_s)
+                is_passing = is_worth_a_retry(error) or isinstance(
+                    error, RequestTimeoutError | StillLoadingError
+                )
+                if not is_passing or backoff.not_before_s >= deadline_s:
+                    raise
+                if is_connection_loss(error):
+                    connection.reset()
+            time.sleep(backoff.wait_s(now_s))
+            self._address = self._find()
+
+    def _find(self) -> str | None:
+        """Where any broker says that the coordinator is; None: nobody knows."""
+        try:
+            leaders = self._brokers.leaders(self._brokers.routes(wire.COORDINATOR_STREAM))
+        except StrandlineError as error:
+            logger.debug("who coordinates transactions is not known: %s", error)
+            return None
+        return leaders.get(0) or None
+
+
+def _plain(cursors: Cursors) -> dict[str, dict[str, dict[int, int]]]:
+    """The same as dictionaries that a message may hold."""
+    return {
+        group: {stream: dict(offsets) for stream, offsets in positions.items()}
+        for group, positions in cursors.items()
+    }

@@ -1,0 +1,146 @@
+"""What clients offer of transactions; the part of ``Client`` that has to do with them."""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from strandline.client.brokers import Brokers
+from strandline.client.enlisted import Enlisted
+from strandline.client.producer import Producer
+from strandline.client.transaction import Positions, Stage, Transaction, Writing
+from strandline.client.transaction_calls import CoordinatorCalls
+from strandline.protocol import transactions as wire
+
+TIMEOUT_S = 60.0
+STAGE_TIMEOUT_S = 3600.0
+
+
+class TransactionalClient(ABC):
+    """Transactions of a client."""
+
+    @property
+    @abstractmethod
+    def _known(self) -> Brokers:
+        """The brokers of the client."""
+
+    @abstractmethod
+    def _enlisted_producer(self, stream: str, enlisted: Enlisted) -> Producer:
+        """A producer whose records belong to a transaction."""
+
+    @cached_property
+    def _coordinator(self) -> CoordinatorCalls:
+        return CoordinatorCalls(self._known)
+
+    @cached_property
+    def _last_producers(self) -> dict[str, wire.ProducerRef]:
+        """Ours under each transactional id: who has taken it over since fences us."""
+        return {}
+
+    def transaction(self, transactional_id: str, *, timeout_s: float = TIMEOUT_S) -> Transaction:
+        """Begin a transaction; leaving its context commits, an exception aborts.
+
+        The first one of a client under an id takes it over: what another process has open under it
+        is aborted, and that process can begin no more.
+
+        Args:
+            transactional_id: names the work, the same after a restart of the process.
+            timeout_s: what is not committed by then is aborted, at most a day.
+
+        Raises:
+            ProducerFencedError: another client has taken the id over.
+            TransactionPreparedError: the last one waits for ``commit_staged`` or ``abort_staged``.
+        """
+        producer = self._coordinator.begin(
+            transactional_id, timeout_s=timeout_s, after=self._last_producers.get(transactional_id)
+        )
+        assert producer is not None, "only parts have nothing to do"
+        self._last_producers[transactional_id] = producer
+        return Transaction(self._writing(transactional_id, producer))
+
+    def _writing(self, id_: str, producer: wire.ProducerRef) -> Writing:
+        return Writing(self._coordinator, self._enlisted_producer, id_=id_, producer=producer)
+
+    def commit_staged(self, transactional_id: str, staged_id: str) -> None:
+        """Commit what ``Transaction.prepare`` has left; harmless when repeated.
+
+        Raises:
+            UnknownTransactionError: nothing is prepared under these ids.
+            TransactionAbortedError: it was aborted.
+        """
+        self._coordinator.end_staged(transactional_id, staged_id, commit=True)
+
+    def abort_staged(self, transactional_id: str, staged_id: str) -> None:
+        """Abort what ``Transaction.prepare`` has left; harmless when repeated.
+
+        Raises:
+            UnknownTransactionError: nothing is prepared under these ids, or it was committed.
+        """
+        self._coordinator.end_staged(transactional_id, staged_id, commit=False)
+
+    def cursors(self, group: str) -> dict[str, dict[int, int]]:
+        """Positions that transactions have committed: stream → partition → next offset."""
+        return self._coordinator.cursors(group)
+
+    def transactions(self) -> list[wire.TransactionInfo]:
+        """Every transactional id, and what its last transaction is."""
+        return self._coordinator.transactions()
+
+    def stage(
+        self, transaction_id: str, batch_id: int, *, timeout_s: float = STAGE_TIMEOUT_S
+    ) -> Stage:
+        """Begin one part of a batch, which ``publish_staged`` makes count with the others.
+
+        Args:
+            transaction_id: under which batches are published.
+            batch_id: of the batch, from 0.
+            timeout_s: what is not published by then is discarded, at most a day.
+
+        Raises:
+            StrandlineError: the coordinator was not reached.
+        """
+        part = f"{transaction_id}/{batch_id}/{secrets.token_hex(8)}"
+        batch = wire.BatchRef(transaction_id, batch_id)
+        producer = self._coordinator.begin(part, timeout_s=timeout_s, batch=batch)
+        return Stage(None if producer is None else self._writing(part, producer))
+
+    def publish_staged(
+        self,
+        transaction_id: str,
+        batch_id: int,
+        refs: Iterable[str],
+        *,
+        fingerprint: str,
+        cursors: Mapping[str, Positions] | None = None,
+    ) -> wire.Publication:
+        """Make the parts of a batch count together; harmless when repeated.
+
+        Parts of this or an earlier batch that are not named are discarded.
+
+        Args:
+            transaction_id: under which batches are published.
+            batch_id: larger than the last one published; or the same, for a repeat.
+            refs: of the finished parts; empty ones are left out.
+            fingerprint: of the batch; a repeat must have the same.
+            cursors: positions to commit with it, by consumer group.
+
+        Raises:
+            UnknownTransactionError: a part is not there (any more): stage the batch again.
+            BatchSupersededError: a larger batch was published.
+            FingerprintMismatchError: it was published with another fingerprint.
+        """
+        request = wire.PublishStaged(
+            transaction_id=transaction_id,
+            batch=batch_id,
+            parts=tuple(ref for ref in refs if ref),
+            fingerprint=fingerprint,
+            cursors={
+                group: {stream: dict(offsets) for stream, offsets in positions.items()}
+                for group, positions in (cursors or {}).items()
+            },
+        )
+        return self._coordinator.publish(request)
+
+    def last_published(self, transaction_id: str) -> wire.Publication | None:
+        """The last batch published under a transaction id; None: none."""
+        return self._coordinator.last_published(transaction_id)

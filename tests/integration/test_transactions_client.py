@@ -1,0 +1,253 @@
+"""Transactions from Python against a real broker, as a user meets them."""
+
+import pickle
+import re
+import threading
+
+import pyarrow as pa
+import pytest
+
+import strandline
+from strandline.client.transaction import StagedPart
+from strandline.errors import (
+    BatchSupersededError,
+    FingerprintMismatchError,
+    InvalidRequestError,
+    ProducerFencedError,
+    StrandlineError,
+    TransactionAbortedError,
+    TransactionPreparedError,
+    UnknownPartitionError,
+    UnknownTransactionError,
+)
+from strandline.testing import Server
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One broker for the module; each test has streams of its own."""
+    with Server() as url:
+        yield url
+
+
+@pytest.fixture
+def client(server):
+    """A client of it."""
+    with strandline.connect(server) as made:
+        yield made
+
+
+@pytest.fixture
+def name(request):
+    """A name no other test uses."""
+    return re.sub(r"\W+", "-", request.node.name).strip("-")
+
+
+def values(client, stream):
+    """Every value that is shown, in order."""
+    table = client.read(stream, columns=["value"]).read_all()
+    return [value.decode() for value in table.column("value").to_pylist()]
+
+
+def test_a_context_commits_everything_together(client, name):
+    """Records of two streams and cursors count when it is left, and not before."""
+    a, b = f"{name}-a", f"{name}-b"
+    client.create_stream(a, partitions=3)
+    client.create_stream(b)
+    with client.transaction(name) as t:
+        acks = [t.append(a, f"{n}", partition=n % 3) for n in range(9)]
+        t.append(b, "one", key="k", headers={"h": "1"})
+        t.append_batch(b, pa.table({"value": ["two", "three"]}))
+        t.commit_cursors("g", {"in": {0: 7}})
+        t.flush()
+        assert all(ack.done() for ack in acks)
+        assert values(client, a) == values(client, b) == []
+        assert client.cursors("g") == {}
+    assert sorted(values(client, a)) == [f"{n}" for n in range(9)]
+    assert values(client, b) == ["one", "two", "three"]
+    assert client.cursors("g") == {"in": {0: 7}}
+    [info] = [each for each in client.transactions() if each.id == name]
+    assert info.status == "committed"
+    assert len(info.partitions) == 4
+
+
+def test_an_exception_aborts(client, name):
+    """Nothing of it is ever shown, and the next transaction of the id is another one."""
+    client.create_stream(name)
+
+    def fail():
+        with client.transaction(name) as t:
+            t.append(name, "lost").result(30)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with client.transaction(name) as t:
+        t.append(name, "kept")
+    assert values(client, name) == ["kept"]
+    with pytest.raises(InvalidRequestError, match="committed"):
+        t.append(name, "late")
+
+
+def test_followers_see_what_is_committed_in_order(client, name):
+    """A subscription waits for the commit, and passes over what was aborted."""
+    client.create_stream(name)
+    seen, done = [], threading.Event()
+    subscription = client.subscribe(name, start="earliest")
+
+    def follow():
+        for record in subscription:
+            seen.append(record.value)
+            if record.value == b"end":
+                done.set()
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for n in range(6):
+        t = client.transaction(name)
+        t.append(name, f"{n}")
+        t.flush()
+        client.append(name, f"plain {n}")
+        if n % 2:
+            t.abort()
+        else:
+            t.commit()
+    client.append(name, "end")
+    assert done.wait(30)
+    thread.join(30)
+    subscription.close()
+    expected = [[f"{n}".encode()] * (n % 2 == 0) + [f"plain {n}".encode()] for n in range(6)]
+    assert seen == [*(value for pair in expected for value in pair), b"end"]
+
+
+def test_a_second_process_takes_over(server, client, name):
+    """The first can neither go on nor begin again; its open transaction is aborted."""
+    client.create_stream(name)
+    old = client.transaction(name)
+    old.append(name, "old")
+    old.flush()
+    with strandline.connect(server) as other:
+        with other.transaction(name) as new:
+            new.append(name, "new")
+        with pytest.raises(ProducerFencedError):
+            old.append(name, "zombie").result(30)
+        with pytest.raises(StrandlineError):
+            old.commit()
+        with pytest.raises(ProducerFencedError):
+            client.transaction(name)
+    assert values(client, name) == ["new"]
+
+
+def test_its_time_is_limited(client, name):
+    """A transaction that is not ended is aborted; its commit is refused and says why."""
+    client.create_stream(name)
+    t = client.transaction(name, timeout_s=0.3)
+    t.append(name, "slow").result(30)
+    assert client.wait_for(name, {0: 0}, timeout_s=30)[0] > 0, "the abort lets readers go on"
+    with pytest.raises(TransactionAbortedError, match="300 ms"):
+        t.commit()
+    assert values(client, name) == []
+
+
+def test_a_prepared_transaction_is_ended_by_anybody(server, client, name):
+    """Its producer is gone; another client commits it by its staged id."""
+    client.create_stream(name)
+    with strandline.connect(server) as first:
+        t = first.transaction(name)
+        t.append(name, "staged")
+        t.commit_cursors(name, {"in": {3: 4}})
+        staged = t.prepare()
+    assert values(client, name) == []
+    with pytest.raises(TransactionPreparedError, match=re.escape(staged)):
+        client.transaction(name)
+    client.commit_staged(name, staged)
+    client.commit_staged(name, staged)
+    assert values(client, name) == ["staged"]
+    assert client.cursors(name) == {"in": {3: 4}}
+    with pytest.raises(UnknownTransactionError):
+        client.abort_staged(name, staged)
+
+
+def test_a_record_that_is_refused_prevents_the_commit(client, name):
+    """Even if its future was looked at."""
+    client.create_stream(name, partitions=2)
+    t = client.transaction(name)
+    t.append(name, "good", partition=0)
+    with pytest.raises(UnknownPartitionError):
+        t.append(name, "nowhere", partition=7)
+    t.append(name, "also good", partition=1)
+    client.delete_stream(name)
+    failed = t.append(name, "too late", partition=1)
+    assert failed.exception(60) is not None
+    with pytest.raises(StrandlineError):
+        t.commit()
+    [info] = [each for each in client.transactions() if each.id == name]
+    assert info.status == "aborted"
+
+
+def stage(server, name, batch, *rows):
+    """A part that a task stages with a client of its own; travels as plain bytes."""
+    with strandline.connect(server) as client, client.stage(name, batch) as s:
+        for partition, value in rows:
+            s.append_batch(name, pa.table({"value": [value]}), partition=partition)
+        return pickle.loads(pickle.dumps(s.finish()))
+
+
+def test_parts_are_published_once(server, client, name):
+    """Of several attempts those that are named; a repeat is acknowledged, an older one refused."""
+    client.create_stream(name, partitions=2)
+    first = stage(server, name, 0, (0, "a0"), (1, "a1"))
+    loser = stage(server, name, 0, (0, "a0"), (1, "a1"))
+    other = stage(server, name, 0, (0, "b0"))
+    assert first.rows == 2
+    assert values(client, name) == []
+    published = client.publish_staged(
+        name, 0, [first.ref, other.ref], fingerprint="rows=3", cursors={"g2": {"in": {0: 3}}}
+    )
+    assert not published.is_repeat
+    assert values(client, name) == ["a0", "b0", "a1"]
+    assert client.cursors("g2") == {"in": {0: 3}}
+
+    again = stage(server, name, 0, (0, "a0"), (1, "a1"), (0, "b0"))
+    assert again == StagedPart("", 3)
+    assert client.publish_staged(name, 0, [again.ref], fingerprint="rows=3").is_repeat
+    with pytest.raises(FingerprintMismatchError):
+        client.publish_staged(name, 0, [], fingerprint="rows=4")
+    with pytest.raises(UnknownTransactionError):
+        client.publish_staged(name, 1, [loser.ref], fingerprint="x")
+    assert not client.publish_staged(name, 5, [], fingerprint="rows=0").is_repeat
+    with pytest.raises(BatchSupersededError):
+        client.publish_staged(name, 4, [], fingerprint="rows=0")
+    assert client.last_published(name).batch_id == 5
+    assert client.last_published("nobody") is None
+    assert values(client, name) == ["a0", "b0", "a1"]
+
+
+def test_a_part_that_comes_late_is_never_shown(server, client, name):
+    """A task that goes on after the publication is refused, and nothing of it stays open."""
+    client.create_stream(name)
+    with strandline.connect(server) as other, other.stage(name, 3) as late:
+        late.append(name, "late")
+        part = stage(server, name, 3, (0, "part"))
+        client.publish_staged(name, 3, [part.ref], fingerprint="")
+        late.append(name, "later")
+        with pytest.raises(ProducerFencedError):
+            late.finish()
+    client.append(name, "after")
+    assert values(client, name) == ["part", "after"]
+
+
+def test_streams_of_the_brokers_own_are_not_for_users(client, name):
+    """They can be read, and neither made, written nor deleted."""
+    with client.transaction(name):
+        pass
+    for refused in (
+        lambda: client.create_stream("__mine"),
+        lambda: client.delete_stream("__transactions"),
+        lambda: client.append("__transactions", b"{}", timeout_s=30),
+        lambda: client.transaction(name).append("__transactions", b"{}"),
+    ):
+        with pytest.raises(InvalidRequestError):
+            refused()
+    assert client.read("__transactions").read_all().num_rows > 0
