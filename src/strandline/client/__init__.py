@@ -6,6 +6,7 @@ talks to a broker through ``protocol`` alone and knows nothing of the broker's i
 
 from strandline.client.aio import AsyncClient, connect_async
 from strandline.client.client import Client, connect
+from strandline.client.consumer import Consumer
 from strandline.client.producer import Producer
 from strandline.client.results import Ack, BatchAck, Record
 from strandline.client.subscription import Subscription
@@ -15,6 +16,7 @@ __all__ = [
     "AsyncClient",
     "BatchAck",
     "Client",
+    "Consumer",
     "Producer",
     "Record",
     "Subscription",

@@ -5,7 +5,7 @@ It finds leaders by itself: any broker's address will do, several are better whi
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -14,7 +14,10 @@ import msgspec
 import pyarrow as pa
 
 from strandline.client.brokers import Brokers, group
+from strandline.client.consumer import Consumer, Options
 from strandline.client.enlisted import Enlisted
+from strandline.client.groups import Groups
+from strandline.client.office import Office
 from strandline.client.producer import Headers, Producer
 from strandline.client.reading import BatchStream, Place, bound_of, read_request
 from strandline.client.results import Ack, AckFuture, BatchAck
@@ -26,6 +29,7 @@ from strandline.client.transactional import TransactionalClient
 from strandline.config import Acks, StreamConfig, decode_config
 from strandline.errors import RequestTimeoutError, StrandlineError
 from strandline.protocol import admin
+from strandline.protocol.groups import GROUPS_STREAM
 from strandline.protocol.tickets import WAIT_MS_MAX, ReadRequest
 
 TIMEOUT_S = 10.0
@@ -486,6 +490,29 @@ class Client(TransactionalClient):
         )
         begin = partial(self._begin, replica=replica, timeout_s=reconnect_timeout_s)
         return Subscription(begin, request, reconnect_timeout_s=reconnect_timeout_s)
+
+    # Consumer groups
+
+    def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> Consumer:
+        """Join a consumer group: its members share the partitions of streams among them.
+
+        Args:
+            group: its name.
+            streams: what to consume, one or several.
+            **options: fields of ``consumer.Options``, such as ``commit_interval_s``.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+            StrandlineError: the group's coordinator refuses, or cannot be reached.
+        """
+        names = [streams] if isinstance(streams, str) else streams
+        office = Office(self._known, GROUPS_STREAM)
+        return Consumer(self, office, group, streams=names, options=Options(**options))
+
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups: list, describe, reset and delete them."""
+        return Groups(self, Office(self._known, GROUPS_STREAM))
 
     # Life
 

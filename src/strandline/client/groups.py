@@ -1,0 +1,92 @@
+"""Consumer groups as an administrator sees them: which there are, how far they have come."""
+
+from collections.abc import Mapping
+
+from strandline.client.fetching import Source
+from strandline.client.office import Office
+from strandline.client.positions import LogPositions, Offsets, Owner
+from strandline.client.reading import Place
+from strandline.errors import InvalidRequestError
+from strandline.protocol import groups as wire
+from strandline.types import PartitionName
+
+TIMEOUT_S = 30.0
+
+
+class Groups:
+    """The consumer groups of a broker or cluster; safe to use from several threads.
+
+    Args:
+        source: where records are.
+        office: the coordinator of groups.
+    """
+
+    def __init__(self, source: Source, office: Office) -> None:
+        self._source = source
+        self._office = office
+        self._positions = LogPositions(office)
+
+    def list(self) -> list[wire.GroupSummary]:
+        """All groups, by name."""
+        return self._office.ask(wire.LIST_GROUPS, None, wire.GroupSummary, timeout_s=TIMEOUT_S)
+
+    def info(self, group: str) -> wire.GroupInfo:
+        """Members of a group, what each may consume, and the positions.
+
+        Raises:
+            UnknownGroupError: there is none.
+        """
+        body = wire.GroupRef(group=group)
+        [found] = self._office.ask(wire.GROUP_INFO, body, wire.GroupInfo, timeout_s=TIMEOUT_S)
+        return found
+
+    def positions(self, group: str) -> dict[PartitionName, int]:
+        """The next record to consume, of each partition; empty for a group that nobody knows."""
+        return self._positions.read(group)
+
+    def commit(self, group: str, offsets: Offsets) -> None:
+        """Set positions of a group without members; also for consumers that are in no group.
+
+        Raises:
+            GroupInUseError: it has members, who commit its positions.
+        """
+        self._positions.commit(group, offsets, Owner())
+
+    def reset(
+        self, group: str, stream: str, to: Place, *, partition: int | None = None
+    ) -> Mapping[PartitionName, int]:
+        """Let a group without members go on elsewhere in a stream; returns where.
+
+        Args:
+            group: its name.
+            stream: where.
+            to: ``"earliest"``, ``"latest"``, a time, or an offset of one partition.
+            partition: only this one; None: all.
+
+        Raises:
+            GroupInUseError: it has members; stop them first.
+            InvalidRequestError: an offset for several partitions.
+        """
+        if isinstance(to, int) and partition is None:
+            raise InvalidRequestError(f"offset {to} is a place in one partition; name it")
+        found = self._source.offsets(stream, to) if not isinstance(to, int) else {}
+        if isinstance(to, int):
+            assert partition is not None, "it was checked"
+            found = {partition: to}
+        offsets = {
+            PartitionName(stream, number): at
+            for number, at in found.items()
+            if partition in (None, number)
+        }
+        if not offsets:
+            raise InvalidRequestError(f"stream {stream!r} has no partition {partition}")
+        self.commit(group, offsets)
+        return offsets
+
+    def delete(self, group: str) -> None:
+        """Forget a group without members, and its positions.
+
+        Raises:
+            UnknownGroupError, GroupInUseError: as they say.
+        """
+        self._office.tell(wire.DELETE_GROUP, wire.GroupRef(group=group), timeout_s=TIMEOUT_S)
