@@ -158,7 +158,7 @@ class Leader:
         progress.round = max(progress.round, reply.round)
         if not reply.accepted:
             if reply.hint < progress.match and follower in self._state.members.learners:
-                # It lost its disk. Nobody may believe that of a voter; a learner counts for nothing.
+                # It lost its disk. That is not believed of a voter; a learner counts for nothing.
                 self.followers[follower] = progress = Progress(Index(reply.hint + 1))
             progress.refused(reply.index, reply.hint)
         elif progress.accepted(reply.index):
