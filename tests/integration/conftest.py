@@ -15,10 +15,41 @@ from types import SimpleNamespace
 import nats
 import nats.errors
 import pytest
+from google.protobuf import descriptor_pb2, message_factory
 from nats.js.errors import APIError
 
 import strandline
 from strandline.errors import StrandlineError
+
+
+@pytest.fixture(scope="session")
+def grpc_stub():
+    """Makes a client of a generated service: every rpc by its name, over a channel of grpcio."""
+
+    def stub(channel, service):
+        rpcs = {}
+        for method in service.methods:
+            kinds = ("stream" if is_many else "unary" for is_many in _streaming(method))
+            call = getattr(channel, "_".join(kinds))
+            rpcs[method.name] = call(
+                f"/{service.full_name}/{method.name}",
+                request_serializer=_class_of(method.input_type).SerializeToString,
+                response_deserializer=_class_of(method.output_type).FromString,
+            )
+        return SimpleNamespace(**rpcs)
+
+    return stub
+
+
+def _streaming(method):
+    """Whether a rpc takes, and answers, many messages."""
+    proto = descriptor_pb2.MethodDescriptorProto()
+    method.CopyToProto(proto)
+    return proto.client_streaming, proto.server_streaming
+
+
+def _class_of(descriptor):
+    return message_factory.GetMessageClass(descriptor)
 
 
 class Publisher:

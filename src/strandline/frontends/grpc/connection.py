@@ -79,8 +79,8 @@ class Connection(asyncio.Protocol):
             SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
             SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
         }
-        self._h2.local_settings.update(settings)
         self._h2.initiate_connection()
+        self._h2.update_settings(settings)
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
         self._write()
         if not self._listener.admit(self):
