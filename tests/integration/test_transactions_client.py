@@ -1,5 +1,6 @@
 """Transactions from Python against a real broker, as a user meets them."""
 
+import contextlib
 import pickle
 import re
 import threading
@@ -251,3 +252,30 @@ def test_streams_of_the_brokers_own_are_not_for_users(client, name):
         with pytest.raises(InvalidRequestError):
             refused()
     assert client.read("__transactions").read_all().num_rows > 0
+
+
+async def test_the_asynchronous_client_has_the_same_names(server, client, name):
+    """A context commits, an exception aborts, and a prepared one is ended by its staged id."""
+    client.create_stream(name)
+    made = await strandline.connect_async(server)
+    async with made:
+        async with made.transaction(name) as t:
+            await t.append(name, "one")
+            await t.append_batch(name, pa.table({"value": ["two"]}))
+            t.commit_cursors(name, {"in": {0: 2}})
+        assert await made.cursors(name) == {"in": {0: 2}}
+        with contextlib.suppress(ZeroDivisionError):
+            async with made.transaction(name) as t:
+                await t.append(name, "lost")
+                raise ZeroDivisionError
+        async with made.transaction(name) as t:
+            await t.append(name, "three")
+            staged = await t.prepare()
+        assert values(client, name) == ["one", "two"]
+        await made.commit_staged(name, staged)
+        async with made.transaction(name) as t:
+            staged = await t.prepare()
+        await made.abort_staged(name, staged)
+        [info] = [each for each in await made.transactions() if each.id == name]
+        assert info.status == "aborted"
+    assert values(client, name) == ["one", "two", "three"]

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
+from strandline.client.aio_transaction import AsyncTransaction
 from strandline.client.client import TIMEOUT_S, Client, connect
 from strandline.client.consumer import ConsumedBatch, Consumer
 from strandline.client.producer import Headers, Producer
@@ -22,8 +23,10 @@ from strandline.client.reading import BatchStream, Place
 from strandline.client.results import Ack, BatchAck, Record
 from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import Subscription
+from strandline.client.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
 from strandline.errors import RequestTimeoutError
 from strandline.protocol.admin import ServerInfo, StreamInfo
+from strandline.protocol.transactions import TransactionInfo
 from strandline.types import PartitionName
 
 T = TypeVar("T")
@@ -144,6 +147,28 @@ class AsyncClient:
     def producer(self, stream: str, **options: Any) -> "AsyncProducer":
         """A producer; as ``Client.producer``. It opens with ``async with``."""
         return AsyncProducer(self._client, stream, options)
+
+    def transaction(
+        self, transactional_id: str, *, timeout_s: float = TRANSACTION_TIMEOUT_S
+    ) -> AsyncTransaction:
+        """A transaction; as ``Client.transaction``. It begins with ``async with``."""
+        return AsyncTransaction(self._client, transactional_id, timeout_s=timeout_s)
+
+    async def commit_staged(self, transactional_id: str, staged_id: str) -> None:
+        """Commit what is prepared; as ``Client.commit_staged``."""
+        await asyncio.to_thread(self._client.commit_staged, transactional_id, staged_id)
+
+    async def abort_staged(self, transactional_id: str, staged_id: str) -> None:
+        """Abort what is prepared; as ``Client.abort_staged``."""
+        await asyncio.to_thread(self._client.abort_staged, transactional_id, staged_id)
+
+    async def cursors(self, group: str) -> dict[str, dict[int, int]]:
+        """Positions that transactions have committed; as ``Client.cursors``."""
+        return await asyncio.to_thread(self._client.cursors, group)
+
+    async def transactions(self) -> list[TransactionInfo]:
+        """What the last transaction of each id is; as ``Client.transactions``."""
+        return await asyncio.to_thread(self._client.transactions)
 
     async def read(self, stream: str, **options: Any) -> "AsyncReader":
         """Read records as Arrow; as ``Client.read``, iterated with ``async for``."""

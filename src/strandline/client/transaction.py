@@ -165,6 +165,11 @@ class Transaction:
         return self._writing.id
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it was committed, aborted or prepared."""
+        return self._writing.has_ended
+
+    @property
     def staged_id(self) -> str:
         """By which it is ended from outside, once it is prepared."""
         who = self._writing.producer

@@ -1,0 +1,81 @@
+"""Transactions for asyncio: the same names as ``Transaction``, awaited; calls run on threads."""
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+from strandline.client.client import Client
+from strandline.client.results import Ack, BatchAck
+from strandline.client.transaction import Positions, Transaction
+from strandline.errors import StrandlineError
+
+
+class AsyncTransaction:
+    """A transaction; ``async with`` begins it and commits, or aborts after an exception.
+
+    Args:
+        client: whose.
+        transactional_id: as ``Client.transaction``.
+        timeout_s: as ``Client.transaction``.
+    """
+
+    def __init__(self, client: Client, transactional_id: str, *, timeout_s: float) -> None:
+        self._client = client
+        self._id = transactional_id
+        self._timeout_s = timeout_s
+        self._transaction: Transaction | None = None
+
+    @property
+    def _begun(self) -> Transaction:
+        assert self._transaction is not None, "begin it with 'async with'"
+        return self._transaction
+
+    async def append(self, stream: str, value: bytes | str | None, **record: Any) -> Ack:
+        """Append a record and wait until it is stored; as ``Transaction.append``. Gather many."""
+        append = self._begun.append
+        return await asyncio.wrap_future(await asyncio.to_thread(append, stream, value, **record))
+
+    async def append_batch(
+        self, stream: str, data: Any, *, partition: int | None = None
+    ) -> BatchAck:
+        """Append a table and wait until it is stored; as ``Transaction.append_batch``."""
+        append = self._begun.append_batch
+        future = await asyncio.to_thread(append, stream, data, partition=partition)
+        return await asyncio.wrap_future(future)
+
+    def commit_cursors(self, group: str, positions: Positions) -> None:
+        """Commit positions with the transaction; as ``Transaction.commit_cursors``."""
+        self._begun.commit_cursors(group, positions)
+
+    async def commit(self) -> None:
+        """Make everything count; as ``Transaction.commit``."""
+        await asyncio.to_thread(self._begun.commit)
+
+    async def prepare(self) -> str:
+        """Leave it to an outside decision; as ``Transaction.prepare``."""
+        return await asyncio.to_thread(self._begun.prepare)
+
+    async def abort(self) -> None:
+        """Make nothing count; as ``Transaction.abort``."""
+        await asyncio.to_thread(self._begun.abort)
+
+    async def __aenter__(self) -> Self:
+        begin = self._client.transaction
+        self._transaction = await asyncio.to_thread(begin, self._id, timeout_s=self._timeout_s)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._begun.has_ended:
+            return
+        if error is None:
+            await self.commit()
+            return
+        try:
+            await self.abort()
+        except StrandlineError as failure:
+            error.add_note(f"besides, the transaction waits for its timeout: {failure.message}")
