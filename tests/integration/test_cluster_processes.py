@@ -7,13 +7,16 @@ import signal
 import time
 
 import nats
+import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
 import strandline
 from strandline.client.connection import Connection
-from strandline.errors import NotLeaderError, StrandlineError
+from strandline.client.put_stream import PutStream
+from strandline.errors import StrandlineError
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.protocol.put import BatchTag, PutRequest, put_schema
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
@@ -197,7 +200,7 @@ def leader_of(server, name):
 
 
 async def test_flight_names_the_leader_and_every_copy(cluster):
-    """A put at the leader is on every replica; others name its address, readers get all."""
+    """A put at the leader is on every replica; others refuse, and name its address."""
     await persist(lambda: asyncio.to_thread(create, cluster[3], "orders"))
     leader = leader_of(cluster[1], "orders")
     with strandline.connect(cluster[leader].flight) as client:
@@ -205,11 +208,22 @@ async def test_flight_names_the_leader_and_every_copy(cluster):
             assert client.append("orders", f"v{number}").offset == number
     await same_everywhere(cluster, "orders", [f"v{number}" for number in range(20)])
     other = next(number for number in IDS if number != leader)
-    with (
-        strandline.connect(cluster[other].flight) as client,
-        pytest.raises(NotLeaderError, match=cluster[leader].flight),
-    ):
-        client.append("orders", "w", timeout_s=3)
+    with strandline.connect(cluster[other].flight) as client:
+        assert client.append("orders", "w").offset == 20, "clients go there by themselves"
+    connection = Connection(cluster[other].flight, timeout_s=5)
+    acks = []
+    put = PutStream(
+        connection,
+        PutRequest(stream="orders", partition=0),
+        put_schema(["value"]),
+        on_ack=acks.append,
+        on_end=lambda _: None,
+    )
+    assert put.write(pa.record_batch({"value": [b"x"]}), BatchTag(sequence=0))
+    assert put.finish() is None
+    connection.close()
+    assert acks[0].error.code == "not_leader"
+    assert cluster[leader].flight in acks[0].error.message
     flight = fl.connect(f"grpc+tcp://{cluster[other].flight}")
     [endpoint] = flight.get_flight_info(fl.FlightDescriptor.for_path("orders")).endpoints
     found = [location.uri.decode().removeprefix("grpc+tcp://") for location in endpoint.locations]

@@ -1,0 +1,269 @@
+"""Clients of three real brokers while leaders are killed and stopped: once, in order, no error.
+
+One cluster for all stories, each with a stream of its own; whoever was killed is brought back.
+"""
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+import strandline
+from strandline.errors import StrandlineError
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
+
+IDS = (1, 2, 3)
+PARTITIONS = 3
+PATIENCE_S = 90
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Cluster:
+    """Three broker processes."""
+
+    def __init__(self, directory):
+        ports = free_ports(6)
+        peers = ",".join(f"{n}=127.0.0.1:{ports[n - 1]}" for n in IDS)
+        meeting = ",".join(f"{n}=127.0.0.1:{ports[n + 2]}" for n in IDS)
+        self.servers = {}
+        for number in IDS:
+            arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+            arguments += ("--peer-port", str(ports[number - 1]), "--nats-peers", meeting)
+            self.servers[number] = ProcessServer(
+                directory / f"broker-{number}", arguments=arguments
+            )
+
+    def start(self):
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(ProcessServer.start, self.servers.values()))
+
+    @property
+    def addresses(self):
+        return ",".join(server.flight for server in self.servers.values())
+
+    def by_address(self, address):
+        return next(s for s in self.servers.values() if s.flight == address)
+
+    def bring_back(self, server):
+        """Start it, and wait until every copy of every stream is in sync again."""
+        server.start()
+        with strandline.connect(self.addresses) as client:
+            until(lambda: all(in_sync(client, info.name) for info in client.list_streams()))
+
+
+def in_sync(client, name):
+    return all(len(part.in_sync) == len(IDS) for part in client.stream_info(name).partitions)
+
+
+def until(condition):
+    """Wait for something to become true; errors on the way mean not yet."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except StrandlineError:
+            pass  # a broker that is not there yet
+        time.sleep(0.05)
+    pytest.fail("it did not happen in time")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        cluster.start()
+        with strandline.connect(cluster.addresses) as client:
+            until(lambda: len(client.server_info().brokers) == len(IDS))
+        yield cluster
+    finally:
+        for number, server in cluster.servers.items():
+            server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+
+
+@pytest.fixture
+def client(cluster):
+    with strandline.connect(cluster.addresses, timeout_s=30) as client:
+        yield client
+
+
+def create(client, name, *, partitions=PARTITIONS):
+    client.create_stream(
+        name, partitions=partitions, partition_by="key", replicas=3, min_isr=2, acks="replicated"
+    )
+    until(lambda: in_sync(client, name))
+
+
+def leader(cluster, client, name, partition=0):
+    """The process that leads a partition."""
+    found = []
+    until(lambda: found.append(client.stream_info(name).partitions[partition].leader) or found[-1])
+    return cluster.by_address(found[-1])
+
+
+def stored(client, name):
+    """(offset, value) of every record, by partition."""
+    found = {}
+    for part in client.stream_info(name).partitions:
+        rows = client.read(name, partition=part.partition, columns=["offset", "value"]).read_all()
+        found[part.partition] = list(zip(*(c.to_pylist() for c in rows.columns), strict=True))
+    return found
+
+
+class Work:
+    """A producer at work, one record after the other to each partition in turn."""
+
+    def __init__(self, client, name):
+        self.futures = []
+        """Future of each record, whose value is its place in this list."""
+        self._client, self._name = client, name
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        with self._client.producer(self._name, linger_ms=1, delivery_timeout_s=120) as producer:
+            while not self._stopping.wait(0.001):
+                number = len(self.futures)
+                value = b"%d" % number
+                self.futures.append(producer.append(value, partition=number % PARTITIONS))
+
+    def progress(self):
+        """Wait until a record appended from now on to each partition is acked."""
+        mark = len(self.futures)
+        until(lambda: len(self.futures) >= mark + PARTITIONS)
+        for future in self.futures[mark : mark + PARTITIONS]:
+            future.exception(PATIENCE_S)
+
+    @contextmanager
+    def running(self):
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stopping.set()
+            self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def judge(self, log):
+        """Every record was acked, and is where its ack said, once and in order."""
+        acks = [future.result(0) for future in self.futures]
+        for partition, records in log.items():
+            numbers = [n for n in range(len(acks)) if n % PARTITIONS == partition]
+            assert records == [(acks[n].offset, b"%d" % n) for n in numbers]
+            assert [offset for offset, _ in records] == list(range(len(numbers)))
+
+
+class Listener:
+    """A subscriber that notes what it sees."""
+
+    def __init__(self, client, name, **options):
+        self.seen = defaultdict(list)
+        self.error = None
+        self._subscription = client.subscribe(name, start="earliest", **options)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            for record in self._subscription:
+                self.seen[record.partition].append((record.offset, record.value))
+        except StrandlineError as error:
+            self.error = error
+
+    def judge(self, log):
+        """It has seen everything, once and in order, and no error."""
+        until(lambda: sum(map(len, self.seen.values())) >= sum(map(len, log.values())))
+        self._subscription.close()
+        self._thread.join(PATIENCE_S)
+        assert self.error is None
+        assert dict(self.seen) == log
+
+
+def test_producers_and_subscribers_ride_through_lost_leaders(cluster, client):
+    """kill -9 and SIGTERM of whoever leads, twice each: all is acked, stored once, seen once."""
+    create(client, "load")
+    with strandline.connect(cluster.servers[2].flight, timeout_s=30) as another:
+        listeners = [Listener(client, "load"), Listener(another, "load", replica="any")]
+        with Work(client, "load").running() as work:
+            for kill in (True, False, True, False):
+                work.progress()
+                victim = leader(cluster, client, "load")
+                if kill:
+                    victim.kill()
+                else:
+                    assert victim.stop() == 0
+                work.progress()
+                cluster.bring_back(victim)
+        log = stored(client, "load")
+        work.judge(log)
+        for listener in listeners:
+            listener.judge(log)
+
+
+def test_a_clean_stop_of_a_leader_is_not_noticed(cluster, client):
+    """Whoever appends, reads and asks meanwhile gets answers, from a client of one address too."""
+    create(client, "calm", partitions=1)
+    victim = leader(cluster, client, "calm")
+    with strandline.connect(victim.flight, timeout_s=30) as only:
+        acks = [only.append("calm", b"0")]
+        stopping = threading.Thread(target=victim.stop)
+        stopping.start()
+        while stopping.is_alive() or len(acks) < 20:
+            acks.append(only.append("calm", b"%d" % len(acks)))
+            assert only.offsets("calm")[0] >= len(acks) - 1
+        assert only.wait_for("calm", {0: len(acks) - 1})[0] == len(acks)
+        rows = only.read("calm", columns=["value"]).read_all()["value"].to_pylist()
+        only.create_stream("made-meanwhile", replicas=2, acks="replicated")
+    cluster.bring_back(victim)
+    assert acks == list(range(len(acks)))
+    assert rows == [b"%d" % number for number in range(len(acks))]
+    client.delete_stream("made-meanwhile")
+
+
+@pytest.mark.parametrize("replica", ["leader", "any"])
+def test_a_long_read_goes_on_at_another_replica(cluster, client, replica):
+    """In the middle of a kill -9 of the broker that serves it: no record twice, none left out."""
+    name = f"long-{replica}"
+    create(client, name, partitions=1)
+    with client.producer(name) as producer:
+        for number in range(60):
+            producer.append(b"%d:" % number + bytes(300_000))
+    with strandline.connect(cluster.addresses, timeout_s=30) as reader:
+        victim = leader(cluster, reader, name)
+        if replica == "any":
+            victim = cluster.by_address(reader.address)  # it is read where it is asked
+        batches = reader.read(name, columns=["value"], replica=replica, batch_bytes=1 << 20)
+        found = batches.read_next_batch()["value"].to_pylist()
+        victim.kill()
+        for batch in batches:
+            assert batch.schema.names == ["value"]
+            found += batch["value"].to_pylist()
+    cluster.bring_back(victim)
+    assert [int(value.split(b":")[0]) for value in found] == list(range(60))
+
+
+async def test_nats_publishers_that_retry_are_stored_once(cluster, client, kit):
+    """Stock nats-py with Nats-Msg-Id through the kill of the leader: no loss, no second copy."""
+    await asyncio.to_thread(create, client, "events", partitions=1)
+    victim = leader(cluster, client, "events")
+    others = [server for server in cluster.servers.values() if server is not victim]
+    publishers = [
+        kit.Publisher(server.nats_url, f"by-{number}", "events", window=window)
+        for number, (server, window) in enumerate(
+            zip((*others, *others), (1, 1, 8, 8), strict=True)
+        )
+    ]
+    async with kit.running(*publishers):
+        await kit.progress(publishers)
+        victim.kill()
+        await kit.progress(publishers)
+    await asyncio.to_thread(cluster.bring_back, victim)
+    log = await asyncio.to_thread(kit.read_log, cluster.addresses, "events")
+    kit.judge(log, publishers)
+    assert sum(len(each.acked) for each in publishers) == len(log[0])
