@@ -35,19 +35,23 @@ class Brokers:
         self.ports = dict(enumerate(free_ports(5), 1))
         self.running, self.gone = {}, {}
 
-    def server(self, number, *arguments, members):
+    def server(self, number, *arguments, members, environment=None):
         peers = ",".join(f"{n}=127.0.0.1:{self.ports[n]}" for n in members)
         given = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
         given += ("--peer-port", str(self.ports[number]))
         given += ("--ingest-port", "-1", "--http-port", "-1", *arguments)
-        return ProcessServer(self.directory / f"broker-{number}", arguments=given)
+        return ProcessServer(
+            self.directory / f"broker-{number}", arguments=given, environment=environment
+        )
 
-    def found(self, count, *arguments, racks=()):
+    def found(self, count, *, racks=(), environment=None):
         """Start a cluster of brokers 1 to ``count``."""
         members = range(1, count + 1)
         for number in members:
             rack = ("--rack", racks[number - 1]) if racks else ()
-            self.running[number] = self.server(number, *arguments, *rack, members=members)
+            self.running[number] = self.server(
+                number, *rack, members=members, environment=environment
+            )
         with ThreadPoolExecutor() as starting:
             list(starting.map(ProcessServer.start, self.running.values()))
         self.until(lambda found: states(found) == dict.fromkeys(members, "live"))
@@ -311,3 +315,22 @@ def test_an_unclean_election_is_by_name_only(brokers):
     brokers.until(lambda found: part(found).leader == follower, at=other)
     brokers.append("orders", "c")
     assert brokers.values("orders", follower, 2) == list("ac")
+
+
+def test_a_move_keeps_to_its_rate(brokers):
+    """A copy that a move brings in takes its time, and records go on being taken meanwhile."""
+    rate = 256 << 10
+    brokers.found(2, environment={"STRANDLINE_CLUSTER__MOVE_BYTES_PER_S": str(rate)})
+    brokers.create("orders", replicas=1)
+    leader = part(brokers.status()).leader
+    other = 3 - leader
+    size = 1 << 20
+    with strandline.connect(brokers.running[leader].flight) as client:
+        for number in range(16):
+            client.append("orders", bytes(size // 16), message_id=f"m{number}")
+    begun = time.monotonic()
+    brokers.reassign(leader, other)
+    brokers.append("orders", "while it moves")
+    found = brokers.until(lambda found: part(found).isr == (1, 2))
+    assert part(found).replicas == (leader, other)
+    assert time.monotonic() - begun > 0.6 * size / rate, "the first slice goes at once"

@@ -231,6 +231,8 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         raise InvalidConfigError("data_dir is empty; name a directory")
     if not 0 <= config.scrub_bytes_per_s <= NUMBER_MAX:
         raise InvalidConfigError("scrub_bytes_per_s is not a number of bytes; 0 turns it off")
+    if not 0 <= config.cluster.move_bytes_per_s <= NUMBER_MAX:
+        raise InvalidConfigError("cluster.move_bytes_per_s is no number of bytes; 0: no limit")
     if config.limits.record_bytes > config.limits.batch_bytes:
         raise InvalidConfigError("limits.record_bytes is over limits.batch_bytes; raise the latter")
 

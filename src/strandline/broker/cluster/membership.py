@@ -26,6 +26,7 @@ from strandline.broker.cluster.controller import ControllerOffice
 from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.markers import RemoteMarkers
+from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.peers.errors import HandshakeError, Refusal
@@ -130,6 +131,7 @@ class Membership:
             telemetry=telemetry,
             wake=wake,
             session=Session(self._requests),
+            move_rate=_move_rate(config),
         )
 
     def _make_links(self, config: BrokerConfig) -> PeerLinks:
@@ -410,6 +412,11 @@ class Membership:
 
     def _send_request(self, broker: BrokerId, request: Request) -> bool:
         return self._links.send(broker, channels.REQUESTS, channels.encode_request(request))
+
+
+def _move_rate(config: BrokerConfig) -> MoveRate | None:
+    bytes_per_s = config.cluster.move_bytes_per_s
+    return MoveRate(bytes_per_s) if bytes_per_s else None
 
 
 def _report(task: "asyncio.Task[None]") -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
+from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting
 from strandline.broker.raw_writes import RawWrite
@@ -83,6 +84,10 @@ class Surroundings(Protocol):
 
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Run something that reads files beside the loop, then ``done`` on it."""
+        ...
+
+    def move_rate(self, log_id: LogId, follower: BrokerId) -> MoveRate | None:
+        """What slows down reading for a follower; None: nothing does."""
         ...
 
     def not_leader(self, partition: Partition) -> NotLeaderError:
@@ -306,14 +311,25 @@ class ReplicaDriver:
             self._change_now(self._deferred.popleft())
 
     def _read_log(self, effect: fx.ReadLog) -> None:
-        """Read for a follower that is behind, beside the loop."""
+        """Read for a follower that is behind; for one that a move brings in, in its own time."""
+        rate = self._around.move_rate(self.log_id, effect.follower)
+        if rate is None:
+            self._read_for(effect, effect.bytes_max, None)
+            return
+        size = min(effect.bytes_max, rate.slice_bytes)
+        rate.ask((self.log_id, effect.follower), lambda: self._read_for(effect, size, rate))
+
+    def _read_for(self, effect: fx.ReadLog, bytes_max: int, rate: MoveRate | None) -> None:
+        """Read beside the loop."""
+        if self._dropped is not None:
+            return
         found: list[tuple[BatchRef, Buffer]] = []
         log, asked = self.log, effect.from_offset
         end = self.replica.log.log_end_offset  # what is behind it the journal has not taken yet
 
         def read() -> None:
             try:
-                found.extend(read_batches(log, asked, effect.bytes_max, below=end))
+                found.extend(read_batches(log, asked, bytes_max, below=end))
             except CorruptBatchError as damage:
                 self.partition.met_damage(damage)
             except StrandlineError as error:
@@ -321,6 +337,8 @@ class ReplicaDriver:
 
         def done() -> None:
             refs, buffers = split(found)
+            if rate is not None:
+                rate.spent(sum(ref.size for ref in refs))
             self.step(ev.BatchesRead(effect.follower, effect.session, asked, refs, buffers))
 
         self._around.in_thread(read, done)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from strandline.broker.cluster.channels import REPLICATION, decode_replication, encode_replication
 from strandline.broker.cluster.epochs import leader_epochs
+from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.cluster.requests import Session
 from strandline.broker.partition import Partition
@@ -74,6 +75,7 @@ class Replicas:
         wake: lets a turn end soon, so that front ends send the answers they were given.
         session: proposes changes of ISRs.
         limits: how patient replicas are.
+        move_rate: of what moves bring in; None: as fast as it goes.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Replicas:
         wake: Callable[[], None],
         session: Session,
         limits: ReplicationLimits | None = None,
+        move_rate: MoveRate | None = None,
     ) -> None:
         self.turn = turn
         self.drivers: dict[LogId, ReplicaDriver] = {}
@@ -96,6 +99,7 @@ class Replicas:
         self._wake = wake
         self._session = session
         self._limits = limits or ReplicationLimits()
+        self._move_rate = move_rate
         self._life: Life | None = None
         self._given: dict[LogId, PartitionImage] = {}
         self._touched: set[ReplicaDriver] = set()
@@ -317,6 +321,12 @@ class Replicas:
                 done()
 
         reading.add_done_callback(read)
+
+    def move_rate(self, log_id: LogId, follower: BrokerId) -> MoveRate | None:
+        """Only replicas that are being added, and were not in sync yet, are slowed down."""
+        given = self._given.get(log_id)
+        is_new = given is not None and follower in given.adding and follower not in given.isr
+        return self._move_rate if is_new else None
 
     def not_leader(self, partition: Partition) -> NotLeaderError:
         """Names who leads, and where."""

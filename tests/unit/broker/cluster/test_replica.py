@@ -46,6 +46,7 @@ class Around:
         self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
         self.driver = None
         self.was_cut = False
+        self.rates = {}
 
     def _submit(self, write):
         self.waiting.append(write)
@@ -99,6 +100,9 @@ class Around:
     def in_thread(self, work, done):
         work()
         done()
+
+    def move_rate(self, log_id, follower):
+        return self.rates.get(follower)
 
     def not_leader(self, partition):
         return NotLeaderError(f"{partition.name} is led elsewhere")

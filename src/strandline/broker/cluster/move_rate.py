@@ -1,0 +1,49 @@
+"""How fast records are copied to replicas that a move brings in.
+
+Rules: reads of all such copies share one rate; each is put off until what was copied before has
+had its time. Copies that belong to a partition anyway are never slowed down: they may be the next
+leader. Runs on the loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable
+
+SLICE_BYTES_MIN = 64 << 10
+SLICES_PER_S = 4
+
+
+class MoveRate:
+    """The rate of one broker, for what it leads.
+
+    Args:
+        bytes_per_s: above 0.
+    """
+
+    def __init__(self, bytes_per_s: int) -> None:
+        assert bytes_per_s > 0, "without a limit nobody asks"
+        self._bytes_per_s = bytes_per_s
+        self._loop = asyncio.get_running_loop()
+        self._free_at_s = 0.0
+        self._waiting: dict[Hashable, asyncio.TimerHandle] = {}
+        self.slice_bytes = max(SLICE_BYTES_MIN, bytes_per_s // SLICES_PER_S)
+        """How much to read at once at most."""
+
+    def ask(self, reader: Hashable, read: Callable[[], None]) -> None:
+        """Read as soon as it may be; asked again, a reader that still waits waits once."""
+        waiting = self._waiting.pop(reader, None)
+        if waiting is not None:
+            waiting.cancel()
+        wait_s = self._free_at_s - self._loop.time()
+        if wait_s <= 0:
+            read()
+        else:
+            self._waiting[reader] = self._loop.call_later(wait_s, self._go, reader, read)
+
+    def _go(self, reader: Hashable, read: Callable[[], None]) -> None:
+        del self._waiting[reader]
+        read()
+
+    def spent(self, size_bytes: int) -> None:
+        """So much was read."""
+        free_s = max(self._free_at_s, self._loop.time())
+        self._free_at_s = free_s + size_bytes / self._bytes_per_s
