@@ -29,6 +29,8 @@ from strandline.types import PartitionName
 logger = logging.getLogger(__name__)
 
 BEATS_PER_SESSION = 4
+BEAT_S_MAX = 1.0
+"""However long the session: a member hears of what it gets, or is to give up, with a heartbeat."""
 JOIN_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 5.0
 
@@ -164,7 +166,7 @@ class Membership:
     # The thread
 
     def _run(self) -> None:
-        interval_s = self._session_s / BEATS_PER_SESSION
+        interval_s = min(BEAT_S_MAX, self._session_s / BEATS_PER_SESSION)
         while not self._is_over.is_set():
             self._wake.wait(interval_s)
             self._wake.clear()

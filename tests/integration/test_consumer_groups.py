@@ -1,0 +1,283 @@
+"""Consumers of a group against a real broker: shares, positions, callbacks, static members."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+import strandline
+from strandline.errors import (
+    GroupInUseError,
+    InvalidRequestError,
+    MemberFencedError,
+    StaleMemberError,
+    UnknownGroupError,
+    UnknownStreamError,
+)
+from strandline.testing import Server
+from strandline.types import PartitionName
+
+NAMES = (f"s{number}" for number in itertools.count())
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as url:
+        yield url
+
+
+@pytest.fixture
+def client(server):
+    with strandline.connect(server) as connected:
+        yield connected
+
+
+@pytest.fixture
+def stream(client):
+    """A stream of four partitions with ten records in each."""
+    name = next(NAMES)
+    client.create_stream(name, partitions=4)
+    fill(client, name)
+    return name
+
+
+def fill(client, stream, *, partitions=range(4), records=10):
+    with client.producer(stream) as producer:
+        for partition in partitions:
+            for number in range(records):
+                producer.append(f"{partition}:{number}", partition=partition)
+
+
+def at(stream, *numbers):
+    return frozenset(PartitionName(stream, number) for number in numbers)
+
+
+def take(consumer, count):
+    """So many records, as (partition, offset)."""
+    found, deadline = [], time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} records"
+        for batch in consumer.poll(0.2):
+            found += [(record.partition, record.offset) for record in batch]
+    return found
+
+
+def until(condition, *consumers):
+    """Poll until something is so; returns what came meanwhile, by consumer."""
+    found, deadline = [[] for _ in consumers], time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come to that"
+        for place, consumer in enumerate(consumers):
+            for batch in consumer.poll(0.05):
+                found[place] += [(record.partition, record.offset) for record in batch]
+    return found
+
+
+def sizes(*consumers):
+    return sorted(len(consumer.assignment()) for consumer in consumers)
+
+
+def test_one_member_reads_everything_and_the_next_goes_on(client, stream):
+    """Leaving commits; who joins later begins there."""
+    with client.consumer("one", stream) as consumer:
+        found = take(consumer, 40)
+        assert sorted(found) == [(p, o) for p in range(4) for o in range(10)]
+        assert consumer.assignment() == at(stream, 0, 1, 2, 3)
+        assert set(consumer.lag().values()) == {0}
+    fill(client, stream, partitions=[2], records=3)
+    with client.consumer("one", stream) as consumer:
+        assert take(consumer, 3) == [(2, 10), (2, 11), (2, 12)]
+        assert consumer.poll(0.05) == []
+    assert client.groups.positions("one")[PartitionName(stream, 2)] == 13
+
+
+def test_a_second_member_gets_a_share_and_disturbs_nobody_else(client, stream):
+    """What stays is neither revoked nor read again; what moves goes on where it was."""
+    revoked = []
+    options = {"commit_interval_s": 0.01, "session_timeout_s": 2.0}
+    with client.consumer(
+        "share", [stream], on_revoked=lambda _, gone: revoked.append(gone), **options
+    ) as ann:
+        before = take(ann, 40)
+        with client.consumer("share", [stream], **options) as bob:
+            [more, theirs] = until(lambda: sizes(ann, bob) == [2, 2], ann, bob)
+            assert revoked == [bob.assignment()]
+            assert ann.assignment().isdisjoint(bob.assignment())
+            fill(client, stream, records=5)
+            deadline = time.monotonic() + PATIENCE_S
+            while len(before + more + theirs) < 60 and time.monotonic() < deadline:
+                more += [(r.partition, r.offset) for b in ann.poll(0.05) for r in b]
+                theirs += [(r.partition, r.offset) for b in bob.poll(0.05) for r in b]
+            assert sorted(before + more + theirs) == [(p, o) for p in range(4) for o in range(15)]
+        until(lambda: len(ann.assignment()) == 4, ann)
+
+
+def test_what_was_not_committed_is_consumed_again(client, stream):
+    """With manual commits only ``commit`` counts; a failure in the context commits nothing."""
+    with client.consumer("manual", stream, commit_interval_s=None) as consumer:
+        take(consumer, 40)
+        consumer.commit({PartitionName(stream, 0): 10, PartitionName(stream, 1): 4})
+
+    def fail():
+        with client.consumer("manual", stream) as consumer:
+            assert len(take(consumer, 26)) == 26
+            raise ZeroDivisionError
+
+    pytest.raises(ZeroDivisionError, fail)
+    with client.consumer("manual", stream, commit_interval_s=None) as consumer:
+        again = take(consumer, 26)
+        assert (1, 4) in again
+        assert (1, 3) not in again
+        consumer.commit()
+    assert set(client.groups.positions("manual").values()) == {10}
+
+
+def test_seek_pause_and_resume(client, stream):
+    """A consumer goes back and forth in its partitions, and stops some of them."""
+    with client.consumer("moves", stream) as consumer:
+        until(lambda: len(consumer.assignment()) == 4, consumer)
+        until(lambda: set(consumer.lag().values()) == {0}, consumer)
+        consumer.seek(stream, 1, "earliest")
+        assert take(consumer, 10) == [(1, offset) for offset in range(10)]
+        consumer.seek(stream, 1, 7)
+        assert take(consumer, 3) == [(1, 7), (1, 8), (1, 9)]
+        consumer.pause(stream, 2)
+        fill(client, stream, partitions=[2, 3], records=1)
+        assert take(consumer, 1) == [(3, 10)]
+        assert consumer.poll(0.1) == []
+        assert consumer.lag()[PartitionName(stream, 2)] == 1
+        consumer.resume(stream, 2)
+        assert take(consumer, 1) == [(2, 10)]
+        with pytest.raises(InvalidRequestError):
+            consumer.seek(stream, 9, 0)
+
+
+def test_on_assigned_may_choose_where_to_begin(client, stream):
+    """A seek in the callback comes before the first record."""
+
+    def begin(consumer, partitions):
+        for name in partitions:
+            consumer.seek(*name, 8)
+
+    with client.consumer("chosen", stream, on_assigned=begin) as consumer:
+        assert sorted(take(consumer, 8)) == [(p, o) for p in range(4) for o in (8, 9)]
+
+
+def test_begin_at_the_end(client, stream):
+    """``start="latest"`` hands out what is stored from the joining on."""
+    with client.consumer("late", stream, start="latest") as consumer:
+        until(lambda: len(consumer.assignment()) == 4, consumer)
+        fill(client, stream, partitions=[0], records=1)
+        assert take(consumer, 1) == [(0, 10)]
+    with pytest.raises(InvalidRequestError):
+        client.consumer("late", stream, start="sometime")
+
+
+def test_a_position_that_is_gone_begins_anew(client, stream):
+    """When the log does not hold the position any more, ``start`` says where to go on."""
+    client.groups.commit("behind", {PartitionName(stream, 0): 1000})
+    with client.consumer("behind", stream) as consumer:
+        found = take(consumer, 40)
+    assert sorted(found) == [(p, o) for p in range(4) for o in range(10)]
+
+
+def test_a_static_member_finds_its_partitions_again(client, stream):
+    """Coming back under its name moves nothing, and fences the one that still runs."""
+    revoked = []
+    options = {"session_timeout_s": 20.0, "commit_interval_s": 0.01}
+    with client.consumer(
+        "static", stream, on_revoked=lambda _, gone: revoked.append(gone), **options
+    ) as ann:
+        bob = client.consumer("static", stream, instance="bob", **options)
+        until(lambda: sizes(ann, bob) == [2, 2], ann, bob)
+        revoked.clear()
+        again = client.consumer("static", stream, instance="bob", **options)
+        until(lambda: len(again.assignment()) == 2, ann, again)
+        assert again.assignment() == bob.assignment()
+        with pytest.raises(MemberFencedError):
+            until(lambda: False, bob)
+        bob.close(commit=False)
+        again.close()
+        third = client.consumer("static", stream, instance="bob", **options)
+        until(lambda: len(third.assignment()) == 2, ann, third)
+        assert revoked == []
+        third.close()
+
+
+def test_who_does_not_poll_leaves_and_comes_back(client, stream):
+    """A stuck consumer holds nothing for long; what it does then is not committed."""
+    options = {"session_timeout_s": 1.0, "commit_interval_s": 0.01}
+    lost = []
+    stuck = client.consumer(
+        "stuck",
+        stream,
+        poll_interval_max_s=0.5,
+        on_revoked=lambda _, gone: lost.append(gone),
+        **options,
+    )
+    take(stuck, 40)
+    with client.consumer("stuck", stream, **options) as other:
+        until(lambda: len(other.assignment()) == 4, other)
+        with pytest.raises((strandline.errors.UnknownMemberError, StaleMemberError)):
+            stuck.commit({PartitionName(stream, 0): 0})
+        until(lambda: sizes(stuck, other) == [2, 2], stuck, other)
+        assert lost[0] == at(stream, 0, 1, 2, 3)
+    stuck.close()
+
+
+def test_streams_come_and_go(client, stream):
+    """A member of several streams goes on when one is deleted; an unknown one is refused."""
+    other = next(NAMES)
+    client.create_stream(other, partitions=2)
+    with client.consumer("several", [stream, other], session_timeout_s=1.0) as consumer:
+        until(lambda: len(consumer.assignment()) == 6, consumer)
+        client.delete_stream(other)
+        until(lambda: consumer.assignment() == at(stream, 0, 1, 2, 3), consumer)
+        fill(client, stream, partitions=[1], records=1)
+        take(consumer, 1)
+    with pytest.raises(UnknownStreamError):
+        client.consumer("several", [other])
+
+
+def test_groups_are_listed_reset_and_deleted(client, stream):
+    """What an administrator does with groups that nobody uses just now."""
+    with client.consumer("admin", stream) as consumer:
+        take(consumer, 40)
+        [listed] = [each for each in client.groups.list() if each.group == "admin"]
+        assert listed.members == 1
+        [member] = client.groups.info("admin").members
+        assert member.assigned == {stream: (0, 1, 2, 3)}
+        with pytest.raises(GroupInUseError):
+            client.groups.reset("admin", stream, "earliest")
+    client.groups.reset("admin", stream, "earliest")
+    client.groups.reset("admin", stream, 6, partition=3)
+    assert sorted(client.groups.positions("admin").values()) == [0, 0, 0, 6]
+    with client.consumer("admin", stream) as consumer:
+        take(consumer, 34)
+    client.groups.delete("admin")
+    assert client.groups.positions("admin") == {}
+    with pytest.raises(UnknownGroupError):
+        client.groups.info("admin")
+    with pytest.raises(InvalidRequestError):
+        client.groups.reset("admin", stream, 6)
+
+
+async def test_consumers_of_asyncio(server, client, stream):
+    """The same names, awaited; nothing blocks the loop."""
+    async with await strandline.connect_async(server) as connected:
+        found = []
+        async with connected.consumer("aio", stream, commit_interval_s=None) as consumer:
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) < 40:
+                    for batch in await consumer.poll(0.2):
+                        found += list(batch)
+            assert await consumer.assignment() == at(stream, 0, 1, 2, 3)
+            assert set((await consumer.lag()).values()) == {0}
+            await consumer.seek(stream, 0, 9)
+            await consumer.pause(stream, 1)
+            await consumer.resume(stream, 1)
+            assert (await consumer.positions())[PartitionName(stream, 0)] == 9
+            await consumer.commit()
+    assert client.groups.positions("aio")[PartitionName(stream, 0)] == 9
