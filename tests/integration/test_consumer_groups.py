@@ -125,7 +125,8 @@ def test_what_was_not_committed_is_consumed_again(client, stream):
             assert len(take(consumer, 26)) == 26
             raise ZeroDivisionError
 
-    pytest.raises(ZeroDivisionError, fail)
+    with pytest.raises(ZeroDivisionError):
+        fail()
     with client.consumer("manual", stream, commit_interval_s=None) as consumer:
         again = take(consumer, 26)
         assert (1, 4) in again

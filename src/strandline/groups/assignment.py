@@ -72,20 +72,25 @@ def _hand_out(
 
 
 def _even_out(readers: Readers, subscribers: Mapping[str, list[str]]) -> bool:
-    """Move partitions from who has most to who has at least two fewer; False if there are none.
+    """Let each, who has most first, give one partition to who has at least two fewer.
 
-    Each move makes the sum of the squares of the numbers smaller, so this ends.
+    One at a time: who gives many at once falls below others, who would then give to it. Each move
+    makes the sum of the squares of the numbers smaller, so this comes to an end.
+
+    Returns:
+        whether any moved.
     """
     has_moved = False
     for giver in sorted(readers, key=lambda member: (-len(readers[member]), member)):
-        for stream in sorted({name.stream for name in readers[giver]}):
-            ours = sorted(name for name in readers[giver] if name.stream == stream)
-            while ours:
-                taker = min(subscribers[stream], key=lambda member: (len(readers[member]), member))
-                if len(readers[taker]) + 1 >= len(readers[giver]):
-                    break
-                moved = ours.pop()
-                readers[giver].remove(moved)
-                readers[taker].add(moved)
-                has_moved = True
+        streams = {name.stream for name in readers[giver]}
+        takers = {
+            min(subscribers[stream], key=lambda member: (len(readers[member]), member)): stream
+            for stream in sorted(streams, reverse=True)
+        }
+        taker = min(takers, key=lambda member: (len(readers[member]), member), default=giver)
+        if len(readers[taker]) + 1 < len(readers[giver]):
+            moved = max(name for name in readers[giver] if name.stream == takers[taker])
+            readers[giver].remove(moved)
+            readers[taker].add(moved)
+            has_moved = True
     return has_moved
