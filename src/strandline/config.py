@@ -82,6 +82,21 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return "subject" if "*" in tokens or ">" in tokens else "suffix"
 
 
+class GrpcStreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What streams that Liftbridge's clients create are, unless they say otherwise."""
+
+    retention_bytes: int = 0
+    retention_records: int = 0
+    retention_age_ms: int = 0
+    segment_bytes: int = 256 << 20
+    segment_age_ms: int = 7 * 24 * 3600 * 1000
+    compact: bool = False
+    auto_pause_ms: int = 0
+    auto_pause_if_read: bool = True
+    min_isr: int = 1
+    optimistic_concurrency: bool = False
+
+
 class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The listeners for clients of Liftbridge and of Beam's log; see docs/liftbridge.md."""
 
@@ -99,6 +114,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A member of a consumer group that is silent for longer is removed."""
     coordinator_timeout_ms: int = 15_000
     """Members report a coordinator that is silent for longer."""
+    streams: GrpcStreamsConfig = GrpcStreamsConfig()
     beam_port: int = -1
     """Port of Beam's log API; 0 picks a free one, -1 turns it off."""
     beam_stream: str = "beam"

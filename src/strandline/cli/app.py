@@ -8,6 +8,7 @@ from strandline.cli import (
     demo,
     dev,
     inspect,
+    liftbridge,
     pipeline,
     publish,
     read,
@@ -44,6 +45,7 @@ def version(*, output: OutputOption = OutputFormat.text) -> None:
 
 app.command(epilog=serve.EPILOG)(serve.serve)
 app.command(epilog=dev.EPILOG)(dev.dev)
+app.command(epilog=liftbridge.EPILOG)(liftbridge.liftbridge)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
 app.command(epilog=publish.EPILOG)(publish.publish)

@@ -75,6 +75,15 @@ def read_settings_file(file: Path) -> Values:
     Raises:
         InvalidConfigError: unreadable, not YAML, not a mapping, or with a wrong key or value.
     """
+    return _checked(read_yaml(file), str(file))
+
+
+def read_yaml(file: Path) -> Values:
+    """The values of a YAML file, as they stand there.
+
+    Raises:
+        InvalidConfigError: unreadable, not YAML, or not a mapping.
+    """
     try:
         size_bytes = file.stat().st_size
         text = file.read_text("utf-8") if size_bytes <= FILE_BYTES_MAX else None
@@ -90,7 +99,7 @@ def read_settings_file(file: Path) -> Values:
         return {}
     if not isinstance(values, dict):
         raise InvalidConfigError(f"{file} must hold keys and values, not a {type(values).__name__}")
-    return _checked(values, str(file))
+    return values
 
 
 def read_environment(environ: Mapping[str, str]) -> Values:
@@ -221,8 +230,9 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         taken[port] = key
     for key, value in flat_settings(config).items():
         if key.endswith(("_bytes", "_records", "_ms")):
-            if value < 1:
-                raise InvalidConfigError(f"{key} is {value}; it must be at least 1")
+            lowest = 0 if key.startswith("grpc.streams.") else 1  # of streams 0 is no limit
+            if value < lowest:
+                raise InvalidConfigError(f"{key} is {value}; it must be at least {lowest}")
             if value > NUMBER_MAX:
                 raise InvalidConfigError(f"{key} is {value}; it must be at most {NUMBER_MAX}")
     _refuse_half_tls(config.tls)

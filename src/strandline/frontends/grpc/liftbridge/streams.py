@@ -8,8 +8,9 @@ how many goroutines it cleans). Codes and the texts that clients compare are Lif
 from typing import Any, Final
 
 import msgspec
+import msgspec.structs
 
-from strandline.config import StreamConfig
+from strandline.config import GrpcStreamsConfig, StreamConfig
 from strandline.errors import (
     InvalidRequestError,
     StreamExistsError,
@@ -39,18 +40,22 @@ _NUMBERS: Final = (
 )
 
 
-def stream_config(request: pb.CreateStreamRequest, *, brokers: int) -> StreamConfig:
+def stream_config(
+    request: pb.CreateStreamRequest, defaults: GrpcStreamsConfig, *, brokers: int
+) -> StreamConfig:
     """The settings that a request asks for.
 
     Args:
         request: as it came.
+        defaults: of what it leaves open.
         brokers: how many there are.
 
     Raises:
         RpcError: a setting that nothing can be made of.
     """
     _check_request(request)
-    wanted: dict[str, Any] = {
+    wanted: dict[str, Any] = msgspec.structs.asdict(defaults)
+    wanted |= {
         ours: getattr(request, theirs).value
         for theirs, ours in _NUMBERS
         if request.HasField(theirs)
@@ -111,9 +116,7 @@ class StreamCalls:
     async def create(self, request: pb.CreateStreamRequest, _: Call) -> pb.CreateStreamResponse:
         """Make a stream; what is published right after this is recorded."""
         brokers = len(self._host.broker.image.brokers) or 1
-        config = stream_config(request, brokers=brokers)
-        if config.replicas == 1 and config.acks == "replicated":
-            config = msgspec.structs.replace(config, acks=None)
+        config = stream_config(request, self._host.config.streams, brokers=brokers)
         try:
             await self._host.broker.create_stream(config)
         except StreamExistsError:

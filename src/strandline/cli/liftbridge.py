@@ -1,0 +1,110 @@
+"""``strandline liftbridge``: started as Liftbridge's server is, with its flags and its files.
+
+Also the script ``strandline-liftbridge``, for those who only want to swap the binary.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, reports_errors
+from strandline.cli.output import print_line as say
+
+EPILOG = examples(
+    "strandline liftbridge --raft-bootstrap-seed --embedded-nats --data-dir data",
+    "strandline liftbridge --config liftbridge.yaml",
+)
+
+
+@reports_errors
+def liftbridge(
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Liftbridge's YAML file.")
+    ] = None,
+    server_id: Annotated[
+        str | None,
+        typer.Option("--server-id", "--id", help="Taken without effect: a broker alone is 0."),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "--ns", help="First token of the API's own subjects."),
+    ] = None,
+    nats_servers: Annotated[
+        list[str] | None,
+        typer.Option("--nats-servers", "-n", metavar="URL", help="Your NATS servers."),
+    ] = None,
+    embedded_nats: Annotated[
+        bool,
+        typer.Option(
+            "--embedded-nats", "-e", help="Start a nats-server; so it is without --nats-servers."
+        ),
+    ] = False,
+    embedded_nats_config: Annotated[
+        str | None,
+        typer.Option("--embedded-nats-config", "--nc", help="Refused: it has settings of ours."),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", "-d", help="Directory of everything stored.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="Port of the API.", show_default="9292")
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option("--tls-cert", help="PEM file of the certificate.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option("--tls-key", help="PEM file of its key.")] = None,
+    level: Annotated[
+        str | None, typer.Option("--level", "-l", help="debug, info, warn or error.")
+    ] = None,
+    raft_bootstrap_seed: Annotated[
+        bool, typer.Option("--raft-bootstrap-seed", help="Taken without effect: not needed.")
+    ] = False,
+    raft_bootstrap_peers: Annotated[
+        str | None,
+        typer.Option("--raft-bootstrap-peers", help="Refused: see docs/cluster.md."),
+    ] = None,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Start a broker that clients of Liftbridge find where they expect it.
+
+    Takes Liftbridge's flags and file; STRANDLINE_* variables add what Liftbridge has not, such as
+    the other ports.
+    """
+    from strandline.server.liftbridge_settings import read_liftbridge_file, translated
+    from strandline.server.run import run_broker
+    from strandline.server.settings import load_settings
+
+    flags: dict[str, Any] = {
+        "clustering.server.id": server_id,
+        "clustering.namespace": namespace,
+        "nats.servers": None if embedded_nats else nats_servers,
+        "nats.embedded.config": embedded_nats_config,
+        "data.dir": data_dir,
+        "port": port,
+        "tls.cert": tls_cert,
+        "tls.key": tls_key,
+        "logging.level": level,
+        "clustering.raft.bootstrap.seed": raft_bootstrap_seed or None,
+        "clustering.raft.bootstrap.peers": raft_bootstrap_peers,
+    }
+    given = read_liftbridge_file(config) if config is not None else {}
+    given |= {key: value for key, value in flags.items() if value is not None}
+    settings = load_settings(None, os.environ, translated(given))
+
+    def on_ready(ready: dict[str, Any]) -> None:
+        if output is OutputFormat.json:
+            print_json(ready)
+        else:
+            say(f"Liftbridge's API listens on {ready['host']}:{ready['grpc_port']}")
+
+    code = run_broker(settings, on_ready=on_ready)
+    if code:
+        raise typer.Exit(code)
+
+
+def main() -> None:
+    """The script: the command alone."""
+    typer.run(liftbridge)
