@@ -3,12 +3,14 @@
 One cluster for all stories, each with a stream of its own; whoever was killed is brought back.
 """
 
-import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from strandline.testing import ProcessServer
 IDS = (1, 2, 3)
 PARTITIONS = 3
 PATIENCE_S = 90
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nats_publisher.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -248,22 +251,23 @@ def test_a_long_read_goes_on_at_another_replica(cluster, client, replica):
     assert [int(value.split(b":")[0]) for value in found] == list(range(60))
 
 
-async def test_nats_publishers_that_retry_are_stored_once(cluster, client, kit):
+def test_the_example_of_a_nats_publisher_is_stored_once(cluster, client):
     """Stock nats-py with Nats-Msg-Id through the kill of the leader: no loss, no second copy."""
-    await asyncio.to_thread(create, client, "events", partitions=1)
+    count = 200
+    create(client, "events", partitions=1)
     victim = leader(cluster, client, "events")
-    others = [server for server in cluster.servers.values() if server is not victim]
-    publishers = [
-        kit.Publisher(server.nats_url, f"by-{number}", "events", window=window)
-        for number, (server, window) in enumerate(
-            zip((*others, *others), (1, 1, 8, 8), strict=True)
-        )
-    ]
-    async with kit.running(*publishers):
-        await kit.progress(publishers)
-        victim.kill()
-        await kit.progress(publishers)
-    await asyncio.to_thread(cluster.bring_back, victim)
-    log = await asyncio.to_thread(kit.read_log, cluster.addresses, "events")
-    kit.judge(log, publishers)
-    assert sum(len(each.acked) for each in publishers) == len(log[0])
+    urls = [server.nats_url for server in (victim, *cluster.servers.values())]
+    with subprocess.Popen(
+        [sys.executable, EXAMPLE, "events", str(count), *urls], stdout=subprocess.PIPE, text=True
+    ) as publisher:
+        try:
+            lines = [publisher.stdout.readline() for _ in range(count // 2)]
+            victim.kill()
+            lines += publisher.stdout.readlines()
+        except BaseException:
+            publisher.kill()
+            raise
+    cluster.bring_back(victim)
+    assert publisher.returncode == 0
+    assert stored(client, "events")[0] == [(n, b"%d" % n) for n in range(count)]
+    assert lines == [f"{n} is record {n + 1}\n" for n in range(count)]
