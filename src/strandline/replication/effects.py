@@ -29,6 +29,8 @@ class Refusal(StrEnum):
     NOT_LEADER = "not_leader"
     NOT_ENOUGH_REPLICAS = "not_enough_replicas"
     RESIGNING = "resigning"
+    CUT_OFF = "cut_off"
+    """Said by the broker, which sees its links; a replica does not know."""
 
 
 class Trouble(StrEnum):

@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
 HAND_OVER_S = 5.0
+CUT_OFF_MS = 3_000.0
+"""Without a controller for longer, a broker takes it that it is cut off from the others."""
 POLL_S = 0.01
 FRAME_BYTES_MIN = 64 << 20
 SESSIONS_PER_LIFE = 32
@@ -106,6 +108,8 @@ class Membership:
         self._is_told = False
         self._seen_index = 0
         self._is_removed = False
+        self._clock = clock
+        self._controller_seen_ms = 0.0
         self.incarnation = ""
         self._identity = identity
         self._reached = Reached()
@@ -179,6 +183,7 @@ class Membership:
 
     def _begin_life(self) -> None:
         self.incarnation = secrets.token_hex(8)
+        self._controller_seen_ms = self._clock.monotonic_ms()
         session = StreamSession(self._identity.starts << SESSIONS_PER_LIFE)
         self.replicas.begin(Life(self.me, self.incarnation, session))
 
@@ -266,7 +271,16 @@ class Membership:
             elif leader is not None:
                 self._send_request(leader, Heartbeat(self.run))
             self._link_brokers()  # who was removed is let go when the quorum has let it go
+            self._look_for_controller()
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _look_for_controller(self) -> None:
+        """Note since when nobody is known who decides; an election takes less."""
+        now_ms = self._clock.monotonic_ms()
+        if self.quorum.leader is not None:
+            self._controller_seen_ms = now_ms
+        has_controller = now_ms - self._controller_seen_ms < CUT_OFF_MS
+        self.replicas.note_cut_off(has_controller=has_controller)
 
     async def _register(self) -> None:
         cluster = self._config.cluster

@@ -118,6 +118,7 @@ class ReplicaDriver:
         self._uncommitted: deque[tuple[Offset, list[Waiting]]] = deque()
         self._journaled: deque[tuple[Offset, float]] = deque()
         self._refusal: Refusal | None = None
+        self._is_cut_off = False
         self._cut_at: Offset | None = None
         self._is_reset = False
         self._dropped: StrandlineError | None = None
@@ -451,6 +452,8 @@ class ReplicaDriver:
     def _note_refusal(self) -> None:
         """Accept records, or refuse them, as the replica does."""
         refusal = self.replica.refusal
+        if refusal is None and self._is_cut_off:
+            refusal = Refusal.CUT_OFF
         if refusal is self._refusal:
             return
         self._refusal = refusal
@@ -463,6 +466,12 @@ class ReplicaDriver:
             self.partition.reject_from((), error)
             self._give_up(self._unknown())
 
+    def cut_off(self, *, is_cut_off: bool) -> None:
+        """Whether nothing can be committed, for nobody who could decide anything is reached."""
+        self._is_cut_off = is_cut_off
+        if self._dropped is None:
+            self._note_refusal()
+
     def refusal_error(self) -> StrandlineError:
         """Why records are refused now."""
         name = self.partition.name
@@ -471,6 +480,11 @@ class ReplicaDriver:
             return UnavailableError(f"fewer than {few} replicas of {name} are in sync; retry later")
         if self._refusal is Refusal.RESIGNING:
             return NotLeaderError(f"this broker is handing over {name}; retry at another")
+        if self._refusal is Refusal.CUT_OFF:
+            return UnavailableError(
+                f"this broker reaches neither all replicas of {name} nor most of the cluster; "
+                "retry at another broker"
+            )
         return self._around.not_leader(self.partition)
 
     def describe_leader(self) -> None:
@@ -482,6 +496,8 @@ class ReplicaDriver:
         name = self.partition.name
         if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
             return UnavailableError(f"too few replicas of {name} are left; {UNKNOWN}")
+        if self._refusal is Refusal.CUT_OFF:
+            return UnavailableError(f"this broker is cut off from the others; {UNKNOWN}")
         return UnavailableError(f"the leader of {name} has changed; {UNKNOWN}")
 
     def _give_up(self, error: StrandlineError) -> None:

@@ -204,6 +204,21 @@ class Replicas:
         leading = (d for d in self.drivers.values() if d.replica.leader is not None)
         return all(driver.may_hand_over for driver in leading)
 
+    def note_cut_off(self, *, has_controller: bool) -> None:
+        """Refuse records that cannot be committed until others are reached again.
+
+        A leader that does not reach all of the ISR needs metadata to make it smaller. Without
+        either it would take records, and keep their publishers waiting in vain.
+        """
+        for driver in self.drivers.values():
+            given = self._given.get(driver.log_id)
+            if given is None or driver.replica.leader is None:
+                driver.cut_off(is_cut_off=False)
+                continue
+            others = [broker for broker in given.isr if broker != driver.replica.me]
+            reaches_all = all(map(self._links.is_up, others))
+            driver.cut_off(is_cut_off=not (has_controller or reaches_all))
+
     def high_watermarks(self) -> Mapping[LogId, Offset]:
         """What is committed, as far as known here."""
         return {log_id: d.partition.high_watermark for log_id, d in self.drivers.items()}

@@ -102,6 +102,28 @@ async def test_too_few_replicas_refuse_at_once(cluster, kit):
     await cluster.agree(["a", "c"])
 
 
+async def test_a_leader_that_is_cut_off_refuses_at_once(cluster, kit):
+    """Alone it can commit nothing, nor have the ISR made smaller: publishers are told, not held."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(min_isr=1)
+    await cluster.put("a")
+    leader = await cluster.leader()
+    partition, held = cluster.partition(leader), kit.Answers()
+    others = [n for n in (1, 2, 3) if n != leader]
+    for number in others:
+        await cluster.kill(number)
+    kit.put(partition, held, "b")
+    await held.wait(1)
+    assert "is not known" in held.errors["b"].message, "what was taken may yet be kept"
+    refused = kit.Answers()
+    kit.put(partition, refused, "c")
+    assert refused.codes == {"c": "unavailable"}
+    assert "reaches neither" in refused.errors["c"].message
+    await cluster.start(*others)
+    await cluster.put("d")
+    assert refused.acks == {}
+
+
 async def test_a_stop_hands_over_and_loses_nobody(cluster):
     """A broker that stops cleanly passes its leaderships on before it goes."""
     await cluster.start(1, 2, 3)
