@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.loadgen import Load
+from benchmarks.peers.process import family
 from benchmarks.peers.system import Session
 
 TRACED = (
@@ -67,16 +68,16 @@ def parse_strace(text: str) -> dict[str, int]:
 
 
 def count_syncs(session: Session, load: Load) -> SyncCount:
-    """Runs `load` against the session while strace counts the server's calls."""
+    """Runs `load` while strace counts the calls of the server and of its children."""
     strace = shutil.which("strace")
     if strace is None:
         return SyncCount(0, note=HOW_TO_GET)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "strace.txt"
         words = [strace, "-f", "-c", "-e", f"trace={','.join(TRACED)}", "-o", str(output)]
-        tracer = subprocess.Popen(
-            [*words, "-p", str(session.pid)], stderr=subprocess.PIPE, text=True
-        )
+        for pid in family(session.pid):
+            words += ["-p", str(pid)]
+        tracer = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         try:
             time.sleep(ATTACH_S)
             if tracer.poll() is not None:

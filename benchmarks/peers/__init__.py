@@ -6,6 +6,7 @@
 from typing import Final
 
 from benchmarks.peers.ceiling import CEILING, CEILING_NATS
+from benchmarks.peers.cluster import JETSTREAM_R3, STRANDLINE_R3, STRANDLINE_R3_NATS
 from benchmarks.peers.jetstream import JETSTREAM, JETSTREAM_DEFAULT
 from benchmarks.peers.kafka import KAFKA, KAFKA_NO_FLUSH
 from benchmarks.peers.redis_streams import REDIS
@@ -31,6 +32,9 @@ SYSTEMS: Final[dict[str, System]] = {
         KAFKA_NO_FLUSH,
         CEILING,
         CEILING_NATS,
+        STRANDLINE_R3,
+        STRANDLINE_R3_NATS,
+        JETSTREAM_R3,
     )
 }
 PEERS: Final = ("jetstream", "redis", "kafka")

@@ -161,17 +161,23 @@ def _stat(pid: int) -> tuple[int, float]:
     return int(fields[1]), ticks / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU seconds used so far by a process and its living descendants."""
+def family(pid: int) -> dict[int, float]:
+    """CPU seconds used so far by a process and each of its living descendants, by process id."""
     stats: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
                 stats[int(entry.name)] = _stat(int(entry.name))
-    total = 0.0
+    found = {}
     for each, (_, seconds) in stats.items():
         ancestor = each
         while ancestor not in (pid, 0) and ancestor in stats:
             ancestor = stats[ancestor][0]
-        total += seconds if ancestor == pid else 0.0
-    return total
+        if ancestor == pid:
+            found[each] = seconds
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds used so far by a process and its living descendants."""
+    return sum(family(pid).values())

@@ -5,7 +5,8 @@ leave it, so that fencing a broker and electing its successors are two commands 
 the number of partitions.
 
 Rules, in this order:
-1. a broker not heard of for ``session_ms`` is fenced; one that is heard again is unfenced;
+1. a broker not heard of for ``session_ms`` is fenced, and one whose connections broke after
+   ``away_ms`` without them; one that is heard again is unfenced;
 2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
 3. brokers that stop or are drained hand their leaderships to others in the ISR; one that stops
    and leads no more is fenced, so that no commit waits for it;
@@ -52,6 +53,8 @@ class ControllerLimits:
 
     session_ms: float = 2_000
     """Silence after which a broker is taken for dead."""
+    away_ms: float = 600
+    """The same once its connections broke, as they do when a process ends, not when it waits."""
     reshare_delay_ms: float = 10_000
     """How long brokers must have neither come nor gone before leaderships move for evenness."""
     moves_max: int = 5
@@ -77,6 +80,8 @@ class View:
     settled_since_ms: float
     """When the set of brokers in service changed last."""
     log_ends: LogEnds = field(default_factory=dict)
+    away: Mapping[BrokerId, float] = field(default_factory=dict)
+    """Since when there is no connection with brokers that had one."""
 
 
 def decide(
@@ -102,10 +107,18 @@ def decide(
 
 def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     """Whether a broker has been silent for too long; what an earlier run said does not count."""
+    if is_away(broker, view, limits):
+        return True
     heard = view.heard.get(broker.id)
     if heard is None or heard.incarnation != broker.incarnation:
         return view.now_ms - view.listening_since_ms > limits.session_ms
     return view.now_ms - max(heard.at_ms, view.listening_since_ms) > limits.session_ms
+
+
+def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
+    """Whether a broker's connections broke a while ago."""
+    since_ms = view.away.get(broker.id)
+    return since_ms is not None and view.now_ms - since_ms > limits.away_ms
 
 
 def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
@@ -115,7 +128,7 @@ def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
         return False  # its directory was forgotten, or it is on its way out: it has to register
     if heard is None or heard.incarnation != broker.incarnation:
         return False
-    return view.now_ms - heard.at_ms <= limits.session_ms
+    return view.now_ms - heard.at_ms <= limits.session_ms and not is_away(broker, view, limits)
 
 
 def may_share_leaders(view: View, limits: ControllerLimits) -> bool:
@@ -257,14 +270,25 @@ class Controller:
     Made anew with each term; dropped when the office is lost. All times come from one clock. A
     process that was paused has heard of nobody for a while and must not take all for dead: after a
     gap between decisions everybody gets time to be heard again.
+
+    Args:
+        now_ms: the time.
+        limits: how patient to be.
+        away: since when brokers have no connection with this one.
     """
 
-    def __init__(self, now_ms: float, limits: ControllerLimits | None = None) -> None:
+    def __init__(
+        self,
+        now_ms: float,
+        limits: ControllerLimits | None = None,
+        away: Mapping[BrokerId, float] | None = None,
+    ) -> None:
         self.limits = limits or ControllerLimits()
         self._listening_since_ms = now_ms
         self._decided_ms = now_ms
         self._settled_since_ms = now_ms
         self._heard: dict[BrokerId, Heard] = {}
+        self._away = dict(away or {})
         self._serving: frozenset[BrokerRun] | None = None
 
     @property
@@ -275,6 +299,14 @@ class Controller:
     def heartbeat(self, run: BrokerRun, now_ms: float) -> None:
         """A broker says that it is there; the controller's own broker has to say so too."""
         self._heard[run.broker] = Heard(run.incarnation, now_ms)
+
+    def lost(self, broker: BrokerId, now_ms: float) -> None:
+        """The connections with a broker broke."""
+        self._away[broker] = now_ms
+
+    def found(self, broker: BrokerId) -> None:
+        """They are back."""
+        self._away.pop(broker, None)
 
     def decide(
         self, image: MetadataImage, now_ms: float, log_ends: LogEnds | None = None
@@ -293,6 +325,7 @@ class Controller:
             listening_since_ms=self._listening_since_ms,
             settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
+            away=self._away,
         )
         return decide(image, view, self.limits)
 
@@ -300,6 +333,7 @@ class Controller:
         """Begin to wait anew after a gap, and when somebody came or went."""
         if now_ms - self._decided_ms > 2 * self.interval_ms:
             self._listening_since_ms = now_ms
+            self._away = dict.fromkeys(self._away, now_ms)
         self._decided_ms = now_ms
         serving = frozenset(_runs([b for b in image.brokers.values() if b.may_take_replicas]))
         if serving != self._serving:

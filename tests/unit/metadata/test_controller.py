@@ -274,3 +274,51 @@ def test_commands_are_small_values(office):
     work.hear(1)
     assert work.controller.decide(work.made.image, work.now_ms) == (Unfence((work.made.run(1),)),)
     assert FinishReassignment(()) != Unfence(())
+
+
+def test_a_broker_whose_connections_broke_is_fenced_sooner(office):
+    """Its process has ended, most likely; one that is only silent may be busy."""
+    work = office(3, *[(1, 2, 3)] * 10)
+    work.hear(1, 2, 3)
+    work.controller.lost(1, work.now_ms)
+    work.now_ms += LIMITS.away_ms
+    assert work.decide() == []
+    work.now_ms += 1
+    assert work.decide() == ["Fence", "ElectLeader leader_lost"]
+    work.hear(1)
+    assert work.decide() == [], "heard, but there is no connection to it"
+    work.controller.found(1)
+    assert work.decide()[0] == "Unfence"
+
+
+def test_connections_that_come_back_at_once_change_nothing(office):
+    """A reset is no death."""
+    work = office(3, (1, 2, 3))
+    work.hear(1, 2, 3)
+    work.controller.lost(1, 0)
+    work.controller.found(1)
+    work.now_ms += LIMITS.away_ms + 1
+    assert work.decide() == []
+
+
+def test_a_new_controller_knows_who_went_before_its_time(cluster):
+    """A broker that took the controller's office down with it is not waited for again."""
+    made = cluster(3)
+    made.create("s", (1, 2, 3))
+    work = Office(made, now_ms=5_000)
+    work.controller = Controller(work.now_ms, LIMITS, {1: 4_000})
+    assert work.decide() == ["Fence", "ElectLeader leader_lost"]
+
+
+def test_after_a_pause_connections_have_time_to_come_back(office):
+    """What broke before the controller itself stood still says nothing about now."""
+    work = office(3, (1, 2, 3))
+    work.hear(1, 2, 3)
+    assert work.decide() == []
+    work.controller.lost(1, work.now_ms)
+    work.now_ms += 60_000
+    work.hear(1, 2, 3)
+    assert work.decide() == []
+    work.controller.found(1)
+    work.now_ms += LIMITS.away_ms + 1
+    assert work.decide() == []

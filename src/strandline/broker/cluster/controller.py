@@ -17,13 +17,15 @@ from strandline.metadata.commands import BrokerRun, encode_entry
 from strandline.metadata.controller import Controller, ControllerLimits
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.outcome import Outcome
+from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
 PROPOSE_TIMEOUT_S = 5.0
 LIMITS = ControllerLimits(session_ms=1_500)
-"""Five heartbeats; with it a lost leader costs about two seconds, a lost controller one more."""
+"""Five heartbeats. A leader that is paused or cut off costs about two seconds, a controller one
+more; one that ended costs a second less, as its connections tell (``away_ms``)."""
 
 
 class ControllerOffice:
@@ -49,6 +51,7 @@ class ControllerOffice:
         self._clock = clock
         self._limits = limits or LIMITS
         self._controller: Controller | None = None
+        self._away: dict[BrokerId, float] = {}
         self._changed = asyncio.Event()
         quorum.on_leadership.append(self._leadership_changed)
 
@@ -60,13 +63,26 @@ class ControllerOffice:
     def _leadership_changed(self) -> None:
         is_leading = self._quorum.is_leading
         now_ms = self._clock.monotonic_ms()
-        self._controller = Controller(now_ms, self._limits) if is_leading else None
+        self._controller = Controller(now_ms, self._limits, self._away) if is_leading else None
         self._changed.set()
 
     def heartbeat(self, run: BrokerRun) -> None:
         """A broker, perhaps this one, says that it is there."""
         if self._controller is not None:
             self._controller.heartbeat(run, self._clock.monotonic_ms())
+
+    def peer_lost(self, broker: BrokerId) -> None:
+        """The connections with a broker broke."""
+        now_ms = self._clock.monotonic_ms()
+        self._away[broker] = now_ms
+        if self._controller is not None:
+            self._controller.lost(broker, now_ms)
+
+    def peer_back(self, broker: BrokerId) -> None:
+        """They are back."""
+        self._away.pop(broker, None)
+        if self._controller is not None:
+            self._controller.found(broker)
 
     def image_changed(self) -> None:
         """There may be something to decide."""

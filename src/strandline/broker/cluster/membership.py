@@ -412,10 +412,12 @@ class Membership:
 
     def on_peer_back(self, peer: BrokerId) -> None:
         """Frames flow both ways."""
+        self.office.peer_back(peer)
         self.replicas.peer_back(peer)
 
     def on_peer_lost(self, peer: BrokerId) -> None:
         """What was sent may not have arrived."""
+        self.office.peer_lost(peer)
         self._requests.peer_lost(peer)
         self.markers.peer_lost(peer)
         self.replicas.peer_lost(peer)

@@ -12,6 +12,7 @@ import asyncio
 import datetime as dt
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -99,6 +100,7 @@ def main() -> int:
     faults = tuple(arguments.faults.split(","))
     if unknown := set(faults) - set(FAULTS):
         parser.error(f"no fault {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or brokers would be left running
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     outcomes = [
         run(Plan(int(count), arguments.minutes * 60, seed + number, faults))

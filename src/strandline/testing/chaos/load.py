@@ -13,7 +13,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import strandline
 from strandline.client.client import Client
@@ -39,11 +39,24 @@ PAYLOAD_MAX: Final = 1 << 20
 OPTIONS: Final = b'{"verbose":false,"pedantic":false,"headers":true,"echo":false,"protocol":1}'
 
 
-class Gap(NamedTuple):
-    """A time without acks: when it began, on the monotonic clock, and how long it was."""
+class AckTimes:
+    """When acks came, on the monotonic clock, and the longest time between two of them."""
 
-    began_s: float
-    seconds: float
+    def __init__(self) -> None:
+        self.count = 0
+        self.silence_s_max = 0.0
+        self._last_s = time.monotonic()
+
+    def note(self) -> None:
+        """An ack came."""
+        now_s = time.monotonic()
+        self.silence_s_max = max(self.silence_s_max, now_s - self._last_s)
+        self._last_s = now_s
+        self.count += 1
+
+    def forget(self) -> None:
+        """Look at the silences from the last ack on."""
+        self.silence_s_max = 0.0
 
 
 class Publisher:
@@ -56,6 +69,8 @@ class Publisher:
         name: part of each record and message id.
         window: how many records are under way.
         padding: records have 0 to 6 times so many bytes more.
+        answer_timeout_s: how long to wait for acks before retrying.
+        together: notes the acks of several publishers.
     """
 
     def __init__(
@@ -67,24 +82,25 @@ class Publisher:
         name: str,
         window: int = 1,
         padding: int = 100,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        together: AckTimes | None = None,
     ) -> None:
         self.name = name
-        self.acks = 0
+        self.acked = AckTimes()
         self.duplicates = 0
         self.refusals: Counter[str] = Counter()
         self.unanswered = 0
-        self.gaps: list[Gap] = []
-        """Those worth noting, of more than the answer's timeout."""
         self.is_stopping = False
         self._servers = servers
         self._subject = subject.encode()
         self._history = history
         self._window = window
         self._padding = padding
+        self._answer_timeout_s = answer_timeout_s
+        self._together = together
         self._open: dict[int, int] = {}
         self._sent = 0
         self._acked_end = 0
-        self._acked_s = time.monotonic()
 
     async def run(self) -> None:
         """Publish at one server after the other."""
@@ -122,14 +138,14 @@ class Publisher:
                 self._sent += 1
             writer.write(b"".join(self._encoded(number, inbox) for number in self._open))
             await writer.drain()
-            before = self.acks
+            before = self.acked.count
             waiting = set(self._open)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                async with asyncio.timeout(self._answer_timeout_s):
                     while waiting:
                         await self._take_answers(reader, writer, parser, waiting=waiting)
             self.unanswered += len(waiting)
-            silences = 0 if self.acks > before else silences + 1
+            silences = 0 if self.acked.count > before else silences + 1
             if self._open:
                 await asyncio.sleep(RETRY_S)
 
@@ -170,18 +186,16 @@ class Publisher:
             if "error" in answer:
                 self.refusals[answer["error"]["description"]] += 1
             elif number in self._open:
-                self._acked(number, answer)
+                self._take_ack(number, answer)
 
-    def _acked(self, number: int, answer: dict[str, object]) -> None:
+    def _take_ack(self, number: int, answer: dict[str, object]) -> None:
         offset = int(str(answer["seq"])) - 1
         self._history.ack(self._value(number), offset, floor=self._open.pop(number))
         self._acked_end = max(self._acked_end, offset + 1)
-        self.acks += 1
         self.duplicates += bool(answer.get("duplicate"))
-        now_s = time.monotonic()
-        if now_s - self._acked_s > ANSWER_TIMEOUT_S:
-            self.gaps.append(Gap(self._acked_s, now_s - self._acked_s))
-        self._acked_s = now_s
+        self.acked.note()
+        if self._together is not None:
+            self._together.note()
 
 
 class Reader:

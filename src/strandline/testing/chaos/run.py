@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -87,15 +88,15 @@ async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
             await cluster.in_sync(STREAM)
             torment = Torment(cluster, STREAM, random.Random(plan.seed), small)
             histories = [History(f"partition {number}") for number in range(PARTITIONS)]
-            await _under_load(torment, histories, outcome)
+            await _break_under_load(torment, histories, outcome)
             await cluster.in_sync(STREAM)
             for number, history in enumerate(histories):
-                outcome.stored += await _judge(cluster, number, history)
+                outcome.stored += await judge(cluster, number, history)
     outcome.seconds = time.monotonic() - started_s
     return outcome
 
 
-async def _under_load(torment: Torment, histories: list[History], outcome: Outcome) -> None:
+async def _break_under_load(torment: Torment, histories: list[History], outcome: Outcome) -> None:
     """Let publishers and readers work while things break."""
     servers = list(torment.cluster.servers.values())
     publishers = [
@@ -111,34 +112,35 @@ async def _under_load(torment: Torment, histories: list[History], outcome: Outco
     ]
     readers = [Reader([s], STREAM, histories, name=f"reader {n}") for n, s in enumerate(servers, 1)]
     readers.append(Reader(servers, STREAM, histories, name="roaming reader"))
-    async with _working(publishers, readers) as workers:
-        await _progress(publishers, workers)
+    async with working(publishers, readers) as workers:
+        await progress(publishers, workers)
         ends_s = time.monotonic() + outcome.plan.seconds
         names = [name for name in outcome.plan.faults if name not in outcome.skipped]
         while time.monotonic() < ends_s:
             chosen = torment.rng.sample(names, 1 + (torment.rng.random() < BOTH_SHARE))
             await asyncio.gather(*(FAULTS[name](torment) for name in chosen))
             outcome.faults.update(chosen)
-            await _progress(publishers, workers)
+            await progress(publishers, workers)
         await torment.cluster.heal()
-        await _progress(publishers, workers)
+        await progress(publishers, workers)
     for each in publishers:
-        outcome.acked += each.acks
+        outcome.acked += each.acked.count
         outcome.duplicates += each.duplicates
         outcome.refused += each.refusals.total()
         outcome.unanswered += each.unanswered
-        longest_s = max((gap.seconds for gap in each.gaps), default=0.0)
-        outcome.silence_s_max = max(outcome.silence_s_max, longest_s)
+        outcome.silence_s_max = max(outcome.silence_s_max, each.acked.silence_s_max)
     outcome.read = sum(reader.records for reader in readers)
 
 
 @contextlib.asynccontextmanager
-async def _working(
+async def working(
     publishers: Sequence[Publisher], readers: Sequence[Reader]
-) -> AsyncIterator[list["asyncio.Task[None]"]]:
+) -> AsyncIterator[list["asyncio.Future[None]"]]:
     """All of them at work; when it ends publishers have heard of all that they sent."""
-    workers = [asyncio.create_task(each.run()) for each in publishers]
-    workers += [asyncio.create_task(asyncio.to_thread(each.run)) for each in readers]
+    loop = asyncio.get_running_loop()
+    threads = ThreadPoolExecutor(max(1, len(readers)))  # the loop's own would be full of them
+    workers: list[asyncio.Future[None]] = [loop.create_task(each.run()) for each in publishers]
+    workers += [loop.run_in_executor(threads, each.run) for each in readers]
     try:
         yield workers
         for publisher in publishers:
@@ -152,20 +154,21 @@ async def _working(
         for worker in workers[: len(publishers)]:
             worker.cancel()
         outcomes = await asyncio.gather(*workers, return_exceptions=True)
+        threads.shutdown()
     for found in outcomes:
         if isinstance(found, Exception):
             raise found
 
 
-async def _progress(publishers: Sequence[Publisher], workers: list["asyncio.Task[None]"]) -> None:
+async def progress(publishers: Sequence[Publisher], workers: list["asyncio.Future[None]"]) -> None:
     """Wait until each publisher has had an ack for something new.
 
     Raises:
         TimeoutError: one has not.
     """
-    before = [publisher.acks for publisher in publishers]
+    before = [publisher.acked.count for publisher in publishers]
     deadline_s = time.monotonic() + PROGRESS_TIMEOUT_S
-    while late := [p for p, b in zip(publishers, before, strict=True) if p.acks == b]:
+    while late := [p for p, b in zip(publishers, before, strict=True) if p.acked.count == b]:
         for worker in workers:
             if worker.done():
                 worker.result()  # one that found a broken promise says so
@@ -175,7 +178,7 @@ async def _progress(publishers: Sequence[Publisher], workers: list["asyncio.Task
         await asyncio.sleep(POLL_S)
 
 
-async def _judge(cluster: ChaosCluster, partition: int, history: History) -> int:
+async def judge(cluster: ChaosCluster, partition: int, history: History) -> int:
     """Compare what the replicas serve with each other and with what was heard; how much it is."""
     logs: dict[str, list[bytes]] = {}
 
