@@ -150,6 +150,11 @@ class Partition:
         return self.high_watermark if self.ledger is None else self.ledger.stable_offset
 
     @property
+    def has_copies(self) -> bool:
+        """Whether other brokers keep the same records."""
+        return self.seat is not None and self.config.replicas > 1
+
+    @property
     def closed(self) -> bool:
         """Whether it takes no more records: the stream was deleted or the broker stops."""
         return self._closed_by is not None

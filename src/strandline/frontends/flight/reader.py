@@ -12,7 +12,7 @@ from itertools import cycle
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.errors import StrandlineError, UnknownStreamError
+from strandline.errors import CorruptBatchError, StrandlineError, UnknownStreamError
 from strandline.frontends.flight.cursor import Cursor, Delivery
 from strandline.frontends.flight.life import POLL_S, Life
 from strandline.frontends.flight.plan import ReadPlan
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 GATHER_BATCHES_MAX = 64
 GATHER_MS_MAX = 100.0
+MEND_MS_MAX = 2000.0
+MEND_POLL_S = 0.02
 CANCEL_CHECK_MS = 50.0
 """gRPC is asked no more often whether the client is there: each time it polls its sockets, which
 cost a seventh of a fast read."""
@@ -85,7 +87,23 @@ class ReadSession:
         self._long_poll()
         for cursor in self._cursors:
             while not cursor.is_done and self._goes_on(cursor):
-                yield from cursor.read() or (None,)
+                yield from self._read(cursor) or (None,)
+
+    def _read(self, cursor: Cursor) -> list[Delivery]:
+        """What the cursor reads; damage that another replica can mend gets a moment to be.
+
+        Raises:
+            CorruptBatchError, DataLossError: as ``Cursor.read``.
+        """
+        deadline_ms = self._life.now_ms() + MEND_MS_MAX
+        while True:
+            try:
+                return cursor.read()
+            except CorruptBatchError:
+                is_over = self._life.now_ms() >= deadline_ms or not self._goes_on(cursor)
+                if is_over or not cursor.partition.has_copies:
+                    raise
+            self._life.stopping.wait(MEND_POLL_S)
 
     def _follow(self) -> Iterator[Delivery | None]:
         """Round and round the partitions; waits when none has anything."""
@@ -103,7 +121,7 @@ class ReadSession:
                 # Each round begins with another partition, so that none is always last.
                 first = next(turn) % len(ready) if ready else 0
                 for cursor in (*ready[first:], *ready[:first]):
-                    yield from cursor.read() or (None,)
+                    yield from self._read(cursor) or (None,)
                 if not all(map(self._goes_on, going)):
                     return
                 if any(cursor.is_done for cursor in ready):
@@ -144,7 +162,10 @@ class ReadSession:
     def _has_bytes(self, wanted: int) -> bool:
         """Whether about that many bytes can be delivered."""
         for cursor in self._cursors:
-            wanted -= cursor.available_bytes(wanted)
+            try:
+                wanted -= cursor.available_bytes(wanted)
+            except CorruptBatchError:
+                return True  # what becomes of it is for the read to see
             if wanted <= 0:
                 return True
         return False
