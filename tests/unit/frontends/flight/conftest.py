@@ -31,6 +31,7 @@ class FakePartition:
         self.config = config
         self.batches: list[bytes] = []
         self.damaged: set[int] = set()
+        self.has_copies = False
         self.log_start_offset = 0
         self.high_watermark = 0
         self.closed = False

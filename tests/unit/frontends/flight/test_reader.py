@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import CorruptBatchError, ShuttingDownError, UnknownStreamError
+from strandline.frontends.flight import reader
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import plan_read
 from strandline.frontends.flight.reader import ReadSession, join
@@ -184,6 +185,29 @@ def test_joining_unites_dictionaries():
     ]
     assert join(batches).column(0).to_pylist() == ["a", "b", "c", "a"]
     assert join(batches[:1]) is batches[0]
+
+
+def test_damage_that_is_mended_meanwhile_is_not_told(broker, stream, partition):
+    """Where others keep copies a reader waits for the batch to come back."""
+    partition.store(b"a")
+    partition.store(b"b")
+    partition.damaged, partition.has_copies = {1}, True
+    session = Session(broker, stream)
+    mending = threading.Timer(0.1, partition.damaged.clear)
+    mending.start()
+    try:
+        assert session.values() == [b"a", b"b"]
+    finally:
+        mending.join()
+
+
+def test_damage_that_stays_is_told_after_a_moment(broker, stream, partition, monkeypatch):
+    """Nobody waits for ever."""
+    monkeypatch.setattr(reader, "MEND_MS_MAX", 100.0)
+    partition.store(b"a")
+    partition.damaged, partition.has_copies = {0}, True
+    with pytest.raises(CorruptBatchError):
+        Session(broker, stream).values()
 
 
 def test_an_error_in_the_middle_comes_after_what_was_good(broker, stream, partition):
