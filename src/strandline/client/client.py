@@ -21,7 +21,7 @@ from strandline.client.office import Office
 from strandline.client.producer import Headers, Producer
 from strandline.client.reading import BatchStream, Place, bound_of, read_request
 from strandline.client.results import Ack, AckFuture, BatchAck
-from strandline.client.retry import is_connection_loss
+from strandline.client.retry import is_connection_loss, is_worth_a_retry
 from strandline.client.routed_read import Replica, RoutedRead
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
 from strandline.client.tls import Credentials
@@ -33,6 +33,7 @@ from strandline.protocol.groups import GROUPS_STREAM
 from strandline.protocol.tickets import WAIT_MS_MAX, ReadRequest
 
 TIMEOUT_S = 10.0
+RETRY_S = 0.1
 WAIT_SLICE_S = 0.25
 """How long one of several leaders is waited for before the others are asked."""
 R = TypeVar("R")
@@ -218,16 +219,31 @@ class Client(TransactionalClient):
         """
         deadline_s = time.monotonic() + min(WAIT_MS_MAX / 1e3, max(0.0, timeout_s))
         while True:
-            leaders = self._leaders_of(stream, beyond)
             left_s = max(0.0, deadline_s - time.monotonic())
-            wait_s = left_s if len(leaders) == 1 else min(left_s, WAIT_SLICE_S)
-            found: dict[int, int] = {}
-            for leader, numbers in leaders.items():
-                part = {number: beyond[number] for number in numbers}
-                found |= self._wait_at(leader, stream, part, wait_s=wait_s)
+            try:
+                found = self._wait_once(stream, beyond, wait_s=left_s)
+            except StrandlineError as error:
+                is_passing = is_worth_a_retry(error) and self._brokers.is_cluster
+                if not is_passing or time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(min(RETRY_S, left_s))
+                continue
             is_over = time.monotonic() >= deadline_s
             if is_over or any(found[number] > after for number, after in beyond.items()):
                 return found
+
+    def _wait_once(
+        self, stream: str, beyond: Mapping[int, int], *, wait_s: float
+    ) -> dict[int, int]:
+        """The high watermarks, waited for at a single leader, or at several for a moment."""
+        leaders = self._leaders_of(stream, beyond)
+        if len(leaders) > 1:
+            wait_s = min(wait_s, WAIT_SLICE_S)
+        found: dict[int, int] = {}
+        for leader, numbers in leaders.items():
+            part = {number: beyond[number] for number in numbers}
+            found |= self._wait_at(leader, stream, part, wait_s=wait_s)
+        return found
 
     def _leaders_of(self, stream: str, partitions: Mapping[int, int]) -> dict[str, tuple[int, ...]]:
         """Who leads some partitions; "" those that have no leader now."""

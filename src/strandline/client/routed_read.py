@@ -107,6 +107,8 @@ class RoutedRead:
         self._timeout_s = timeout_s
         self._is_cancelled = threading.Event()
         self._streams: set[BatchStream] = set()
+        self._read: set[int] = set()
+        """Partitions of which something was read."""
         self._avoided = ""
         """A replica that failed last."""
         routes = brokers.routes(request.stream)
@@ -232,8 +234,9 @@ class RoutedRead:
             is_leader = part.leader == address
             if not isinstance(position, int) or position < part.log_start_offset:
                 continue
-            is_behind = part.high_watermark < position
-            if is_behind and (not is_leader or position <= part.log_end_offset):
+            # What was read here before was committed; a new leader may not know so yet.
+            may_come = not is_leader or position <= part.log_end_offset
+            if number in self._read or (part.high_watermark < position and may_come):
                 return NotLeaderError(
                     f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
                     f"not yet to {position}; retry"
@@ -298,6 +301,7 @@ class RoutedRead:
         runs = pc.run_end_encode(numbers)
         for end, number in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
             self._positions[number] = offsets[end - 1].as_py() + 1
+            self._read.add(number)
         if self._left is not None:
             self._left -= batch.num_rows
 
