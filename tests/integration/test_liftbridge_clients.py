@@ -59,7 +59,7 @@ client.publish_to_subject(Message(value="v5", subject="old"))
 print(len(client.fetch_metadata().brokers))
 stream.start_at_earliest_received()
 for message in client.subscribe(stream):
-    print(message.value, message.offset, message.key, message.subject)
+    print(message.value, message.offset, message.key, message.stream)  # it keeps the subject there
     if message.value == b"v5":
         break
 """
