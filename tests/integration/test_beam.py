@@ -1,0 +1,284 @@
+"""Beam's log through a client generated from its service: every obligation, on one real broker."""
+
+import itertools
+import threading
+
+import grpc
+import pytest
+
+import strandline
+from strandline.errors import DiskFullError
+from strandline.frontends.grpc._generated import health_pb2
+from strandline.frontends.grpc._generated import logspec_pb2 as pb
+from strandline.storage.log import Log
+from strandline.testing import Server
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def server(tmp_path):
+    running = Server(data_dir=tmp_path, grpc={"beam_port": 0}, limits={"record_bytes": 4 << 20})
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def channel(server):
+    options = [("grpc.max_send_message_length", -1)]
+    address = f"127.0.0.1:{server.app.ready_line()['beam_port']}"
+    with grpc.insecure_channel(address, options=options) as opened:
+        yield opened
+
+
+@pytest.fixture
+def log(channel, grpc_stub):
+    return grpc_stub(channel, pb.DESCRIPTOR.services_by_name["Log"])
+
+
+def append(log, *batches):
+    """Append batches of proposals on one stream, all at once; the replies."""
+    requests = [
+        pb.AppendRequest(sequence=number, proposals=proposals)
+        for number, proposals in enumerate(batches, 1)
+    ]
+    return list(log.Append(iter(requests), timeout=TIMEOUT_S))
+
+
+def info(log, **fields):
+    return log.Info(pb.InfoRequest(**fields), timeout=TIMEOUT_S).ok
+
+
+def entries(log, first, count):
+    """The next entries from an index on."""
+    reading = log.Read(pb.ReadRequest(nextIndex=first), timeout=TIMEOUT_S)
+    replies = (reply for reply in reading)
+    found = list(itertools.islice((e for r in replies for e in r.ok.entries), count))
+    reading.cancel()
+    return found
+
+
+def discard(log, first):
+    reply = log.Discard(pb.DiscardRequest(firstIndex=first), timeout=TIMEOUT_S)
+    assert reply.WhichOneof("reply") == "ok"
+
+
+def test_a_new_log_is_empty_and_begins_at_1(log):
+    """First index 1, last index 0."""
+    found = info(log)
+    assert (found.firstIndex, found.lastIndex) == (1, 0)
+    assert found.bytesTotal > found.bytesUsed == 0
+
+
+def test_each_request_is_answered_in_order_with_its_indexes(log):
+    """Also a probe without proposals, and one of thousands."""
+    many = [b"%d" % n for n in range(5000)]
+    replies = append(log, [b"a", b"b"], [], many, [b"c"])
+    assert [reply.ok.sequence for reply in replies] == [1, 2, 3, 4]
+    assert [list(reply.ok.indexes) for reply in replies] == [
+        [1, 2],
+        [],
+        list(range(3, 5003)),
+        [5003],
+    ]
+    found = entries(log, 1, 5003)
+    assert [entry.index for entry in found] == list(range(1, 5004))
+    assert [entry.data for entry in found] == [b"a", b"b", *many, b"c"]
+    assert not any(entry.skip for entry in found)
+    assert info(log).lastIndex == 5003
+
+
+def test_empty_proposals_are_entries(log):
+    """An entry without bytes is no skip."""
+    append(log, [b"", b"x"])
+    assert [(e.data, e.skip) for e in entries(log, 1, 2)] == [(b"", False), (b"x", False)]
+
+
+def test_proposals_of_several_megabytes(log):
+    """They are stored and read back, over every window and frame there is."""
+    large = [bytes((n,)) * (3 << 20) for n in range(3)]
+    [reply] = append(log, large)
+    assert list(reply.ok.indexes) == [1, 2, 3]
+    assert [entry.data for entry in entries(log, 1, 3)] == large
+
+
+@pytest.mark.parametrize("sequences", [(0,), (2,), (1, 1), (1, 3)])
+def test_a_wrong_sequence_ends_the_stream(log, sequences):
+    """With an error; what came before it stays."""
+    requests = [pb.AppendRequest(sequence=number, proposals=[b"x"]) for number in sequences]
+    with pytest.raises(grpc.RpcError) as caught:
+        list(log.Append(iter(requests), timeout=TIMEOUT_S))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "is the next on this stream" in caught.value.details()
+
+
+def test_a_proposal_that_is_too_large_ends_the_stream(log):
+    """Before anything of its request is stored."""
+    with pytest.raises(grpc.RpcError) as caught:
+        append(log, [b"fine", bytes((4 << 20) + 1)])
+    assert "limits.record_bytes" in caught.value.details()
+    assert info(log).lastIndex == 0
+
+
+def test_many_appenders_at_once(log):
+    """Streams of their own: every proposal gets an index of its own, and all are readable."""
+    indexes = []
+
+    def run(name):
+        batches = ([b"%d-%d-%d" % (name, n, k) for k in range(3)] for n in range(20))
+        requests = (
+            pb.AppendRequest(sequence=n, proposals=batch) for n, batch in enumerate(batches, 1)
+        )
+        for reply in log.Append(requests, timeout=TIMEOUT_S):
+            indexes.extend(reply.ok.indexes)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert sorted(indexes) == list(range(1, 961))
+    assert len({entry.data for entry in entries(log, 1, 960)}) == 960
+
+
+def test_a_reader_follows_the_end(log):
+    """From the middle, then what comes, without waiting for more to fill a reply."""
+    append(log, [b"1", b"2", b"3"])
+    reading = log.Read(pb.ReadRequest(nextIndex=2), timeout=TIMEOUT_S)
+    assert [e.data for e in next(reading).ok.entries] == [b"2", b"3"]
+    append(log, [b"4"])
+    assert [(e.index, e.data) for e in next(reading).ok.entries] == [(4, b"4")]
+    ahead = log.Read(pb.ReadRequest(nextIndex=6), timeout=TIMEOUT_S)
+    append(log, [b"5", b"6"])
+    assert [(e.index, e.data) for e in next(ahead).ok.entries] == [(6, b"6")]
+    reading.cancel()
+    ahead.cancel()
+
+
+def test_long_reads_come_in_replies_that_every_client_takes(log):
+    """Tens of megabytes: complete, in order, each reply far below gRPC's usual limit."""
+    value = b"x" * 10_000
+    for _ in range(4):
+        append(log, [value] * 500)
+    reading = log.Read(pb.ReadRequest(nextIndex=1), timeout=60)
+    seen = 0
+    for reply in reading:
+        assert reply.ByteSize() < 2 << 20
+        assert [e.index for e in reply.ok.entries] == list(
+            range(seen + 1, seen + 1 + len(reply.ok.entries))
+        )
+        seen += len(reply.ok.entries)
+        if seen == 2000:
+            break
+    reading.cancel()
+
+
+def test_discarded_entries_are_gone(log):
+    """Up to the index; a reader below it is told that it is truncated, and its stream ends."""
+    append(log, [b"%d" % n for n in range(1, 101)])
+    discard(log, 50)
+    found = info(log)
+    assert (found.firstIndex, found.lastIndex) == (50, 100)
+    for index in (0, 1, 49):
+        replies = list(log.Read(pb.ReadRequest(nextIndex=index), timeout=TIMEOUT_S))
+        assert [reply.WhichOneof("reply") for reply in replies] == ["truncated"]
+    assert entries(log, 50, 1)[0].data == b"50"
+    discard(log, 10)
+    assert info(log).firstIndex == 50
+
+
+def test_discarding_beyond_the_end_moves_the_log_there(log, server):
+    """The log goes on at the index that was asked for; also after a restart."""
+    append(log, [b"a"])
+    waiting = log.Read(pb.ReadRequest(nextIndex=2), timeout=TIMEOUT_S)
+    discard(log, 1000)
+    found = info(log)
+    assert (found.firstIndex, found.lastIndex) == (1000, 999)
+    assert next(waiting).truncated
+    [reply] = append(log, [b"b"])
+    assert list(reply.ok.indexes) == [1000]
+    assert [(e.index, e.data) for e in entries(log, 1000, 1)] == [(1000, b"b")]
+
+
+def test_what_was_answered_survives(tmp_path, grpc_stub):
+    """Entries, the first index and the place after a jump are there after a restart."""
+    for expected in ((1, 0), (500, 500)):
+        server = Server(data_dir=tmp_path, grpc={"beam_port": 0})
+        server.start()
+        address = f"127.0.0.1:{server.app.ready_line()['beam_port']}"
+        with grpc.insecure_channel(address) as channel:
+            log = grpc_stub(channel, pb.DESCRIPTOR.services_by_name["Log"])
+            found = info(log)
+            assert (found.firstIndex, found.lastIndex) == expected
+            if expected == (1, 0):
+                append(log, [b"old"])
+                discard(log, 500)
+                append(log, [b"new"])
+            else:
+                assert entries(log, 500, 1)[0].data == b"new"
+        server.stop()
+
+
+def test_info_is_repeated_when_it_changes(log):
+    """After appends and after discards."""
+    watching = log.InfoStream(pb.InfoRequest(allowStale=True), timeout=TIMEOUT_S)
+    assert next(watching).ok.lastIndex == 0
+    append(log, [b"a", b"b"])
+    assert any(reply.ok.lastIndex == 2 for reply in watching)
+    discard(log, 2)
+    assert any(reply.ok.firstIndex == 2 for reply in watching)
+    watching.cancel()
+
+
+def test_compacted_offsets_are_skipped(tmp_path, grpc_stub):
+    """What compaction took is sent as skip entries, so that a reader sees every index."""
+    with Server(data_dir=tmp_path) as url, strandline.connect(url) as client:
+        client.create_stream("c", subject="c", compact=True, segment_bytes=64 << 10)
+        for n in range(200):
+            client.append("c", b"%d" % n * 200, key=b"%d" % (n % 3))
+        client.append("c", None, key=b"gone")
+    server = Server(
+        data_dir=tmp_path, grpc={"beam_port": 0, "beam_stream": "c"}, cleaner_interval_ms=50
+    )
+    server.start()
+    try:
+        partition = server.app.broker.stream("c").partition(0)
+        telemetry = server.app.broker.telemetry
+        ended = threading.Event()
+        for _ in range(600):
+            if telemetry.compaction_records:
+                break
+            ended.wait(0.05)
+        assert telemetry.compaction_records
+        address = f"127.0.0.1:{server.app.ready_line()['beam_port']}"
+        with grpc.insecure_channel(address) as channel:
+            log = grpc_stub(channel, pb.DESCRIPTOR.services_by_name["Log"])
+            found = entries(log, 1, partition.high_watermark)
+        assert [entry.index for entry in found] == list(range(1, 202))
+        assert found[0].skip
+        assert found[-1].skip
+        assert found[199].data == b"199" * 200
+    finally:
+        server.stop()
+
+
+def test_a_full_disk_is_said_once(server, log, monkeypatch):
+    """The reply is ``full``, and nothing comes after it."""
+
+    def refuse(*_):
+        raise DiskFullError("no space left")
+
+    monkeypatch.setattr(Log, "append", refuse)
+    replies = append(log, [b"a"], [b"b"], [b"c"])
+    assert [reply.WhichOneof("reply") for reply in replies] == ["full"]
+    monkeypatch.undo()
+    [reply] = append(log, [b"a"])
+    assert list(reply.ok.indexes) == [1]
+
+
+def test_the_health_of_the_log(channel, grpc_stub):
+    """SERVING under its name."""
+    health = grpc_stub(channel, health_pb2.DESCRIPTOR.services_by_name["Health"])
+    request = health_pb2.HealthCheckRequest(service="logspec.Log")
+    assert health.Check(request, timeout=TIMEOUT_S).status == 1
