@@ -19,11 +19,11 @@ from strandline.types import Offset
 
 
 def mend(log: Log, batches: Sequence[Bytes]) -> bool:
-    """Put batches in the place of damaged ones.
+    """Put batches in the place of damaged ones, as far as the first hole among them goes.
 
     Args:
         log: which has lost them.
-        batches: each exactly one, in the order of their offsets.
+        batches: each exactly one, in the order of their offsets; more than are lost do no harm.
 
     Returns:
         False if they are all there: somebody was quicker.
@@ -39,13 +39,16 @@ def mend(log: Log, batches: Sequence[Bytes]) -> bool:
     for before, after in pairwise(headers):
         if before.next_offset != after.base_offset:
             raise InvalidRecordError(f"no batch from {before.next_offset} on among the copies")
-    segment = _segment_of(log, headers[0].base_offset)
-    hole = _hole_at(segment, headers[0].base_offset)
-    if hole is None:
-        return False
-    _check_fit(segment, hole, headers)
-    segment.put_back(b"".join(batches), hole.position)
-    return True
+    for number, header in enumerate(headers):
+        segment = _segment_of(log, header.base_offset)
+        hole = _hole_at(segment, header.base_offset)
+        if hole is not None:
+            fitting = [each for each in headers[number:] if each.next_offset <= hole.next_offset]
+            _check_fit(segment, hole, fitting)
+            lost = batches[number : number + len(fitting)]
+            segment.put_back(b"".join(lost), hole.position)
+            return True
+    return False
 
 
 def _segment_of(log: Log, offset: Offset) -> Segment:
@@ -75,6 +78,8 @@ def _check_fit(segment: Segment, hole: Hole, headers: list[BatchHeader]) -> None
     Raises:
         InvalidRecordError: it says what differs.
     """
+    if not headers:
+        raise InvalidRecordError(f"the batches at byte {hole.position} of {segment.path} differ")
     offsets = headers[0].base_offset, headers[-1].next_offset
     end = segment.size if hole.next_position < 0 else hole.next_position
     length = sum(header.length for header in headers)
