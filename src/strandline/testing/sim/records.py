@@ -87,8 +87,10 @@ class Records:
             if old is None or old is partition:
                 continue
             if is_unclean and partition.leader is not None:
+                # No more than was committed: an ISR of one may still be too few to commit.
                 log = self._log(partition, partition.leader)
-                self._committed[partition.log_id] = list(log)
+                committed = self._committed.get(partition.log_id, [])
+                self._committed[partition.log_id] = log[: _common(log, committed)]
             self._check_members(partition, set(partition.isr) - set(old.isr))
             if partition.leader not in (None, old.leader):
                 self._check_members(partition, {partition.leader})
