@@ -50,7 +50,6 @@ class Call:
         "_held_bytes",
         "_queue",
         "_queued_bytes",
-        "failure",
         "has_begun",
         "input_ended",
         "output",
@@ -70,8 +69,6 @@ class Call:
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.failure: RpcError | None = None
-        """Why it was ended from outside."""
         self.has_begun = False
         """Whether the response's headers were sent."""
         self.input_ended = False
@@ -183,8 +180,8 @@ class Call:
             self._connection.mark(self)
 
     def abort(self, error: RpcError) -> None:
-        """End it from outside: its handler stops."""
-        self.failure = self.failure or error
+        """End it from outside: its handler stops, if it has begun at all."""
+        self.finish(error.status, error.text)
         if self.task is not None:
             self.task.cancel()
 

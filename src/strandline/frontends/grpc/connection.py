@@ -189,8 +189,7 @@ class Connection(asyncio.Protocol):
             await method.handle(call)
             call.finish(Status.OK)
         except asyncio.CancelledError:
-            failure = call.failure or RpcError(Status.CANCELLED, "the call was stopped")
-            call.finish(failure.status, failure.text)
+            call.finish(Status.CANCELLED, "the call was stopped")
         except RpcError as error:
             call.finish(error.status, error.text)
         except StrandlineError as error:

@@ -4,164 +4,167 @@
 # source: liftbridge.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "liftbridge.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'liftbridge.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x10liftbridge.proto\x12\x05proto"\x1e\n\rNullableInt64\x12\r\n\x05value\x18\x01 \x01(\x03"\x1e\n\rNullableInt32\x12\r\n\x05value\x18\x01 \x01(\x05"\x1d\n\x0cNullableBool\x12\r\n\x05value\x18\x01 \x01(\x08"\xe5\x05\n\x13\x43reateStreamRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x19\n\x11replicationFactor\x18\x04 \x01(\x05\x12\x12\n\npartitions\x18\x05 \x01(\x05\x12/\n\x11retentionMaxBytes\x18\x06 \x01(\x0b\x32\x14.proto.NullableInt64\x12\x32\n\x14retentionMaxMessages\x18\x07 \x01(\x0b\x32\x14.proto.NullableInt64\x12-\n\x0fretentionMaxAge\x18\x08 \x01(\x0b\x32\x14.proto.NullableInt64\x12-\n\x0f\x63leanerInterval\x18\t \x01(\x0b\x32\x14.proto.NullableInt64\x12-\n\x0fsegmentMaxBytes\x18\n \x01(\x0b\x32\x14.proto.NullableInt64\x12+\n\rsegmentMaxAge\x18\x0b \x01(\x0b\x32\x14.proto.NullableInt64\x12\x32\n\x14\x63ompactMaxGoroutines\x18\x0c \x01(\x0b\x32\x14.proto.NullableInt32\x12+\n\x0e\x63ompactEnabled\x18\r \x01(\x0b\x32\x13.proto.NullableBool\x12+\n\rautoPauseTime\x18\x0e \x01(\x0b\x32\x14.proto.NullableInt64\x12:\n\x1d\x61utoPauseDisableIfSubscribers\x18\x0f \x01(\x0b\x32\x13.proto.NullableBool\x12$\n\x06minIsr\x18\x10 \x01(\x0b\x32\x14.proto.NullableInt32\x12\x39\n\x1coptimisticConcurrencyControl\x18\x11 \x01(\x0b\x32\x13.proto.NullableBool\x12\'\n\nencryption\x18\x12 \x01(\x0b\x32\x13.proto.NullableBool"\x16\n\x14\x43reateStreamResponse"#\n\x13\x44\x65leteStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"\x16\n\x14\x44\x65leteStreamResponse"I\n\x12PauseStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x11\n\tresumeAll\x18\x03 \x01(\x08"\x15\n\x13PauseStreamResponse"N\n\x18SetStreamReadonlyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x10\n\x08readonly\x18\x03 \x01(\x08"\x1b\n\x19SetStreamReadonlyResponse"C\n\x08\x43onsumer\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\ngroupEpoch\x18\x02 \x01(\x04\x12\x12\n\nconsumerId\x18\x03 \x01(\t"\xb0\x02\n\x10SubscribeRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12+\n\rstartPosition\x18\x03 \x01(\x0e\x32\x14.proto.StartPosition\x12\x13\n\x0bstartOffset\x18\x04 \x01(\x03\x12\x16\n\x0estartTimestamp\x18\x05 \x01(\x03\x12\x16\n\x0ereadISRReplica\x18\x06 \x01(\x08\x12\x0e\n\x06resume\x18\x07 \x01(\x08\x12)\n\x0cstopPosition\x18\x08 \x01(\x0e\x32\x13.proto.StopPosition\x12\x12\n\nstopOffset\x18\t \x01(\x03\x12\x15\n\rstopTimestamp\x18\n \x01(\x03\x12!\n\x08\x63onsumer\x18\x0b \x01(\x0b\x32\x0f.proto.Consumer"\xbe\x02\n\x07Message\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x11\n\ttimestamp\x18\x04 \x01(\x03\x12\x0e\n\x06stream\x18\x05 \x01(\t\x12\x11\n\tpartition\x18\x06 \x01(\x05\x12\x0f\n\x07subject\x18\x07 \x01(\t\x12\x14\n\x0creplySubject\x18\x08 \x01(\t\x12,\n\x07headers\x18\t \x03(\x0b\x32\x1b.proto.Message.HeadersEntry\x12\x10\n\x08\x61\x63kInbox\x18\n \x01(\t\x12\x15\n\rcorrelationId\x18\x0b \x01(\t\x12#\n\tackPolicy\x18\x0c \x01(\x0e\x32\x10.proto.AckPolicy\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01"7\n\x14\x46\x65tchMetadataRequest\x12\x0f\n\x07streams\x18\x01 \x03(\t\x12\x0e\n\x06groups\x18\x02 \x03(\t"\x9b\x01\n\x15\x46\x65tchMetadataResponse\x12\x1e\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\r.proto.Broker\x12-\n\x0estreamMetadata\x18\x02 \x03(\x0b\x32\x15.proto.StreamMetadata\x12\x33\n\rgroupMetadata\x18\x03 \x03(\x0b\x32\x1c.proto.ConsumerGroupMetadata"]\n\x06\x42roker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x16\n\x0epartitionCount\x18\x04 \x01(\x05\x12\x13\n\x0bleaderCount\x18\x05 \x01(\x05"\xa3\x02\n\x0eStreamMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12*\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x1b.proto.StreamMetadata.Error\x12\x39\n\npartitions\x18\x04 \x03(\x0b\x32%.proto.StreamMetadata.PartitionsEntry\x12\x19\n\x11\x63reationTimestamp\x18\x05 \x01(\x03\x1aK\n\x0fPartitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.proto.PartitionMetadata:\x02\x38\x01"#\n\x05\x45rror\x12\x06\n\x02OK\x10\x00\x12\x12\n\x0eUNKNOWN_STREAM\x10\x01"\xa3\x01\n\x15\x43onsumerGroupMetadata\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x31\n\x05\x65rror\x18\x02 \x01(\x0e\x32".proto.ConsumerGroupMetadata.Error\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04""\n\x05\x45rror\x12\x06\n\x02OK\x10\x00\x12\x11\n\rUNKNOWN_GROUP\x10\x01"K\n\x18PartitionEventTimestamps\x12\x16\n\x0e\x66irstTimestamp\x18\x01 \x01(\x03\x12\x17\n\x0flatestTimestamp\x18\x02 \x01(\x03"\xd9\x02\n\x11PartitionMetadata\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x03(\t\x12\x0b\n\x03isr\x18\x04 \x03(\t\x12\x15\n\rhighWatermark\x18\x05 \x01(\x03\x12\x14\n\x0cnewestOffset\x18\x06 \x01(\x03\x12\x0e\n\x06paused\x18\x07 \x01(\x08\x12\x10\n\x08readonly\x18\x08 \x01(\x08\x12\x43\n\x1amessagesReceivedTimestamps\x18\t \x01(\x0b\x32\x1f.proto.PartitionEventTimestamps\x12\x38\n\x0fpauseTimestamps\x18\n \x01(\x0b\x32\x1f.proto.PartitionEventTimestamps\x12;\n\x12readonlyTimestamps\x18\x0b \x01(\x0b\x32\x1f.proto.PartitionEventTimestamps"B\n\x1d\x46\x65tchPartitionMetadataRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05"L\n\x1e\x46\x65tchPartitionMetadataResponse\x12*\n\x08metadata\x18\x01 \x01(\x0b\x32\x18.proto.PartitionMetadata"\x9a\x02\n\x0ePublishRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0e\n\x06stream\x18\x03 \x01(\t\x12\x11\n\tpartition\x18\x04 \x01(\x05\x12\x33\n\x07headers\x18\x05 \x03(\x0b\x32".proto.PublishRequest.HeadersEntry\x12\x10\n\x08\x61\x63kInbox\x18\x06 \x01(\t\x12\x15\n\rcorrelationId\x18\x07 \x01(\t\x12#\n\tackPolicy\x18\x08 \x01(\x0e\x32\x10.proto.AckPolicy\x12\x16\n\x0e\x65xpectedOffset\x18\t \x01(\x03\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01"\xe7\x01\n\x11PublishAsyncError\x12+\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1d.proto.PublishAsyncError.Code\x12\x0f\n\x07message\x18\x02 \x01(\t"\x93\x01\n\x04\x43ode\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\x01\x12\r\n\tNOT_FOUND\x10\x02\x12\x0c\n\x08INTERNAL\x10\x03\x12\x0c\n\x08READONLY\x10\x04\x12\x14\n\x10INCORRECT_OFFSET\x10\x05\x12\x15\n\x11\x45NCRYPTION_FAILED\x10\x06\x12\x15\n\x11PERMISSION_DENIED\x10\x07"o\n\x0fPublishResponse\x12\x17\n\x03\x61\x63k\x18\x01 \x01(\x0b\x32\n.proto.Ack\x12,\n\nasyncError\x18\x02 \x01(\x0b\x32\x18.proto.PublishAsyncError\x12\x15\n\rcorrelationId\x18\x03 \x01(\t"\x82\x02\n\x17PublishToSubjectRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12<\n\x07headers\x18\x04 \x03(\x0b\x32+.proto.PublishToSubjectRequest.HeadersEntry\x12\x10\n\x08\x61\x63kInbox\x18\x05 \x01(\t\x12\x15\n\rcorrelationId\x18\x06 \x01(\t\x12#\n\tackPolicy\x18\x07 \x01(\x0e\x32\x10.proto.AckPolicy\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01"3\n\x18PublishToSubjectResponse\x12\x17\n\x03\x61\x63k\x18\x01 \x01(\x0b\x32\n.proto.Ack"\xcd\x02\n\x03\x41\x63k\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x18\n\x10partitionSubject\x18\x02 \x01(\t\x12\x12\n\nmsgSubject\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x10\n\x08\x61\x63kInbox\x18\x05 \x01(\t\x12\x15\n\rcorrelationId\x18\x06 \x01(\t\x12#\n\tackPolicy\x18\x07 \x01(\x0e\x32\x10.proto.AckPolicy\x12\x1a\n\x12receptionTimestamp\x18\x08 \x01(\x03\x12\x17\n\x0f\x63ommitTimestamp\x18\t \x01(\x03\x12"\n\x08\x61\x63kError\x18\n \x01(\x0e\x32\x10.proto.Ack.Error"Q\n\x05\x45rror\x12\x06\n\x02OK\x10\x00\x12\x0b\n\x07UNKNOWN\x10\x01\x12\x14\n\x10INCORRECT_OFFSET\x10\x02\x12\r\n\tTOO_LARGE\x10\x03\x12\x0e\n\nENCRYPTION\x10\x04"W\n\x10SetCursorRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08\x63ursorId\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03"\x13\n\x11SetCursorResponse"I\n\x12\x46\x65tchCursorRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08\x63ursorId\x18\x03 \x01(\t"%\n\x13\x46\x65tchCursorResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03"M\n\x06\x43ursor\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08\x63ursorId\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03"P\n\x18JoinConsumerGroupRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x0f\n\x07streams\x18\x03 \x03(\t"t\n\x19JoinConsumerGroupResponse\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x17\n\x0f\x63onsumerTimeout\x18\x03 \x01(\x03\x12\x1a\n\x12\x63oordinatorTimeout\x18\x04 \x01(\x03"@\n\x19LeaveConsumerGroupRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t"\x1c\n\x1aLeaveConsumerGroupResponse"Z\n$FetchConsumerGroupAssignmentsRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04"9\n\x13PartitionAssignment\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05"g\n%FetchConsumerGroupAssignmentsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1a.proto.PartitionAssignment"p\n%ReportConsumerGroupCoordinatorRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04"(\n&ReportConsumerGroupCoordinatorResponse"4\n\x0e\x43reateStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05" \n\x0e\x44\x65leteStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t"F\n\rPauseStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x11\n\tresumeAll\x18\x03 \x01(\x08"4\n\x0eResumeStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05"K\n\x13SetStreamReadonlyOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x10\n\x08readonly\x18\x03 \x01(\x08"K\n\x13JoinConsumerGroupOp\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x0f\n\x07streams\x18\x03 \x03(\t"L\n\x14LeaveConsumerGroupOp\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x0f\n\x07\x65xpired\x18\x03 \x01(\x08"\xad\x03\n\x13\x41\x63tivityStreamEvent\x12\n\n\x02id\x18\x01 \x01(\x04\x12#\n\x02op\x18\x02 \x01(\x0e\x32\x17.proto.ActivityStreamOp\x12-\n\x0e\x63reateStreamOp\x18\x03 \x01(\x0b\x32\x15.proto.CreateStreamOp\x12-\n\x0e\x64\x65leteStreamOp\x18\x04 \x01(\x0b\x32\x15.proto.DeleteStreamOp\x12+\n\rpauseStreamOp\x18\x05 \x01(\x0b\x32\x14.proto.PauseStreamOp\x12-\n\x0eresumeStreamOp\x18\x06 \x01(\x0b\x32\x15.proto.ResumeStreamOp\x12\x37\n\x13setStreamReadonlyOp\x18\x07 \x01(\x0b\x32\x1a.proto.SetStreamReadonlyOp\x12\x37\n\x13joinConsumerGroupOp\x18\x08 \x01(\x0b\x32\x1a.proto.JoinConsumerGroupOp\x12\x39\n\x14leaveConsumerGroupOp\x18\t \x01(\x0b\x32\x1b.proto.LeaveConsumerGroupOp*R\n\rStartPosition\x12\x0c\n\x08NEW_ONLY\x10\x00\x12\n\n\x06OFFSET\x10\x01\x12\x0c\n\x08\x45\x41RLIEST\x10\x02\x12\n\n\x06LATEST\x10\x03\x12\r\n\tTIMESTAMP\x10\x04*X\n\x0cStopPosition\x12\x12\n\x0eSTOP_ON_CANCEL\x10\x00\x12\x0f\n\x0bSTOP_OFFSET\x10\x01\x12\x0f\n\x0bSTOP_LATEST\x10\x02\x12\x12\n\x0eSTOP_TIMESTAMP\x10\x03**\n\tAckPolicy\x12\n\n\x06LEADER\x10\x00\x12\x07\n\x03\x41LL\x10\x01\x12\x08\n\x04NONE\x10\x02*\xa9\x01\n\x10\x41\x63tivityStreamOp\x12\x11\n\rCREATE_STREAM\x10\x00\x12\x11\n\rDELETE_STREAM\x10\x01\x12\x10\n\x0cPAUSE_STREAM\x10\x02\x12\x11\n\rRESUME_STREAM\x10\x03\x12\x17\n\x13SET_STREAM_READONLY\x10\x04\x12\x17\n\x13JOIN_CONSUMER_GROUP\x10\x05\x12\x18\n\x14LEAVE_CONSUMER_GROUP\x10\x06\x32\xa6\n\n\x03\x41PI\x12G\n\x0c\x43reateStream\x12\x1a.proto.CreateStreamRequest\x1a\x1b.proto.CreateStreamResponse\x12G\n\x0c\x44\x65leteStream\x12\x1a.proto.DeleteStreamRequest\x1a\x1b.proto.DeleteStreamResponse\x12\x44\n\x0bPauseStream\x12\x19.proto.PauseStreamRequest\x1a\x1a.proto.PauseStreamResponse\x12V\n\x11SetStreamReadonly\x12\x1f.proto.SetStreamReadonlyRequest\x1a .proto.SetStreamReadonlyResponse\x12\x36\n\tSubscribe\x12\x17.proto.SubscribeRequest\x1a\x0e.proto.Message0\x01\x12J\n\rFetchMetadata\x12\x1b.proto.FetchMetadataRequest\x1a\x1c.proto.FetchMetadataResponse\x12\x65\n\x16\x46\x65tchPartitionMetadata\x12$.proto.FetchPartitionMetadataRequest\x1a%.proto.FetchPartitionMetadataResponse\x12\x38\n\x07Publish\x12\x15.proto.PublishRequest\x1a\x16.proto.PublishResponse\x12\x41\n\x0cPublishAsync\x12\x15.proto.PublishRequest\x1a\x16.proto.PublishResponse(\x01\x30\x01\x12S\n\x10PublishToSubject\x12\x1e.proto.PublishToSubjectRequest\x1a\x1f.proto.PublishToSubjectResponse\x12>\n\tSetCursor\x12\x17.proto.SetCursorRequest\x1a\x18.proto.SetCursorResponse\x12\x44\n\x0b\x46\x65tchCursor\x12\x19.proto.FetchCursorRequest\x1a\x1a.proto.FetchCursorResponse\x12V\n\x11JoinConsumerGroup\x12\x1f.proto.JoinConsumerGroupRequest\x1a .proto.JoinConsumerGroupResponse\x12Y\n\x12LeaveConsumerGroup\x12 .proto.LeaveConsumerGroupRequest\x1a!.proto.LeaveConsumerGroupResponse\x12z\n\x1d\x46\x65tchConsumerGroupAssignments\x12+.proto.FetchConsumerGroupAssignmentsRequest\x1a,.proto.FetchConsumerGroupAssignmentsResponse\x12}\n\x1eReportConsumerGroupCoordinator\x12,.proto.ReportConsumerGroupCoordinatorRequest\x1a-.proto.ReportConsumerGroupCoordinatorResponseb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10liftbridge.proto\x12\x05proto\"\x1e\n\rNullableInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1e\n\rNullableInt32\x12\r\n\x05value\x18\x01 \x01(\x05\"\x1d\n\x0cNullableBool\x12\r\n\x05value\x18\x01 \x01(\x08\"\xe5\x05\n\x13\x43reateStreamRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x19\n\x11replicationFactor\x18\x04 \x01(\x05\x12\x12\n\npartitions\x18\x05 \x01(\x05\x12/\n\x11retentionMaxBytes\x18\x06 \x01(\x0b\x32\x14.proto.NullableInt64\x12\x32\n\x14retentionMaxMessages\x18\x07 \x01(\x0b\x32\x14.proto.NullableInt64\x12-\n\x0fretentionMaxAge\x18\x08 \x01(\x0b\x32\x14.proto.NullableInt64\x12-\n\x0f\x63leanerInterval\x18\t \x01(\x0b\x32\x14.proto.NullableInt64\x12-\n\x0fsegmentMaxBytes\x18\n \x01(\x0b\x32\x14.proto.NullableInt64\x12+\n\rsegmentMaxAge\x18\x0b \x01(\x0b\x32\x14.proto.NullableInt64\x12\x32\n\x14\x63ompactMaxGoroutines\x18\x0c \x01(\x0b\x32\x14.proto.NullableInt32\x12+\n\x0e\x63ompactEnabled\x18\r \x01(\x0b\x32\x13.proto.NullableBool\x12+\n\rautoPauseTime\x18\x0e \x01(\x0b\x32\x14.proto.NullableInt64\x12:\n\x1d\x61utoPauseDisableIfSubscribers\x18\x0f \x01(\x0b\x32\x13.proto.NullableBool\x12$\n\x06minIsr\x18\x10 \x01(\x0b\x32\x14.proto.NullableInt32\x12\x39\n\x1coptimisticConcurrencyControl\x18\x11 \x01(\x0b\x32\x13.proto.NullableBool\x12\'\n\nencryption\x18\x12 \x01(\x0b\x32\x13.proto.NullableBool\"\x16\n\x14\x43reateStreamResponse\"#\n\x13\x44\x65leteStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x16\n\x14\x44\x65leteStreamResponse\"I\n\x12PauseStreamRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x11\n\tresumeAll\x18\x03 \x01(\x08\"\x15\n\x13PauseStreamResponse\"N\n\x18SetStreamReadonlyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x10\n\x08readonly\x18\x03 \x01(\x08\"\x1b\n\x19SetStreamReadonlyResponse\"C\n\x08\x43onsumer\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\ngroupEpoch\x18\x02 \x01(\x04\x12\x12\n\nconsumerId\x18\x03 \x01(\t\"\xb0\x02\n\x10SubscribeRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12+\n\rstartPosition\x18\x03 \x01(\x0e\x32\x14.proto.StartPosition\x12\x13\n\x0bstartOffset\x18\x04 \x01(\x03\x12\x16\n\x0estartTimestamp\x18\x05 \x01(\x03\x12\x16\n\x0ereadISRReplica\x18\x06 \x01(\x08\x12\x0e\n\x06resume\x18\x07 \x01(\x08\x12)\n\x0cstopPosition\x18\x08 \x01(\x0e\x32\x13.proto.StopPosition\x12\x12\n\nstopOffset\x18\t \x01(\x03\x12\x15\n\rstopTimestamp\x18\n \x01(\x03\x12!\n\x08\x63onsumer\x18\x0b \x01(\x0b\x32\x0f.proto.Consumer\"\xbe\x02\n\x07Message\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x11\n\ttimestamp\x18\x04 \x01(\x03\x12\x0e\n\x06stream\x18\x05 \x01(\t\x12\x11\n\tpartition\x18\x06 \x01(\x05\x12\x0f\n\x07subject\x18\x07 \x01(\t\x12\x14\n\x0creplySubject\x18\x08 \x01(\t\x12,\n\x07headers\x18\t \x03(\x0b\x32\x1b.proto.Message.HeadersEntry\x12\x10\n\x08\x61\x63kInbox\x18\n \x01(\t\x12\x15\n\rcorrelationId\x18\x0b \x01(\t\x12#\n\tackPolicy\x18\x0c \x01(\x0e\x32\x10.proto.AckPolicy\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"7\n\x14\x46\x65tchMetadataRequest\x12\x0f\n\x07streams\x18\x01 \x03(\t\x12\x0e\n\x06groups\x18\x02 \x03(\t\"\x9b\x01\n\x15\x46\x65tchMetadataResponse\x12\x1e\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\r.proto.Broker\x12-\n\x0estreamMetadata\x18\x02 \x03(\x0b\x32\x15.proto.StreamMetadata\x12\x33\n\rgroupMetadata\x18\x03 \x03(\x0b\x32\x1c.proto.ConsumerGroupMetadata\"]\n\x06\x42roker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x16\n\x0epartitionCount\x18\x04 \x01(\x05\x12\x13\n\x0bleaderCount\x18\x05 \x01(\x05\"\xa3\x02\n\x0eStreamMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12*\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x1b.proto.StreamMetadata.Error\x12\x39\n\npartitions\x18\x04 \x03(\x0b\x32%.proto.StreamMetadata.PartitionsEntry\x12\x19\n\x11\x63reationTimestamp\x18\x05 \x01(\x03\x1aK\n\x0fPartitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.proto.PartitionMetadata:\x02\x38\x01\"#\n\x05\x45rror\x12\x06\n\x02OK\x10\x00\x12\x12\n\x0eUNKNOWN_STREAM\x10\x01\"\xa3\x01\n\x15\x43onsumerGroupMetadata\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x31\n\x05\x65rror\x18\x02 \x01(\x0e\x32\".proto.ConsumerGroupMetadata.Error\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"\"\n\x05\x45rror\x12\x06\n\x02OK\x10\x00\x12\x11\n\rUNKNOWN_GROUP\x10\x01\"K\n\x18PartitionEventTimestamps\x12\x16\n\x0e\x66irstTimestamp\x18\x01 \x01(\x03\x12\x17\n\x0flatestTimestamp\x18\x02 \x01(\x03\"\xd9\x02\n\x11PartitionMetadata\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x03(\t\x12\x0b\n\x03isr\x18\x04 \x03(\t\x12\x15\n\rhighWatermark\x18\x05 \x01(\x03\x12\x14\n\x0cnewestOffset\x18\x06 \x01(\x03\x12\x0e\n\x06paused\x18\x07 \x01(\x08\x12\x10\n\x08readonly\x18\x08 \x01(\x08\x12\x43\n\x1amessagesReceivedTimestamps\x18\t \x01(\x0b\x32\x1f.proto.PartitionEventTimestamps\x12\x38\n\x0fpauseTimestamps\x18\n \x01(\x0b\x32\x1f.proto.PartitionEventTimestamps\x12;\n\x12readonlyTimestamps\x18\x0b \x01(\x0b\x32\x1f.proto.PartitionEventTimestamps\"B\n\x1d\x46\x65tchPartitionMetadataRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\"L\n\x1e\x46\x65tchPartitionMetadataResponse\x12*\n\x08metadata\x18\x01 \x01(\x0b\x32\x18.proto.PartitionMetadata\"\x9a\x02\n\x0ePublishRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0e\n\x06stream\x18\x03 \x01(\t\x12\x11\n\tpartition\x18\x04 \x01(\x05\x12\x33\n\x07headers\x18\x05 \x03(\x0b\x32\".proto.PublishRequest.HeadersEntry\x12\x10\n\x08\x61\x63kInbox\x18\x06 \x01(\t\x12\x15\n\rcorrelationId\x18\x07 \x01(\t\x12#\n\tackPolicy\x18\x08 \x01(\x0e\x32\x10.proto.AckPolicy\x12\x16\n\x0e\x65xpectedOffset\x18\t \x01(\x03\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xe7\x01\n\x11PublishAsyncError\x12+\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1d.proto.PublishAsyncError.Code\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x93\x01\n\x04\x43ode\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\x01\x12\r\n\tNOT_FOUND\x10\x02\x12\x0c\n\x08INTERNAL\x10\x03\x12\x0c\n\x08READONLY\x10\x04\x12\x14\n\x10INCORRECT_OFFSET\x10\x05\x12\x15\n\x11\x45NCRYPTION_FAILED\x10\x06\x12\x15\n\x11PERMISSION_DENIED\x10\x07\"o\n\x0fPublishResponse\x12\x17\n\x03\x61\x63k\x18\x01 \x01(\x0b\x32\n.proto.Ack\x12,\n\nasyncError\x18\x02 \x01(\x0b\x32\x18.proto.PublishAsyncError\x12\x15\n\rcorrelationId\x18\x03 \x01(\t\"\x82\x02\n\x17PublishToSubjectRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12<\n\x07headers\x18\x04 \x03(\x0b\x32+.proto.PublishToSubjectRequest.HeadersEntry\x12\x10\n\x08\x61\x63kInbox\x18\x05 \x01(\t\x12\x15\n\rcorrelationId\x18\x06 \x01(\t\x12#\n\tackPolicy\x18\x07 \x01(\x0e\x32\x10.proto.AckPolicy\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"3\n\x18PublishToSubjectResponse\x12\x17\n\x03\x61\x63k\x18\x01 \x01(\x0b\x32\n.proto.Ack\"\xcd\x02\n\x03\x41\x63k\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x18\n\x10partitionSubject\x18\x02 \x01(\t\x12\x12\n\nmsgSubject\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x10\n\x08\x61\x63kInbox\x18\x05 \x01(\t\x12\x15\n\rcorrelationId\x18\x06 \x01(\t\x12#\n\tackPolicy\x18\x07 \x01(\x0e\x32\x10.proto.AckPolicy\x12\x1a\n\x12receptionTimestamp\x18\x08 \x01(\x03\x12\x17\n\x0f\x63ommitTimestamp\x18\t \x01(\x03\x12\"\n\x08\x61\x63kError\x18\n \x01(\x0e\x32\x10.proto.Ack.Error\"Q\n\x05\x45rror\x12\x06\n\x02OK\x10\x00\x12\x0b\n\x07UNKNOWN\x10\x01\x12\x14\n\x10INCORRECT_OFFSET\x10\x02\x12\r\n\tTOO_LARGE\x10\x03\x12\x0e\n\nENCRYPTION\x10\x04\"W\n\x10SetCursorRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08\x63ursorId\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\"\x13\n\x11SetCursorResponse\"I\n\x12\x46\x65tchCursorRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08\x63ursorId\x18\x03 \x01(\t\"%\n\x13\x46\x65tchCursorResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\"M\n\x06\x43ursor\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08\x63ursorId\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\"P\n\x18JoinConsumerGroupRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x0f\n\x07streams\x18\x03 \x03(\t\"t\n\x19JoinConsumerGroupResponse\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x17\n\x0f\x63onsumerTimeout\x18\x03 \x01(\x03\x12\x1a\n\x12\x63oordinatorTimeout\x18\x04 \x01(\x03\"@\n\x19LeaveConsumerGroupRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\"\x1c\n\x1aLeaveConsumerGroupResponse\"Z\n$FetchConsumerGroupAssignmentsRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"9\n\x13PartitionAssignment\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\"g\n%FetchConsumerGroupAssignmentsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1a.proto.PartitionAssignment\"p\n%ReportConsumerGroupCoordinatorRequest\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"(\n&ReportConsumerGroupCoordinatorResponse\"4\n\x0e\x43reateStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\" \n\x0e\x44\x65leteStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\"F\n\rPauseStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x11\n\tresumeAll\x18\x03 \x01(\x08\"4\n\x0eResumeStreamOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\"K\n\x13SetStreamReadonlyOp\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x03(\x05\x12\x10\n\x08readonly\x18\x03 \x01(\x08\"K\n\x13JoinConsumerGroupOp\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x0f\n\x07streams\x18\x03 \x03(\t\"L\n\x14LeaveConsumerGroupOp\x12\x0f\n\x07groupId\x18\x01 \x01(\t\x12\x12\n\nconsumerId\x18\x02 \x01(\t\x12\x0f\n\x07\x65xpired\x18\x03 \x01(\x08\"\xad\x03\n\x13\x41\x63tivityStreamEvent\x12\n\n\x02id\x18\x01 \x01(\x04\x12#\n\x02op\x18\x02 \x01(\x0e\x32\x17.proto.ActivityStreamOp\x12-\n\x0e\x63reateStreamOp\x18\x03 \x01(\x0b\x32\x15.proto.CreateStreamOp\x12-\n\x0e\x64\x65leteStreamOp\x18\x04 \x01(\x0b\x32\x15.proto.DeleteStreamOp\x12+\n\rpauseStreamOp\x18\x05 \x01(\x0b\x32\x14.proto.PauseStreamOp\x12-\n\x0eresumeStreamOp\x18\x06 \x01(\x0b\x32\x15.proto.ResumeStreamOp\x12\x37\n\x13setStreamReadonlyOp\x18\x07 \x01(\x0b\x32\x1a.proto.SetStreamReadonlyOp\x12\x37\n\x13joinConsumerGroupOp\x18\x08 \x01(\x0b\x32\x1a.proto.JoinConsumerGroupOp\x12\x39\n\x14leaveConsumerGroupOp\x18\t \x01(\x0b\x32\x1b.proto.LeaveConsumerGroupOp*R\n\rStartPosition\x12\x0c\n\x08NEW_ONLY\x10\x00\x12\n\n\x06OFFSET\x10\x01\x12\x0c\n\x08\x45\x41RLIEST\x10\x02\x12\n\n\x06LATEST\x10\x03\x12\r\n\tTIMESTAMP\x10\x04*X\n\x0cStopPosition\x12\x12\n\x0eSTOP_ON_CANCEL\x10\x00\x12\x0f\n\x0bSTOP_OFFSET\x10\x01\x12\x0f\n\x0bSTOP_LATEST\x10\x02\x12\x12\n\x0eSTOP_TIMESTAMP\x10\x03**\n\tAckPolicy\x12\n\n\x06LEADER\x10\x00\x12\x07\n\x03\x41LL\x10\x01\x12\x08\n\x04NONE\x10\x02*\xa9\x01\n\x10\x41\x63tivityStreamOp\x12\x11\n\rCREATE_STREAM\x10\x00\x12\x11\n\rDELETE_STREAM\x10\x01\x12\x10\n\x0cPAUSE_STREAM\x10\x02\x12\x11\n\rRESUME_STREAM\x10\x03\x12\x17\n\x13SET_STREAM_READONLY\x10\x04\x12\x17\n\x13JOIN_CONSUMER_GROUP\x10\x05\x12\x18\n\x14LEAVE_CONSUMER_GROUP\x10\x06\x32\xa6\n\n\x03\x41PI\x12G\n\x0c\x43reateStream\x12\x1a.proto.CreateStreamRequest\x1a\x1b.proto.CreateStreamResponse\x12G\n\x0c\x44\x65leteStream\x12\x1a.proto.DeleteStreamRequest\x1a\x1b.proto.DeleteStreamResponse\x12\x44\n\x0bPauseStream\x12\x19.proto.PauseStreamRequest\x1a\x1a.proto.PauseStreamResponse\x12V\n\x11SetStreamReadonly\x12\x1f.proto.SetStreamReadonlyRequest\x1a .proto.SetStreamReadonlyResponse\x12\x36\n\tSubscribe\x12\x17.proto.SubscribeRequest\x1a\x0e.proto.Message0\x01\x12J\n\rFetchMetadata\x12\x1b.proto.FetchMetadataRequest\x1a\x1c.proto.FetchMetadataResponse\x12\x65\n\x16\x46\x65tchPartitionMetadata\x12$.proto.FetchPartitionMetadataRequest\x1a%.proto.FetchPartitionMetadataResponse\x12\x38\n\x07Publish\x12\x15.proto.PublishRequest\x1a\x16.proto.PublishResponse\x12\x41\n\x0cPublishAsync\x12\x15.proto.PublishRequest\x1a\x16.proto.PublishResponse(\x01\x30\x01\x12S\n\x10PublishToSubject\x12\x1e.proto.PublishToSubjectRequest\x1a\x1f.proto.PublishToSubjectResponse\x12>\n\tSetCursor\x12\x17.proto.SetCursorRequest\x1a\x18.proto.SetCursorResponse\x12\x44\n\x0b\x46\x65tchCursor\x12\x19.proto.FetchCursorRequest\x1a\x1a.proto.FetchCursorResponse\x12V\n\x11JoinConsumerGroup\x12\x1f.proto.JoinConsumerGroupRequest\x1a .proto.JoinConsumerGroupResponse\x12Y\n\x12LeaveConsumerGroup\x12 .proto.LeaveConsumerGroupRequest\x1a!.proto.LeaveConsumerGroupResponse\x12z\n\x1d\x46\x65tchConsumerGroupAssignments\x12+.proto.FetchConsumerGroupAssignmentsRequest\x1a,.proto.FetchConsumerGroupAssignmentsResponse\x12}\n\x1eReportConsumerGroupCoordinator\x12,.proto.ReportConsumerGroupCoordinatorRequest\x1a-.proto.ReportConsumerGroupCoordinatorResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "liftbridge_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'liftbridge_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_MESSAGE_HEADERSENTRY"]._loaded_options = None
-    _globals["_MESSAGE_HEADERSENTRY"]._serialized_options = b"8\001"
-    _globals["_STREAMMETADATA_PARTITIONSENTRY"]._loaded_options = None
-    _globals["_STREAMMETADATA_PARTITIONSENTRY"]._serialized_options = b"8\001"
-    _globals["_PUBLISHREQUEST_HEADERSENTRY"]._loaded_options = None
-    _globals["_PUBLISHREQUEST_HEADERSENTRY"]._serialized_options = b"8\001"
-    _globals["_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY"]._loaded_options = None
-    _globals["_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY"]._serialized_options = b"8\001"
-    _globals["_STARTPOSITION"]._serialized_start = 6367
-    _globals["_STARTPOSITION"]._serialized_end = 6449
-    _globals["_STOPPOSITION"]._serialized_start = 6451
-    _globals["_STOPPOSITION"]._serialized_end = 6539
-    _globals["_ACKPOLICY"]._serialized_start = 6541
-    _globals["_ACKPOLICY"]._serialized_end = 6583
-    _globals["_ACTIVITYSTREAMOP"]._serialized_start = 6586
-    _globals["_ACTIVITYSTREAMOP"]._serialized_end = 6755
-    _globals["_NULLABLEINT64"]._serialized_start = 27
-    _globals["_NULLABLEINT64"]._serialized_end = 57
-    _globals["_NULLABLEINT32"]._serialized_start = 59
-    _globals["_NULLABLEINT32"]._serialized_end = 89
-    _globals["_NULLABLEBOOL"]._serialized_start = 91
-    _globals["_NULLABLEBOOL"]._serialized_end = 120
-    _globals["_CREATESTREAMREQUEST"]._serialized_start = 123
-    _globals["_CREATESTREAMREQUEST"]._serialized_end = 864
-    _globals["_CREATESTREAMRESPONSE"]._serialized_start = 866
-    _globals["_CREATESTREAMRESPONSE"]._serialized_end = 888
-    _globals["_DELETESTREAMREQUEST"]._serialized_start = 890
-    _globals["_DELETESTREAMREQUEST"]._serialized_end = 925
-    _globals["_DELETESTREAMRESPONSE"]._serialized_start = 927
-    _globals["_DELETESTREAMRESPONSE"]._serialized_end = 949
-    _globals["_PAUSESTREAMREQUEST"]._serialized_start = 951
-    _globals["_PAUSESTREAMREQUEST"]._serialized_end = 1024
-    _globals["_PAUSESTREAMRESPONSE"]._serialized_start = 1026
-    _globals["_PAUSESTREAMRESPONSE"]._serialized_end = 1047
-    _globals["_SETSTREAMREADONLYREQUEST"]._serialized_start = 1049
-    _globals["_SETSTREAMREADONLYREQUEST"]._serialized_end = 1127
-    _globals["_SETSTREAMREADONLYRESPONSE"]._serialized_start = 1129
-    _globals["_SETSTREAMREADONLYRESPONSE"]._serialized_end = 1156
-    _globals["_CONSUMER"]._serialized_start = 1158
-    _globals["_CONSUMER"]._serialized_end = 1225
-    _globals["_SUBSCRIBEREQUEST"]._serialized_start = 1228
-    _globals["_SUBSCRIBEREQUEST"]._serialized_end = 1532
-    _globals["_MESSAGE"]._serialized_start = 1535
-    _globals["_MESSAGE"]._serialized_end = 1853
-    _globals["_MESSAGE_HEADERSENTRY"]._serialized_start = 1807
-    _globals["_MESSAGE_HEADERSENTRY"]._serialized_end = 1853
-    _globals["_FETCHMETADATAREQUEST"]._serialized_start = 1855
-    _globals["_FETCHMETADATAREQUEST"]._serialized_end = 1910
-    _globals["_FETCHMETADATARESPONSE"]._serialized_start = 1913
-    _globals["_FETCHMETADATARESPONSE"]._serialized_end = 2068
-    _globals["_BROKER"]._serialized_start = 2070
-    _globals["_BROKER"]._serialized_end = 2163
-    _globals["_STREAMMETADATA"]._serialized_start = 2166
-    _globals["_STREAMMETADATA"]._serialized_end = 2457
-    _globals["_STREAMMETADATA_PARTITIONSENTRY"]._serialized_start = 2345
-    _globals["_STREAMMETADATA_PARTITIONSENTRY"]._serialized_end = 2420
-    _globals["_STREAMMETADATA_ERROR"]._serialized_start = 2422
-    _globals["_STREAMMETADATA_ERROR"]._serialized_end = 2457
-    _globals["_CONSUMERGROUPMETADATA"]._serialized_start = 2460
-    _globals["_CONSUMERGROUPMETADATA"]._serialized_end = 2623
-    _globals["_CONSUMERGROUPMETADATA_ERROR"]._serialized_start = 2589
-    _globals["_CONSUMERGROUPMETADATA_ERROR"]._serialized_end = 2623
-    _globals["_PARTITIONEVENTTIMESTAMPS"]._serialized_start = 2625
-    _globals["_PARTITIONEVENTTIMESTAMPS"]._serialized_end = 2700
-    _globals["_PARTITIONMETADATA"]._serialized_start = 2703
-    _globals["_PARTITIONMETADATA"]._serialized_end = 3048
-    _globals["_FETCHPARTITIONMETADATAREQUEST"]._serialized_start = 3050
-    _globals["_FETCHPARTITIONMETADATAREQUEST"]._serialized_end = 3116
-    _globals["_FETCHPARTITIONMETADATARESPONSE"]._serialized_start = 3118
-    _globals["_FETCHPARTITIONMETADATARESPONSE"]._serialized_end = 3194
-    _globals["_PUBLISHREQUEST"]._serialized_start = 3197
-    _globals["_PUBLISHREQUEST"]._serialized_end = 3479
-    _globals["_PUBLISHREQUEST_HEADERSENTRY"]._serialized_start = 1807
-    _globals["_PUBLISHREQUEST_HEADERSENTRY"]._serialized_end = 1853
-    _globals["_PUBLISHASYNCERROR"]._serialized_start = 3482
-    _globals["_PUBLISHASYNCERROR"]._serialized_end = 3713
-    _globals["_PUBLISHASYNCERROR_CODE"]._serialized_start = 3566
-    _globals["_PUBLISHASYNCERROR_CODE"]._serialized_end = 3713
-    _globals["_PUBLISHRESPONSE"]._serialized_start = 3715
-    _globals["_PUBLISHRESPONSE"]._serialized_end = 3826
-    _globals["_PUBLISHTOSUBJECTREQUEST"]._serialized_start = 3829
-    _globals["_PUBLISHTOSUBJECTREQUEST"]._serialized_end = 4087
-    _globals["_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY"]._serialized_start = 1807
-    _globals["_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY"]._serialized_end = 1853
-    _globals["_PUBLISHTOSUBJECTRESPONSE"]._serialized_start = 4089
-    _globals["_PUBLISHTOSUBJECTRESPONSE"]._serialized_end = 4140
-    _globals["_ACK"]._serialized_start = 4143
-    _globals["_ACK"]._serialized_end = 4476
-    _globals["_ACK_ERROR"]._serialized_start = 4395
-    _globals["_ACK_ERROR"]._serialized_end = 4476
-    _globals["_SETCURSORREQUEST"]._serialized_start = 4478
-    _globals["_SETCURSORREQUEST"]._serialized_end = 4565
-    _globals["_SETCURSORRESPONSE"]._serialized_start = 4567
-    _globals["_SETCURSORRESPONSE"]._serialized_end = 4586
-    _globals["_FETCHCURSORREQUEST"]._serialized_start = 4588
-    _globals["_FETCHCURSORREQUEST"]._serialized_end = 4661
-    _globals["_FETCHCURSORRESPONSE"]._serialized_start = 4663
-    _globals["_FETCHCURSORRESPONSE"]._serialized_end = 4700
-    _globals["_CURSOR"]._serialized_start = 4702
-    _globals["_CURSOR"]._serialized_end = 4779
-    _globals["_JOINCONSUMERGROUPREQUEST"]._serialized_start = 4781
-    _globals["_JOINCONSUMERGROUPREQUEST"]._serialized_end = 4861
-    _globals["_JOINCONSUMERGROUPRESPONSE"]._serialized_start = 4863
-    _globals["_JOINCONSUMERGROUPRESPONSE"]._serialized_end = 4979
-    _globals["_LEAVECONSUMERGROUPREQUEST"]._serialized_start = 4981
-    _globals["_LEAVECONSUMERGROUPREQUEST"]._serialized_end = 5045
-    _globals["_LEAVECONSUMERGROUPRESPONSE"]._serialized_start = 5047
-    _globals["_LEAVECONSUMERGROUPRESPONSE"]._serialized_end = 5075
-    _globals["_FETCHCONSUMERGROUPASSIGNMENTSREQUEST"]._serialized_start = 5077
-    _globals["_FETCHCONSUMERGROUPASSIGNMENTSREQUEST"]._serialized_end = 5167
-    _globals["_PARTITIONASSIGNMENT"]._serialized_start = 5169
-    _globals["_PARTITIONASSIGNMENT"]._serialized_end = 5226
-    _globals["_FETCHCONSUMERGROUPASSIGNMENTSRESPONSE"]._serialized_start = 5228
-    _globals["_FETCHCONSUMERGROUPASSIGNMENTSRESPONSE"]._serialized_end = 5331
-    _globals["_REPORTCONSUMERGROUPCOORDINATORREQUEST"]._serialized_start = 5333
-    _globals["_REPORTCONSUMERGROUPCOORDINATORREQUEST"]._serialized_end = 5445
-    _globals["_REPORTCONSUMERGROUPCOORDINATORRESPONSE"]._serialized_start = 5447
-    _globals["_REPORTCONSUMERGROUPCOORDINATORRESPONSE"]._serialized_end = 5487
-    _globals["_CREATESTREAMOP"]._serialized_start = 5489
-    _globals["_CREATESTREAMOP"]._serialized_end = 5541
-    _globals["_DELETESTREAMOP"]._serialized_start = 5543
-    _globals["_DELETESTREAMOP"]._serialized_end = 5575
-    _globals["_PAUSESTREAMOP"]._serialized_start = 5577
-    _globals["_PAUSESTREAMOP"]._serialized_end = 5647
-    _globals["_RESUMESTREAMOP"]._serialized_start = 5649
-    _globals["_RESUMESTREAMOP"]._serialized_end = 5701
-    _globals["_SETSTREAMREADONLYOP"]._serialized_start = 5703
-    _globals["_SETSTREAMREADONLYOP"]._serialized_end = 5778
-    _globals["_JOINCONSUMERGROUPOP"]._serialized_start = 5780
-    _globals["_JOINCONSUMERGROUPOP"]._serialized_end = 5855
-    _globals["_LEAVECONSUMERGROUPOP"]._serialized_start = 5857
-    _globals["_LEAVECONSUMERGROUPOP"]._serialized_end = 5933
-    _globals["_ACTIVITYSTREAMEVENT"]._serialized_start = 5936
-    _globals["_ACTIVITYSTREAMEVENT"]._serialized_end = 6365
-    _globals["_API"]._serialized_start = 6758
-    _globals["_API"]._serialized_end = 8076
+  DESCRIPTOR._loaded_options = None
+  _globals['_MESSAGE_HEADERSENTRY']._loaded_options = None
+  _globals['_MESSAGE_HEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_STREAMMETADATA_PARTITIONSENTRY']._loaded_options = None
+  _globals['_STREAMMETADATA_PARTITIONSENTRY']._serialized_options = b'8\001'
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._loaded_options = None
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY']._loaded_options = None
+  _globals['_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_STARTPOSITION']._serialized_start=6367
+  _globals['_STARTPOSITION']._serialized_end=6449
+  _globals['_STOPPOSITION']._serialized_start=6451
+  _globals['_STOPPOSITION']._serialized_end=6539
+  _globals['_ACKPOLICY']._serialized_start=6541
+  _globals['_ACKPOLICY']._serialized_end=6583
+  _globals['_ACTIVITYSTREAMOP']._serialized_start=6586
+  _globals['_ACTIVITYSTREAMOP']._serialized_end=6755
+  _globals['_NULLABLEINT64']._serialized_start=27
+  _globals['_NULLABLEINT64']._serialized_end=57
+  _globals['_NULLABLEINT32']._serialized_start=59
+  _globals['_NULLABLEINT32']._serialized_end=89
+  _globals['_NULLABLEBOOL']._serialized_start=91
+  _globals['_NULLABLEBOOL']._serialized_end=120
+  _globals['_CREATESTREAMREQUEST']._serialized_start=123
+  _globals['_CREATESTREAMREQUEST']._serialized_end=864
+  _globals['_CREATESTREAMRESPONSE']._serialized_start=866
+  _globals['_CREATESTREAMRESPONSE']._serialized_end=888
+  _globals['_DELETESTREAMREQUEST']._serialized_start=890
+  _globals['_DELETESTREAMREQUEST']._serialized_end=925
+  _globals['_DELETESTREAMRESPONSE']._serialized_start=927
+  _globals['_DELETESTREAMRESPONSE']._serialized_end=949
+  _globals['_PAUSESTREAMREQUEST']._serialized_start=951
+  _globals['_PAUSESTREAMREQUEST']._serialized_end=1024
+  _globals['_PAUSESTREAMRESPONSE']._serialized_start=1026
+  _globals['_PAUSESTREAMRESPONSE']._serialized_end=1047
+  _globals['_SETSTREAMREADONLYREQUEST']._serialized_start=1049
+  _globals['_SETSTREAMREADONLYREQUEST']._serialized_end=1127
+  _globals['_SETSTREAMREADONLYRESPONSE']._serialized_start=1129
+  _globals['_SETSTREAMREADONLYRESPONSE']._serialized_end=1156
+  _globals['_CONSUMER']._serialized_start=1158
+  _globals['_CONSUMER']._serialized_end=1225
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=1228
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=1532
+  _globals['_MESSAGE']._serialized_start=1535
+  _globals['_MESSAGE']._serialized_end=1853
+  _globals['_MESSAGE_HEADERSENTRY']._serialized_start=1807
+  _globals['_MESSAGE_HEADERSENTRY']._serialized_end=1853
+  _globals['_FETCHMETADATAREQUEST']._serialized_start=1855
+  _globals['_FETCHMETADATAREQUEST']._serialized_end=1910
+  _globals['_FETCHMETADATARESPONSE']._serialized_start=1913
+  _globals['_FETCHMETADATARESPONSE']._serialized_end=2068
+  _globals['_BROKER']._serialized_start=2070
+  _globals['_BROKER']._serialized_end=2163
+  _globals['_STREAMMETADATA']._serialized_start=2166
+  _globals['_STREAMMETADATA']._serialized_end=2457
+  _globals['_STREAMMETADATA_PARTITIONSENTRY']._serialized_start=2345
+  _globals['_STREAMMETADATA_PARTITIONSENTRY']._serialized_end=2420
+  _globals['_STREAMMETADATA_ERROR']._serialized_start=2422
+  _globals['_STREAMMETADATA_ERROR']._serialized_end=2457
+  _globals['_CONSUMERGROUPMETADATA']._serialized_start=2460
+  _globals['_CONSUMERGROUPMETADATA']._serialized_end=2623
+  _globals['_CONSUMERGROUPMETADATA_ERROR']._serialized_start=2589
+  _globals['_CONSUMERGROUPMETADATA_ERROR']._serialized_end=2623
+  _globals['_PARTITIONEVENTTIMESTAMPS']._serialized_start=2625
+  _globals['_PARTITIONEVENTTIMESTAMPS']._serialized_end=2700
+  _globals['_PARTITIONMETADATA']._serialized_start=2703
+  _globals['_PARTITIONMETADATA']._serialized_end=3048
+  _globals['_FETCHPARTITIONMETADATAREQUEST']._serialized_start=3050
+  _globals['_FETCHPARTITIONMETADATAREQUEST']._serialized_end=3116
+  _globals['_FETCHPARTITIONMETADATARESPONSE']._serialized_start=3118
+  _globals['_FETCHPARTITIONMETADATARESPONSE']._serialized_end=3194
+  _globals['_PUBLISHREQUEST']._serialized_start=3197
+  _globals['_PUBLISHREQUEST']._serialized_end=3479
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._serialized_start=1807
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._serialized_end=1853
+  _globals['_PUBLISHASYNCERROR']._serialized_start=3482
+  _globals['_PUBLISHASYNCERROR']._serialized_end=3713
+  _globals['_PUBLISHASYNCERROR_CODE']._serialized_start=3566
+  _globals['_PUBLISHASYNCERROR_CODE']._serialized_end=3713
+  _globals['_PUBLISHRESPONSE']._serialized_start=3715
+  _globals['_PUBLISHRESPONSE']._serialized_end=3826
+  _globals['_PUBLISHTOSUBJECTREQUEST']._serialized_start=3829
+  _globals['_PUBLISHTOSUBJECTREQUEST']._serialized_end=4087
+  _globals['_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY']._serialized_start=1807
+  _globals['_PUBLISHTOSUBJECTREQUEST_HEADERSENTRY']._serialized_end=1853
+  _globals['_PUBLISHTOSUBJECTRESPONSE']._serialized_start=4089
+  _globals['_PUBLISHTOSUBJECTRESPONSE']._serialized_end=4140
+  _globals['_ACK']._serialized_start=4143
+  _globals['_ACK']._serialized_end=4476
+  _globals['_ACK_ERROR']._serialized_start=4395
+  _globals['_ACK_ERROR']._serialized_end=4476
+  _globals['_SETCURSORREQUEST']._serialized_start=4478
+  _globals['_SETCURSORREQUEST']._serialized_end=4565
+  _globals['_SETCURSORRESPONSE']._serialized_start=4567
+  _globals['_SETCURSORRESPONSE']._serialized_end=4586
+  _globals['_FETCHCURSORREQUEST']._serialized_start=4588
+  _globals['_FETCHCURSORREQUEST']._serialized_end=4661
+  _globals['_FETCHCURSORRESPONSE']._serialized_start=4663
+  _globals['_FETCHCURSORRESPONSE']._serialized_end=4700
+  _globals['_CURSOR']._serialized_start=4702
+  _globals['_CURSOR']._serialized_end=4779
+  _globals['_JOINCONSUMERGROUPREQUEST']._serialized_start=4781
+  _globals['_JOINCONSUMERGROUPREQUEST']._serialized_end=4861
+  _globals['_JOINCONSUMERGROUPRESPONSE']._serialized_start=4863
+  _globals['_JOINCONSUMERGROUPRESPONSE']._serialized_end=4979
+  _globals['_LEAVECONSUMERGROUPREQUEST']._serialized_start=4981
+  _globals['_LEAVECONSUMERGROUPREQUEST']._serialized_end=5045
+  _globals['_LEAVECONSUMERGROUPRESPONSE']._serialized_start=5047
+  _globals['_LEAVECONSUMERGROUPRESPONSE']._serialized_end=5075
+  _globals['_FETCHCONSUMERGROUPASSIGNMENTSREQUEST']._serialized_start=5077
+  _globals['_FETCHCONSUMERGROUPASSIGNMENTSREQUEST']._serialized_end=5167
+  _globals['_PARTITIONASSIGNMENT']._serialized_start=5169
+  _globals['_PARTITIONASSIGNMENT']._serialized_end=5226
+  _globals['_FETCHCONSUMERGROUPASSIGNMENTSRESPONSE']._serialized_start=5228
+  _globals['_FETCHCONSUMERGROUPASSIGNMENTSRESPONSE']._serialized_end=5331
+  _globals['_REPORTCONSUMERGROUPCOORDINATORREQUEST']._serialized_start=5333
+  _globals['_REPORTCONSUMERGROUPCOORDINATORREQUEST']._serialized_end=5445
+  _globals['_REPORTCONSUMERGROUPCOORDINATORRESPONSE']._serialized_start=5447
+  _globals['_REPORTCONSUMERGROUPCOORDINATORRESPONSE']._serialized_end=5487
+  _globals['_CREATESTREAMOP']._serialized_start=5489
+  _globals['_CREATESTREAMOP']._serialized_end=5541
+  _globals['_DELETESTREAMOP']._serialized_start=5543
+  _globals['_DELETESTREAMOP']._serialized_end=5575
+  _globals['_PAUSESTREAMOP']._serialized_start=5577
+  _globals['_PAUSESTREAMOP']._serialized_end=5647
+  _globals['_RESUMESTREAMOP']._serialized_start=5649
+  _globals['_RESUMESTREAMOP']._serialized_end=5701
+  _globals['_SETSTREAMREADONLYOP']._serialized_start=5703
+  _globals['_SETSTREAMREADONLYOP']._serialized_end=5778
+  _globals['_JOINCONSUMERGROUPOP']._serialized_start=5780
+  _globals['_JOINCONSUMERGROUPOP']._serialized_end=5855
+  _globals['_LEAVECONSUMERGROUPOP']._serialized_start=5857
+  _globals['_LEAVECONSUMERGROUPOP']._serialized_end=5933
+  _globals['_ACTIVITYSTREAMEVENT']._serialized_start=5936
+  _globals['_ACTIVITYSTREAMEVENT']._serialized_end=6365
+  _globals['_API']._serialized_start=6758
+  _globals['_API']._serialized_end=8076
 # @@protoc_insertion_point(module_scope)

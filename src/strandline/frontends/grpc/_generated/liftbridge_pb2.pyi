@@ -37,7 +37,6 @@ class ActivityStreamOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SET_STREAM_READONLY: _ClassVar[ActivityStreamOp]
     JOIN_CONSUMER_GROUP: _ClassVar[ActivityStreamOp]
     LEAVE_CONSUMER_GROUP: _ClassVar[ActivityStreamOp]
-
 NEW_ONLY: StartPosition
 OFFSET: StartPosition
 EARLIEST: StartPosition
@@ -77,26 +76,7 @@ class NullableBool(_message.Message):
     def __init__(self, value: _Optional[bool] = ...) -> None: ...
 
 class CreateStreamRequest(_message.Message):
-    __slots__ = (
-        "subject",
-        "name",
-        "group",
-        "replicationFactor",
-        "partitions",
-        "retentionMaxBytes",
-        "retentionMaxMessages",
-        "retentionMaxAge",
-        "cleanerInterval",
-        "segmentMaxBytes",
-        "segmentMaxAge",
-        "compactMaxGoroutines",
-        "compactEnabled",
-        "autoPauseTime",
-        "autoPauseDisableIfSubscribers",
-        "minIsr",
-        "optimisticConcurrencyControl",
-        "encryption",
-    )
+    __slots__ = ("subject", "name", "group", "replicationFactor", "partitions", "retentionMaxBytes", "retentionMaxMessages", "retentionMaxAge", "cleanerInterval", "segmentMaxBytes", "segmentMaxAge", "compactMaxGoroutines", "compactEnabled", "autoPauseTime", "autoPauseDisableIfSubscribers", "minIsr", "optimisticConcurrencyControl", "encryption")
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -133,27 +113,7 @@ class CreateStreamRequest(_message.Message):
     minIsr: NullableInt32
     optimisticConcurrencyControl: NullableBool
     encryption: NullableBool
-    def __init__(
-        self,
-        subject: _Optional[str] = ...,
-        name: _Optional[str] = ...,
-        group: _Optional[str] = ...,
-        replicationFactor: _Optional[int] = ...,
-        partitions: _Optional[int] = ...,
-        retentionMaxBytes: _Optional[_Union[NullableInt64, _Mapping]] = ...,
-        retentionMaxMessages: _Optional[_Union[NullableInt64, _Mapping]] = ...,
-        retentionMaxAge: _Optional[_Union[NullableInt64, _Mapping]] = ...,
-        cleanerInterval: _Optional[_Union[NullableInt64, _Mapping]] = ...,
-        segmentMaxBytes: _Optional[_Union[NullableInt64, _Mapping]] = ...,
-        segmentMaxAge: _Optional[_Union[NullableInt64, _Mapping]] = ...,
-        compactMaxGoroutines: _Optional[_Union[NullableInt32, _Mapping]] = ...,
-        compactEnabled: _Optional[_Union[NullableBool, _Mapping]] = ...,
-        autoPauseTime: _Optional[_Union[NullableInt64, _Mapping]] = ...,
-        autoPauseDisableIfSubscribers: _Optional[_Union[NullableBool, _Mapping]] = ...,
-        minIsr: _Optional[_Union[NullableInt32, _Mapping]] = ...,
-        optimisticConcurrencyControl: _Optional[_Union[NullableBool, _Mapping]] = ...,
-        encryption: _Optional[_Union[NullableBool, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, subject: _Optional[str] = ..., name: _Optional[str] = ..., group: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., partitions: _Optional[int] = ..., retentionMaxBytes: _Optional[_Union[NullableInt64, _Mapping]] = ..., retentionMaxMessages: _Optional[_Union[NullableInt64, _Mapping]] = ..., retentionMaxAge: _Optional[_Union[NullableInt64, _Mapping]] = ..., cleanerInterval: _Optional[_Union[NullableInt64, _Mapping]] = ..., segmentMaxBytes: _Optional[_Union[NullableInt64, _Mapping]] = ..., segmentMaxAge: _Optional[_Union[NullableInt64, _Mapping]] = ..., compactMaxGoroutines: _Optional[_Union[NullableInt32, _Mapping]] = ..., compactEnabled: _Optional[_Union[NullableBool, _Mapping]] = ..., autoPauseTime: _Optional[_Union[NullableInt64, _Mapping]] = ..., autoPauseDisableIfSubscribers: _Optional[_Union[NullableBool, _Mapping]] = ..., minIsr: _Optional[_Union[NullableInt32, _Mapping]] = ..., optimisticConcurrencyControl: _Optional[_Union[NullableBool, _Mapping]] = ..., encryption: _Optional[_Union[NullableBool, _Mapping]] = ...) -> None: ...
 
 class CreateStreamResponse(_message.Message):
     __slots__ = ()
@@ -177,12 +137,7 @@ class PauseStreamRequest(_message.Message):
     name: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
     resumeAll: bool
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        partitions: _Optional[_Iterable[int]] = ...,
-        resumeAll: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., resumeAll: _Optional[bool] = ...) -> None: ...
 
 class PauseStreamResponse(_message.Message):
     __slots__ = ()
@@ -196,12 +151,7 @@ class SetStreamReadonlyRequest(_message.Message):
     name: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
     readonly: bool
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        partitions: _Optional[_Iterable[int]] = ...,
-        readonly: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., readonly: _Optional[bool] = ...) -> None: ...
 
 class SetStreamReadonlyResponse(_message.Message):
     __slots__ = ()
@@ -215,27 +165,10 @@ class Consumer(_message.Message):
     groupId: str
     groupEpoch: int
     consumerId: str
-    def __init__(
-        self,
-        groupId: _Optional[str] = ...,
-        groupEpoch: _Optional[int] = ...,
-        consumerId: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, groupId: _Optional[str] = ..., groupEpoch: _Optional[int] = ..., consumerId: _Optional[str] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
-    __slots__ = (
-        "stream",
-        "partition",
-        "startPosition",
-        "startOffset",
-        "startTimestamp",
-        "readISRReplica",
-        "resume",
-        "stopPosition",
-        "stopOffset",
-        "stopTimestamp",
-        "consumer",
-    )
+    __slots__ = ("stream", "partition", "startPosition", "startOffset", "startTimestamp", "readISRReplica", "resume", "stopPosition", "stopOffset", "stopTimestamp", "consumer")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STARTPOSITION_FIELD_NUMBER: _ClassVar[int]
@@ -258,36 +191,10 @@ class SubscribeRequest(_message.Message):
     stopOffset: int
     stopTimestamp: int
     consumer: Consumer
-    def __init__(
-        self,
-        stream: _Optional[str] = ...,
-        partition: _Optional[int] = ...,
-        startPosition: _Optional[_Union[StartPosition, str]] = ...,
-        startOffset: _Optional[int] = ...,
-        startTimestamp: _Optional[int] = ...,
-        readISRReplica: _Optional[bool] = ...,
-        resume: _Optional[bool] = ...,
-        stopPosition: _Optional[_Union[StopPosition, str]] = ...,
-        stopOffset: _Optional[int] = ...,
-        stopTimestamp: _Optional[int] = ...,
-        consumer: _Optional[_Union[Consumer, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., startPosition: _Optional[_Union[StartPosition, str]] = ..., startOffset: _Optional[int] = ..., startTimestamp: _Optional[int] = ..., readISRReplica: _Optional[bool] = ..., resume: _Optional[bool] = ..., stopPosition: _Optional[_Union[StopPosition, str]] = ..., stopOffset: _Optional[int] = ..., stopTimestamp: _Optional[int] = ..., consumer: _Optional[_Union[Consumer, _Mapping]] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = (
-        "offset",
-        "key",
-        "value",
-        "timestamp",
-        "stream",
-        "partition",
-        "subject",
-        "replySubject",
-        "headers",
-        "ackInbox",
-        "correlationId",
-        "ackPolicy",
-    )
+    __slots__ = ("offset", "key", "value", "timestamp", "stream", "partition", "subject", "replySubject", "headers", "ackInbox", "correlationId", "ackPolicy")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -295,7 +202,6 @@ class Message(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
-
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -320,21 +226,7 @@ class Message(_message.Message):
     ackInbox: str
     correlationId: str
     ackPolicy: AckPolicy
-    def __init__(
-        self,
-        offset: _Optional[int] = ...,
-        key: _Optional[bytes] = ...,
-        value: _Optional[bytes] = ...,
-        timestamp: _Optional[int] = ...,
-        stream: _Optional[str] = ...,
-        partition: _Optional[int] = ...,
-        subject: _Optional[str] = ...,
-        replySubject: _Optional[str] = ...,
-        headers: _Optional[_Mapping[str, bytes]] = ...,
-        ackInbox: _Optional[str] = ...,
-        correlationId: _Optional[str] = ...,
-        ackPolicy: _Optional[_Union[AckPolicy, str]] = ...,
-    ) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Mapping[str, bytes]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ...) -> None: ...
 
 class FetchMetadataRequest(_message.Message):
     __slots__ = ("streams", "groups")
@@ -342,9 +234,7 @@ class FetchMetadataRequest(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     streams: _containers.RepeatedScalarFieldContainer[str]
     groups: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(
-        self, streams: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[str]] = ...
-    ) -> None: ...
+    def __init__(self, streams: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FetchMetadataResponse(_message.Message):
     __slots__ = ("brokers", "streamMetadata", "groupMetadata")
@@ -354,12 +244,7 @@ class FetchMetadataResponse(_message.Message):
     brokers: _containers.RepeatedCompositeFieldContainer[Broker]
     streamMetadata: _containers.RepeatedCompositeFieldContainer[StreamMetadata]
     groupMetadata: _containers.RepeatedCompositeFieldContainer[ConsumerGroupMetadata]
-    def __init__(
-        self,
-        brokers: _Optional[_Iterable[_Union[Broker, _Mapping]]] = ...,
-        streamMetadata: _Optional[_Iterable[_Union[StreamMetadata, _Mapping]]] = ...,
-        groupMetadata: _Optional[_Iterable[_Union[ConsumerGroupMetadata, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, brokers: _Optional[_Iterable[_Union[Broker, _Mapping]]] = ..., streamMetadata: _Optional[_Iterable[_Union[StreamMetadata, _Mapping]]] = ..., groupMetadata: _Optional[_Iterable[_Union[ConsumerGroupMetadata, _Mapping]]] = ...) -> None: ...
 
 class Broker(_message.Message):
     __slots__ = ("id", "host", "port", "partitionCount", "leaderCount")
@@ -373,14 +258,7 @@ class Broker(_message.Message):
     port: int
     partitionCount: int
     leaderCount: int
-    def __init__(
-        self,
-        id: _Optional[str] = ...,
-        host: _Optional[str] = ...,
-        port: _Optional[int] = ...,
-        partitionCount: _Optional[int] = ...,
-        leaderCount: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., partitionCount: _Optional[int] = ..., leaderCount: _Optional[int] = ...) -> None: ...
 
 class StreamMetadata(_message.Message):
     __slots__ = ("name", "subject", "error", "partitions", "creationTimestamp")
@@ -388,7 +266,6 @@ class StreamMetadata(_message.Message):
         __slots__ = ()
         OK: _ClassVar[StreamMetadata.Error]
         UNKNOWN_STREAM: _ClassVar[StreamMetadata.Error]
-
     OK: StreamMetadata.Error
     UNKNOWN_STREAM: StreamMetadata.Error
     class PartitionsEntry(_message.Message):
@@ -397,12 +274,7 @@ class StreamMetadata(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: int
         value: PartitionMetadata
-        def __init__(
-            self,
-            key: _Optional[int] = ...,
-            value: _Optional[_Union[PartitionMetadata, _Mapping]] = ...,
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[PartitionMetadata, _Mapping]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -413,14 +285,7 @@ class StreamMetadata(_message.Message):
     error: StreamMetadata.Error
     partitions: _containers.MessageMap[int, PartitionMetadata]
     creationTimestamp: int
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        subject: _Optional[str] = ...,
-        error: _Optional[_Union[StreamMetadata.Error, str]] = ...,
-        partitions: _Optional[_Mapping[int, PartitionMetadata]] = ...,
-        creationTimestamp: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., error: _Optional[_Union[StreamMetadata.Error, str]] = ..., partitions: _Optional[_Mapping[int, PartitionMetadata]] = ..., creationTimestamp: _Optional[int] = ...) -> None: ...
 
 class ConsumerGroupMetadata(_message.Message):
     __slots__ = ("groupId", "error", "coordinator", "epoch")
@@ -428,7 +293,6 @@ class ConsumerGroupMetadata(_message.Message):
         __slots__ = ()
         OK: _ClassVar[ConsumerGroupMetadata.Error]
         UNKNOWN_GROUP: _ClassVar[ConsumerGroupMetadata.Error]
-
     OK: ConsumerGroupMetadata.Error
     UNKNOWN_GROUP: ConsumerGroupMetadata.Error
     GROUPID_FIELD_NUMBER: _ClassVar[int]
@@ -439,13 +303,7 @@ class ConsumerGroupMetadata(_message.Message):
     error: ConsumerGroupMetadata.Error
     coordinator: str
     epoch: int
-    def __init__(
-        self,
-        groupId: _Optional[str] = ...,
-        error: _Optional[_Union[ConsumerGroupMetadata.Error, str]] = ...,
-        coordinator: _Optional[str] = ...,
-        epoch: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, groupId: _Optional[str] = ..., error: _Optional[_Union[ConsumerGroupMetadata.Error, str]] = ..., coordinator: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PartitionEventTimestamps(_message.Message):
     __slots__ = ("firstTimestamp", "latestTimestamp")
@@ -453,24 +311,10 @@ class PartitionEventTimestamps(_message.Message):
     LATESTTIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     firstTimestamp: int
     latestTimestamp: int
-    def __init__(
-        self, firstTimestamp: _Optional[int] = ..., latestTimestamp: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, firstTimestamp: _Optional[int] = ..., latestTimestamp: _Optional[int] = ...) -> None: ...
 
 class PartitionMetadata(_message.Message):
-    __slots__ = (
-        "id",
-        "leader",
-        "replicas",
-        "isr",
-        "highWatermark",
-        "newestOffset",
-        "paused",
-        "readonly",
-        "messagesReceivedTimestamps",
-        "pauseTimestamps",
-        "readonlyTimestamps",
-    )
+    __slots__ = ("id", "leader", "replicas", "isr", "highWatermark", "newestOffset", "paused", "readonly", "messagesReceivedTimestamps", "pauseTimestamps", "readonlyTimestamps")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -493,20 +337,7 @@ class PartitionMetadata(_message.Message):
     messagesReceivedTimestamps: PartitionEventTimestamps
     pauseTimestamps: PartitionEventTimestamps
     readonlyTimestamps: PartitionEventTimestamps
-    def __init__(
-        self,
-        id: _Optional[int] = ...,
-        leader: _Optional[str] = ...,
-        replicas: _Optional[_Iterable[str]] = ...,
-        isr: _Optional[_Iterable[str]] = ...,
-        highWatermark: _Optional[int] = ...,
-        newestOffset: _Optional[int] = ...,
-        paused: _Optional[bool] = ...,
-        readonly: _Optional[bool] = ...,
-        messagesReceivedTimestamps: _Optional[_Union[PartitionEventTimestamps, _Mapping]] = ...,
-        pauseTimestamps: _Optional[_Union[PartitionEventTimestamps, _Mapping]] = ...,
-        readonlyTimestamps: _Optional[_Union[PartitionEventTimestamps, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., leader: _Optional[str] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., highWatermark: _Optional[int] = ..., newestOffset: _Optional[int] = ..., paused: _Optional[bool] = ..., readonly: _Optional[bool] = ..., messagesReceivedTimestamps: _Optional[_Union[PartitionEventTimestamps, _Mapping]] = ..., pauseTimestamps: _Optional[_Union[PartitionEventTimestamps, _Mapping]] = ..., readonlyTimestamps: _Optional[_Union[PartitionEventTimestamps, _Mapping]] = ...) -> None: ...
 
 class FetchPartitionMetadataRequest(_message.Message):
     __slots__ = ("stream", "partition")
@@ -523,17 +354,7 @@ class FetchPartitionMetadataResponse(_message.Message):
     def __init__(self, metadata: _Optional[_Union[PartitionMetadata, _Mapping]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = (
-        "key",
-        "value",
-        "stream",
-        "partition",
-        "headers",
-        "ackInbox",
-        "correlationId",
-        "ackPolicy",
-        "expectedOffset",
-    )
+    __slots__ = ("key", "value", "stream", "partition", "headers", "ackInbox", "correlationId", "ackPolicy", "expectedOffset")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -541,7 +362,6 @@ class PublishRequest(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
-
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
@@ -560,18 +380,7 @@ class PublishRequest(_message.Message):
     correlationId: str
     ackPolicy: AckPolicy
     expectedOffset: int
-    def __init__(
-        self,
-        key: _Optional[bytes] = ...,
-        value: _Optional[bytes] = ...,
-        stream: _Optional[str] = ...,
-        partition: _Optional[int] = ...,
-        headers: _Optional[_Mapping[str, bytes]] = ...,
-        ackInbox: _Optional[str] = ...,
-        correlationId: _Optional[str] = ...,
-        ackPolicy: _Optional[_Union[AckPolicy, str]] = ...,
-        expectedOffset: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., headers: _Optional[_Mapping[str, bytes]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., expectedOffset: _Optional[int] = ...) -> None: ...
 
 class PublishAsyncError(_message.Message):
     __slots__ = ("code", "message")
@@ -585,7 +394,6 @@ class PublishAsyncError(_message.Message):
         INCORRECT_OFFSET: _ClassVar[PublishAsyncError.Code]
         ENCRYPTION_FAILED: _ClassVar[PublishAsyncError.Code]
         PERMISSION_DENIED: _ClassVar[PublishAsyncError.Code]
-
     UNKNOWN: PublishAsyncError.Code
     BAD_REQUEST: PublishAsyncError.Code
     NOT_FOUND: PublishAsyncError.Code
@@ -598,11 +406,7 @@ class PublishAsyncError(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     code: PublishAsyncError.Code
     message: str
-    def __init__(
-        self,
-        code: _Optional[_Union[PublishAsyncError.Code, str]] = ...,
-        message: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, code: _Optional[_Union[PublishAsyncError.Code, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("ack", "asyncError", "correlationId")
@@ -612,12 +416,7 @@ class PublishResponse(_message.Message):
     ack: Ack
     asyncError: PublishAsyncError
     correlationId: str
-    def __init__(
-        self,
-        ack: _Optional[_Union[Ack, _Mapping]] = ...,
-        asyncError: _Optional[_Union[PublishAsyncError, _Mapping]] = ...,
-        correlationId: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, ack: _Optional[_Union[Ack, _Mapping]] = ..., asyncError: _Optional[_Union[PublishAsyncError, _Mapping]] = ..., correlationId: _Optional[str] = ...) -> None: ...
 
 class PublishToSubjectRequest(_message.Message):
     __slots__ = ("key", "value", "subject", "headers", "ackInbox", "correlationId", "ackPolicy")
@@ -628,7 +427,6 @@ class PublishToSubjectRequest(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
-
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
@@ -643,16 +441,7 @@ class PublishToSubjectRequest(_message.Message):
     ackInbox: str
     correlationId: str
     ackPolicy: AckPolicy
-    def __init__(
-        self,
-        key: _Optional[bytes] = ...,
-        value: _Optional[bytes] = ...,
-        subject: _Optional[str] = ...,
-        headers: _Optional[_Mapping[str, bytes]] = ...,
-        ackInbox: _Optional[str] = ...,
-        correlationId: _Optional[str] = ...,
-        ackPolicy: _Optional[_Union[AckPolicy, str]] = ...,
-    ) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., subject: _Optional[str] = ..., headers: _Optional[_Mapping[str, bytes]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ...) -> None: ...
 
 class PublishToSubjectResponse(_message.Message):
     __slots__ = ("ack",)
@@ -661,18 +450,7 @@ class PublishToSubjectResponse(_message.Message):
     def __init__(self, ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = (
-        "stream",
-        "partitionSubject",
-        "msgSubject",
-        "offset",
-        "ackInbox",
-        "correlationId",
-        "ackPolicy",
-        "receptionTimestamp",
-        "commitTimestamp",
-        "ackError",
-    )
+    __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[Ack.Error]
@@ -680,7 +458,6 @@ class Ack(_message.Message):
         INCORRECT_OFFSET: _ClassVar[Ack.Error]
         TOO_LARGE: _ClassVar[Ack.Error]
         ENCRYPTION: _ClassVar[Ack.Error]
-
     OK: Ack.Error
     UNKNOWN: Ack.Error
     INCORRECT_OFFSET: Ack.Error
@@ -706,19 +483,7 @@ class Ack(_message.Message):
     receptionTimestamp: int
     commitTimestamp: int
     ackError: Ack.Error
-    def __init__(
-        self,
-        stream: _Optional[str] = ...,
-        partitionSubject: _Optional[str] = ...,
-        msgSubject: _Optional[str] = ...,
-        offset: _Optional[int] = ...,
-        ackInbox: _Optional[str] = ...,
-        correlationId: _Optional[str] = ...,
-        ackPolicy: _Optional[_Union[AckPolicy, str]] = ...,
-        receptionTimestamp: _Optional[int] = ...,
-        commitTimestamp: _Optional[int] = ...,
-        ackError: _Optional[_Union[Ack.Error, str]] = ...,
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ...) -> None: ...
 
 class SetCursorRequest(_message.Message):
     __slots__ = ("stream", "partition", "cursorId", "offset")
@@ -730,13 +495,7 @@ class SetCursorRequest(_message.Message):
     partition: int
     cursorId: str
     offset: int
-    def __init__(
-        self,
-        stream: _Optional[str] = ...,
-        partition: _Optional[int] = ...,
-        cursorId: _Optional[str] = ...,
-        offset: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., cursorId: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class SetCursorResponse(_message.Message):
     __slots__ = ()
@@ -750,12 +509,7 @@ class FetchCursorRequest(_message.Message):
     stream: str
     partition: int
     cursorId: str
-    def __init__(
-        self,
-        stream: _Optional[str] = ...,
-        partition: _Optional[int] = ...,
-        cursorId: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., cursorId: _Optional[str] = ...) -> None: ...
 
 class FetchCursorResponse(_message.Message):
     __slots__ = ("offset",)
@@ -773,13 +527,7 @@ class Cursor(_message.Message):
     partition: int
     cursorId: str
     offset: int
-    def __init__(
-        self,
-        stream: _Optional[str] = ...,
-        partition: _Optional[int] = ...,
-        cursorId: _Optional[str] = ...,
-        offset: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., cursorId: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class JoinConsumerGroupRequest(_message.Message):
     __slots__ = ("groupId", "consumerId", "streams")
@@ -789,12 +537,7 @@ class JoinConsumerGroupRequest(_message.Message):
     groupId: str
     consumerId: str
     streams: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(
-        self,
-        groupId: _Optional[str] = ...,
-        consumerId: _Optional[str] = ...,
-        streams: _Optional[_Iterable[str]] = ...,
-    ) -> None: ...
+    def __init__(self, groupId: _Optional[str] = ..., consumerId: _Optional[str] = ..., streams: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinConsumerGroupResponse(_message.Message):
     __slots__ = ("coordinator", "epoch", "consumerTimeout", "coordinatorTimeout")
@@ -806,13 +549,7 @@ class JoinConsumerGroupResponse(_message.Message):
     epoch: int
     consumerTimeout: int
     coordinatorTimeout: int
-    def __init__(
-        self,
-        coordinator: _Optional[str] = ...,
-        epoch: _Optional[int] = ...,
-        consumerTimeout: _Optional[int] = ...,
-        coordinatorTimeout: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, coordinator: _Optional[str] = ..., epoch: _Optional[int] = ..., consumerTimeout: _Optional[int] = ..., coordinatorTimeout: _Optional[int] = ...) -> None: ...
 
 class LeaveConsumerGroupRequest(_message.Message):
     __slots__ = ("groupId", "consumerId")
@@ -834,12 +571,7 @@ class FetchConsumerGroupAssignmentsRequest(_message.Message):
     groupId: str
     consumerId: str
     epoch: int
-    def __init__(
-        self,
-        groupId: _Optional[str] = ...,
-        consumerId: _Optional[str] = ...,
-        epoch: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, groupId: _Optional[str] = ..., consumerId: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PartitionAssignment(_message.Message):
     __slots__ = ("stream", "partitions")
@@ -847,9 +579,7 @@ class PartitionAssignment(_message.Message):
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchConsumerGroupAssignmentsResponse(_message.Message):
     __slots__ = ("epoch", "assignments")
@@ -857,11 +587,7 @@ class FetchConsumerGroupAssignmentsResponse(_message.Message):
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     assignments: _containers.RepeatedCompositeFieldContainer[PartitionAssignment]
-    def __init__(
-        self,
-        epoch: _Optional[int] = ...,
-        assignments: _Optional[_Iterable[_Union[PartitionAssignment, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[PartitionAssignment, _Mapping]]] = ...) -> None: ...
 
 class ReportConsumerGroupCoordinatorRequest(_message.Message):
     __slots__ = ("groupId", "consumerId", "coordinator", "epoch")
@@ -873,13 +599,7 @@ class ReportConsumerGroupCoordinatorRequest(_message.Message):
     consumerId: str
     coordinator: str
     epoch: int
-    def __init__(
-        self,
-        groupId: _Optional[str] = ...,
-        consumerId: _Optional[str] = ...,
-        coordinator: _Optional[str] = ...,
-        epoch: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, groupId: _Optional[str] = ..., consumerId: _Optional[str] = ..., coordinator: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReportConsumerGroupCoordinatorResponse(_message.Message):
     __slots__ = ()
@@ -891,9 +611,7 @@ class CreateStreamOp(_message.Message):
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeleteStreamOp(_message.Message):
     __slots__ = ("stream",)
@@ -909,12 +627,7 @@ class PauseStreamOp(_message.Message):
     stream: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
     resumeAll: bool
-    def __init__(
-        self,
-        stream: _Optional[str] = ...,
-        partitions: _Optional[_Iterable[int]] = ...,
-        resumeAll: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., resumeAll: _Optional[bool] = ...) -> None: ...
 
 class ResumeStreamOp(_message.Message):
     __slots__ = ("stream", "partitions")
@@ -922,9 +635,7 @@ class ResumeStreamOp(_message.Message):
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SetStreamReadonlyOp(_message.Message):
     __slots__ = ("stream", "partitions", "readonly")
@@ -934,12 +645,7 @@ class SetStreamReadonlyOp(_message.Message):
     stream: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
     readonly: bool
-    def __init__(
-        self,
-        stream: _Optional[str] = ...,
-        partitions: _Optional[_Iterable[int]] = ...,
-        readonly: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., readonly: _Optional[bool] = ...) -> None: ...
 
 class JoinConsumerGroupOp(_message.Message):
     __slots__ = ("groupId", "consumerId", "streams")
@@ -949,12 +655,7 @@ class JoinConsumerGroupOp(_message.Message):
     groupId: str
     consumerId: str
     streams: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(
-        self,
-        groupId: _Optional[str] = ...,
-        consumerId: _Optional[str] = ...,
-        streams: _Optional[_Iterable[str]] = ...,
-    ) -> None: ...
+    def __init__(self, groupId: _Optional[str] = ..., consumerId: _Optional[str] = ..., streams: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LeaveConsumerGroupOp(_message.Message):
     __slots__ = ("groupId", "consumerId", "expired")
@@ -964,25 +665,10 @@ class LeaveConsumerGroupOp(_message.Message):
     groupId: str
     consumerId: str
     expired: bool
-    def __init__(
-        self,
-        groupId: _Optional[str] = ...,
-        consumerId: _Optional[str] = ...,
-        expired: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, groupId: _Optional[str] = ..., consumerId: _Optional[str] = ..., expired: _Optional[bool] = ...) -> None: ...
 
 class ActivityStreamEvent(_message.Message):
-    __slots__ = (
-        "id",
-        "op",
-        "createStreamOp",
-        "deleteStreamOp",
-        "pauseStreamOp",
-        "resumeStreamOp",
-        "setStreamReadonlyOp",
-        "joinConsumerGroupOp",
-        "leaveConsumerGroupOp",
-    )
+    __slots__ = ("id", "op", "createStreamOp", "deleteStreamOp", "pauseStreamOp", "resumeStreamOp", "setStreamReadonlyOp", "joinConsumerGroupOp", "leaveConsumerGroupOp")
     ID_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
     CREATESTREAMOP_FIELD_NUMBER: _ClassVar[int]
@@ -1001,15 +687,4 @@ class ActivityStreamEvent(_message.Message):
     setStreamReadonlyOp: SetStreamReadonlyOp
     joinConsumerGroupOp: JoinConsumerGroupOp
     leaveConsumerGroupOp: LeaveConsumerGroupOp
-    def __init__(
-        self,
-        id: _Optional[int] = ...,
-        op: _Optional[_Union[ActivityStreamOp, str]] = ...,
-        createStreamOp: _Optional[_Union[CreateStreamOp, _Mapping]] = ...,
-        deleteStreamOp: _Optional[_Union[DeleteStreamOp, _Mapping]] = ...,
-        pauseStreamOp: _Optional[_Union[PauseStreamOp, _Mapping]] = ...,
-        resumeStreamOp: _Optional[_Union[ResumeStreamOp, _Mapping]] = ...,
-        setStreamReadonlyOp: _Optional[_Union[SetStreamReadonlyOp, _Mapping]] = ...,
-        joinConsumerGroupOp: _Optional[_Union[JoinConsumerGroupOp, _Mapping]] = ...,
-        leaveConsumerGroupOp: _Optional[_Union[LeaveConsumerGroupOp, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., op: _Optional[_Union[ActivityStreamOp, str]] = ..., createStreamOp: _Optional[_Union[CreateStreamOp, _Mapping]] = ..., deleteStreamOp: _Optional[_Union[DeleteStreamOp, _Mapping]] = ..., pauseStreamOp: _Optional[_Union[PauseStreamOp, _Mapping]] = ..., resumeStreamOp: _Optional[_Union[ResumeStreamOp, _Mapping]] = ..., setStreamReadonlyOp: _Optional[_Union[SetStreamReadonlyOp, _Mapping]] = ..., joinConsumerGroupOp: _Optional[_Union[JoinConsumerGroupOp, _Mapping]] = ..., leaveConsumerGroupOp: _Optional[_Union[LeaveConsumerGroupOp, _Mapping]] = ...) -> None: ...

@@ -4,58 +4,61 @@
 # source: logspec.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "logspec.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'logspec.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\rlogspec.proto\x12\x07logspec"2\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04skip\x18\x02 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c"\x18\n\x08Redirect\x12\x0c\n\x04host\x18\x01 \x01(\t"4\n\rAppendRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tproposals\x18\x02 \x03(\x0c"\x9d\x01\n\x0b\x41ppendReply\x12%\n\x02ok\x18\x01 \x01(\x0b\x32\x17.logspec.AppendReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x12\x0e\n\x04\x66ull\x18\x03 \x01(\x08H\x00\x1a\'\n\x02OK\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07indexes\x18\x02 \x03(\x04\x42\x07\n\x05reply"$\n\x0e\x44iscardRequest\x12\x12\n\nfirstIndex\x18\x01 \x01(\x04"l\n\x0c\x44iscardReply\x12&\n\x02ok\x18\x01 \x01(\x0b\x32\x18.logspec.DiscardReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x1a\x04\n\x02OKB\x07\n\x05reply" \n\x0bReadRequest\x12\x11\n\tnextIndex\x18\x01 \x01(\x04"\x9c\x01\n\tReadReply\x12#\n\x02ok\x18\x01 \x01(\x0b\x32\x15.logspec.ReadReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x12\x13\n\ttruncated\x18\x03 \x01(\x08H\x00\x1a%\n\x02OK\x12\x1f\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0e.logspec.EntryB\x07\n\x05reply"!\n\x0bInfoRequest\x12\x12\n\nallowStale\x18\x01 \x01(\x08"\xb4\x01\n\tInfoReply\x12#\n\x02ok\x18\x01 \x01(\x0b\x32\x15.logspec.InfoReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x1aR\n\x02OK\x12\x12\n\nfirstIndex\x18\x01 \x01(\x04\x12\x11\n\tlastIndex\x18\x02 \x01(\x04\x12\x11\n\tbytesUsed\x18\x03 \x01(\x04\x12\x12\n\nbytesTotal\x18\x04 \x01(\x04\x42\x07\n\x05reply2\x9c\x02\n\x03Log\x12:\n\x06\x41ppend\x12\x16.logspec.AppendRequest\x1a\x14.logspec.AppendReply(\x01\x30\x01\x12\x39\n\x07\x44iscard\x12\x17.logspec.DiscardRequest\x1a\x15.logspec.DiscardReply\x12\x32\n\x04Read\x12\x14.logspec.ReadRequest\x1a\x12.logspec.ReadReply0\x01\x12\x30\n\x04Info\x12\x14.logspec.InfoRequest\x1a\x12.logspec.InfoReply\x12\x38\n\nInfoStream\x12\x14.logspec.InfoRequest\x1a\x12.logspec.InfoReply0\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rlogspec.proto\x12\x07logspec\"2\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04skip\x18\x02 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x18\n\x08Redirect\x12\x0c\n\x04host\x18\x01 \x01(\t\"4\n\rAppendRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tproposals\x18\x02 \x03(\x0c\"\x9d\x01\n\x0b\x41ppendReply\x12%\n\x02ok\x18\x01 \x01(\x0b\x32\x17.logspec.AppendReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x12\x0e\n\x04\x66ull\x18\x03 \x01(\x08H\x00\x1a\'\n\x02OK\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07indexes\x18\x02 \x03(\x04\x42\x07\n\x05reply\"$\n\x0e\x44iscardRequest\x12\x12\n\nfirstIndex\x18\x01 \x01(\x04\"l\n\x0c\x44iscardReply\x12&\n\x02ok\x18\x01 \x01(\x0b\x32\x18.logspec.DiscardReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x1a\x04\n\x02OKB\x07\n\x05reply\" \n\x0bReadRequest\x12\x11\n\tnextIndex\x18\x01 \x01(\x04\"\x9c\x01\n\tReadReply\x12#\n\x02ok\x18\x01 \x01(\x0b\x32\x15.logspec.ReadReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x12\x13\n\ttruncated\x18\x03 \x01(\x08H\x00\x1a%\n\x02OK\x12\x1f\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0e.logspec.EntryB\x07\n\x05reply\"!\n\x0bInfoRequest\x12\x12\n\nallowStale\x18\x01 \x01(\x08\"\xb4\x01\n\tInfoReply\x12#\n\x02ok\x18\x01 \x01(\x0b\x32\x15.logspec.InfoReply.OKH\x00\x12%\n\x08redirect\x18\x02 \x01(\x0b\x32\x11.logspec.RedirectH\x00\x1aR\n\x02OK\x12\x12\n\nfirstIndex\x18\x01 \x01(\x04\x12\x11\n\tlastIndex\x18\x02 \x01(\x04\x12\x11\n\tbytesUsed\x18\x03 \x01(\x04\x12\x12\n\nbytesTotal\x18\x04 \x01(\x04\x42\x07\n\x05reply2\x9c\x02\n\x03Log\x12:\n\x06\x41ppend\x12\x16.logspec.AppendRequest\x1a\x14.logspec.AppendReply(\x01\x30\x01\x12\x39\n\x07\x44iscard\x12\x17.logspec.DiscardRequest\x1a\x15.logspec.DiscardReply\x12\x32\n\x04Read\x12\x14.logspec.ReadRequest\x1a\x12.logspec.ReadReply0\x01\x12\x30\n\x04Info\x12\x14.logspec.InfoRequest\x1a\x12.logspec.InfoReply\x12\x38\n\nInfoStream\x12\x14.logspec.InfoRequest\x1a\x12.logspec.InfoReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "logspec_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'logspec_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_ENTRY"]._serialized_start = 26
-    _globals["_ENTRY"]._serialized_end = 76
-    _globals["_REDIRECT"]._serialized_start = 78
-    _globals["_REDIRECT"]._serialized_end = 102
-    _globals["_APPENDREQUEST"]._serialized_start = 104
-    _globals["_APPENDREQUEST"]._serialized_end = 156
-    _globals["_APPENDREPLY"]._serialized_start = 159
-    _globals["_APPENDREPLY"]._serialized_end = 316
-    _globals["_APPENDREPLY_OK"]._serialized_start = 268
-    _globals["_APPENDREPLY_OK"]._serialized_end = 307
-    _globals["_DISCARDREQUEST"]._serialized_start = 318
-    _globals["_DISCARDREQUEST"]._serialized_end = 354
-    _globals["_DISCARDREPLY"]._serialized_start = 356
-    _globals["_DISCARDREPLY"]._serialized_end = 464
-    _globals["_DISCARDREPLY_OK"]._serialized_start = 268
-    _globals["_DISCARDREPLY_OK"]._serialized_end = 272
-    _globals["_READREQUEST"]._serialized_start = 466
-    _globals["_READREQUEST"]._serialized_end = 498
-    _globals["_READREPLY"]._serialized_start = 501
-    _globals["_READREPLY"]._serialized_end = 657
-    _globals["_READREPLY_OK"]._serialized_start = 611
-    _globals["_READREPLY_OK"]._serialized_end = 648
-    _globals["_INFOREQUEST"]._serialized_start = 659
-    _globals["_INFOREQUEST"]._serialized_end = 692
-    _globals["_INFOREPLY"]._serialized_start = 695
-    _globals["_INFOREPLY"]._serialized_end = 875
-    _globals["_INFOREPLY_OK"]._serialized_start = 784
-    _globals["_INFOREPLY_OK"]._serialized_end = 866
-    _globals["_LOG"]._serialized_start = 878
-    _globals["_LOG"]._serialized_end = 1162
+  DESCRIPTOR._loaded_options = None
+  _globals['_ENTRY']._serialized_start=26
+  _globals['_ENTRY']._serialized_end=76
+  _globals['_REDIRECT']._serialized_start=78
+  _globals['_REDIRECT']._serialized_end=102
+  _globals['_APPENDREQUEST']._serialized_start=104
+  _globals['_APPENDREQUEST']._serialized_end=156
+  _globals['_APPENDREPLY']._serialized_start=159
+  _globals['_APPENDREPLY']._serialized_end=316
+  _globals['_APPENDREPLY_OK']._serialized_start=268
+  _globals['_APPENDREPLY_OK']._serialized_end=307
+  _globals['_DISCARDREQUEST']._serialized_start=318
+  _globals['_DISCARDREQUEST']._serialized_end=354
+  _globals['_DISCARDREPLY']._serialized_start=356
+  _globals['_DISCARDREPLY']._serialized_end=464
+  _globals['_DISCARDREPLY_OK']._serialized_start=268
+  _globals['_DISCARDREPLY_OK']._serialized_end=272
+  _globals['_READREQUEST']._serialized_start=466
+  _globals['_READREQUEST']._serialized_end=498
+  _globals['_READREPLY']._serialized_start=501
+  _globals['_READREPLY']._serialized_end=657
+  _globals['_READREPLY_OK']._serialized_start=611
+  _globals['_READREPLY_OK']._serialized_end=648
+  _globals['_INFOREQUEST']._serialized_start=659
+  _globals['_INFOREQUEST']._serialized_end=692
+  _globals['_INFOREPLY']._serialized_start=695
+  _globals['_INFOREPLY']._serialized_end=875
+  _globals['_INFOREPLY_OK']._serialized_start=784
+  _globals['_INFOREPLY_OK']._serialized_end=866
+  _globals['_LOG']._serialized_start=878
+  _globals['_LOG']._serialized_end=1162
 # @@protoc_insertion_point(module_scope)

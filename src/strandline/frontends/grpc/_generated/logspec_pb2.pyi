@@ -14,9 +14,7 @@ class Entry(_message.Message):
     index: int
     skip: bool
     data: bytes
-    def __init__(
-        self, index: _Optional[int] = ..., skip: _Optional[bool] = ..., data: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., skip: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Redirect(_message.Message):
     __slots__ = ("host",)
@@ -30,9 +28,7 @@ class AppendRequest(_message.Message):
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     proposals: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(
-        self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[bytes]] = ...
-    ) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., proposals: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class AppendReply(_message.Message):
     __slots__ = ("ok", "redirect", "full")
@@ -42,22 +38,14 @@ class AppendReply(_message.Message):
         INDEXES_FIELD_NUMBER: _ClassVar[int]
         sequence: int
         indexes: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(
-            self, sequence: _Optional[int] = ..., indexes: _Optional[_Iterable[int]] = ...
-        ) -> None: ...
-
+        def __init__(self, sequence: _Optional[int] = ..., indexes: _Optional[_Iterable[int]] = ...) -> None: ...
     OK_FIELD_NUMBER: _ClassVar[int]
     REDIRECT_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     ok: AppendReply.OK
     redirect: Redirect
     full: bool
-    def __init__(
-        self,
-        ok: _Optional[_Union[AppendReply.OK, _Mapping]] = ...,
-        redirect: _Optional[_Union[Redirect, _Mapping]] = ...,
-        full: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, ok: _Optional[_Union[AppendReply.OK, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ..., full: _Optional[bool] = ...) -> None: ...
 
 class DiscardRequest(_message.Message):
     __slots__ = ("firstIndex",)
@@ -70,16 +58,11 @@ class DiscardReply(_message.Message):
     class OK(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
-
     OK_FIELD_NUMBER: _ClassVar[int]
     REDIRECT_FIELD_NUMBER: _ClassVar[int]
     ok: DiscardReply.OK
     redirect: Redirect
-    def __init__(
-        self,
-        ok: _Optional[_Union[DiscardReply.OK, _Mapping]] = ...,
-        redirect: _Optional[_Union[Redirect, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, ok: _Optional[_Union[DiscardReply.OK, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("nextIndex",)
@@ -93,22 +76,14 @@ class ReadReply(_message.Message):
         __slots__ = ("entries",)
         ENTRIES_FIELD_NUMBER: _ClassVar[int]
         entries: _containers.RepeatedCompositeFieldContainer[Entry]
-        def __init__(
-            self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...
-        ) -> None: ...
-
+        def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
     OK_FIELD_NUMBER: _ClassVar[int]
     REDIRECT_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     ok: ReadReply.OK
     redirect: Redirect
     truncated: bool
-    def __init__(
-        self,
-        ok: _Optional[_Union[ReadReply.OK, _Mapping]] = ...,
-        redirect: _Optional[_Union[Redirect, _Mapping]] = ...,
-        truncated: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, ok: _Optional[_Union[ReadReply.OK, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class InfoRequest(_message.Message):
     __slots__ = ("allowStale",)
@@ -128,20 +103,9 @@ class InfoReply(_message.Message):
         lastIndex: int
         bytesUsed: int
         bytesTotal: int
-        def __init__(
-            self,
-            firstIndex: _Optional[int] = ...,
-            lastIndex: _Optional[int] = ...,
-            bytesUsed: _Optional[int] = ...,
-            bytesTotal: _Optional[int] = ...,
-        ) -> None: ...
-
+        def __init__(self, firstIndex: _Optional[int] = ..., lastIndex: _Optional[int] = ..., bytesUsed: _Optional[int] = ..., bytesTotal: _Optional[int] = ...) -> None: ...
     OK_FIELD_NUMBER: _ClassVar[int]
     REDIRECT_FIELD_NUMBER: _ClassVar[int]
     ok: InfoReply.OK
     redirect: Redirect
-    def __init__(
-        self,
-        ok: _Optional[_Union[InfoReply.OK, _Mapping]] = ...,
-        redirect: _Optional[_Union[Redirect, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, ok: _Optional[_Union[InfoReply.OK, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,251 @@
+"""A connection against bytes: what breaks the protocol costs the connection, no more."""
+
+import asyncio
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, TrailersReceived
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.frontends.grpc.calls import Call, Method
+from strandline.frontends.grpc.connection import RESETS_MAX, Connection
+from strandline.frontends.grpc.framing import framed
+from strandline.frontends.grpc.listener import GrpcListener
+from strandline.telemetry import Telemetry
+
+HEADERS = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":authority", b"a"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+]
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = b""
+        self.closed = False
+        self.is_reading = True
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def write(self, data):
+        self.written += bytes(data)
+
+    def close(self):
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        self.is_reading = False
+
+    def resume_reading(self):
+        self.is_reading = True
+
+    def take(self):
+        """What was written since."""
+        data, self.written = self.written, b""
+        return data
+
+
+async def echo(call: Call) -> None:
+    while messages := await call.receive():
+        for message in messages:
+            call.send_framed(framed(message))
+        await call.drain()
+
+
+async def fail(call: Call) -> None:
+    raise ValueError("a bug")
+
+
+async def wait(call: Call) -> None:
+    await asyncio.Event().wait()
+
+
+METHODS = {b"/s/Echo": Method(echo, 1 << 20), b"/s/Fail": Method(fail), b"/s/Wait": Method(wait)}
+
+
+class Client:
+    """A client's end, and the connection it talks to."""
+
+    def __init__(self, *, window=None):
+        self.listener = GrpcListener(METHODS, Telemetry())
+        self.wire = Wire()
+        self.server = Connection(self.listener)
+        self.server.connection_made(self.wire)
+        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+        self.h2.initiate_connection()
+        if window is not None:
+            self.h2.update_settings({4: window})
+        self.data = b""
+        self.trailers = {}
+        self.events = []
+
+    def begin(self, stream_id, path, *extra):
+        self.h2.send_headers(stream_id, [(b":path", path), *HEADERS, *extra])
+
+    async def exchange(self, rounds=20):
+        """Let both talk until they have said everything."""
+        for _ in range(rounds):
+            if not self.wire.closed:
+                data = self.h2.data_to_send()
+                if data:
+                    self.server.data_received(data)
+            await asyncio.sleep(0)
+            for event in self.h2.receive_data(self.wire.take()):
+                self.events.append(event)
+                if isinstance(event, DataReceived):
+                    self.data += event.data
+                    self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                elif isinstance(event, TrailersReceived | ResponseReceived):
+                    self.trailers |= dict(event.headers)
+
+
+async def test_small_messages_share_frames():
+    """A thousand answers leave in a few frames of HTTP/2, as large as the client takes."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    await client.exchange()
+    for _ in range(10):
+        client.h2.send_data(1, framed(b"x" * 20) * 100)
+    client.h2.end_stream(1)
+    await client.exchange()
+    assert client.data == framed(b"x" * 20) * 1000
+    assert client.trailers[b"grpc-status"] == b"0"
+    frames = [event for event in client.events if isinstance(event, DataReceived)]
+    assert len(frames) <= 4
+
+
+async def test_output_waits_for_the_window():
+    """Nothing is sent that the client did not ask for; it goes on when there is room."""
+    client = Client(window=10)
+    client.begin(1, b"/s/Echo")
+    await client.exchange()
+    client.h2.send_data(1, framed(b"y" * 95), end_stream=True)
+    await client.exchange(rounds=200)
+    assert client.data == framed(b"y" * 95)
+
+
+async def test_a_bug_in_a_call_is_its_own(caplog):
+    """INTERNAL without the exception's text; the connection goes on."""
+    client = Client()
+    client.begin(1, b"/s/Fail")
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"13"
+    assert b"a bug" not in client.trailers[b"grpc-message"]
+    assert "a bug" in caplog.text
+    client.begin(3, b"/s/Echo")
+    client.h2.send_data(3, framed(b"z"), end_stream=True)
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"0"
+
+
+async def test_a_deadline_ends_a_call():
+    """DEADLINE_EXCEEDED, however long its handler would take."""
+    client = Client()
+    client.begin(1, b"/s/Wait", (b"grpc-timeout", b"1m"))
+    for _ in range(1000):
+        await client.exchange(rounds=1)
+        if b"grpc-status" in client.trailers:
+            break
+        await asyncio.sleep(0.001)
+    assert client.trailers[b"grpc-status"] == b"4"
+    assert client.server.busy == 0
+
+
+async def test_a_client_that_takes_calls_back_is_sent_away():
+    """Rapid reset: the connection is closed after too many calls that were not let finish."""
+    client = Client()
+    for n in range(RESETS_MAX + 200):
+        stream_id = 2 * n + 1
+        client.begin(stream_id, b"/s/Wait")
+        client.h2.reset_stream(stream_id)
+        if n % 100 == 0:
+            await client.exchange(rounds=2)
+        if client.wire.closed:
+            break
+    assert client.wire.closed
+    assert any(isinstance(event, ConnectionTerminated) for event in client.events)
+    assert client.server.busy == 0
+
+
+async def test_who_does_not_read_is_not_read_from():
+    """While output is not taken nothing more is taken in; then both go on."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    await client.exchange()
+    client.server.pause_writing()
+    assert not client.wire.is_reading
+    client.server.resume_writing()
+    assert client.wire.is_reading
+
+
+async def test_a_lost_connection_ends_its_calls():
+    """Their tasks are cancelled, and nothing is left."""
+    client = Client()
+    client.begin(1, b"/s/Wait")
+    await client.exchange()
+    assert client.server.busy == 1
+    client.server.connection_lost(None)
+    await asyncio.sleep(0)
+    assert client.server.busy == 0
+
+
+@pytest.mark.parametrize("path", [b"/s/None", b"", b"\xff"])
+async def test_unknown_methods(path):
+    """UNIMPLEMENTED, whatever the path."""
+    client = Client()
+    client.begin(1, path or b"/")
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"12"
+
+
+async def test_other_http_is_told_what_this_is():
+    """A request that is no gRPC gets an error."""
+    client = Client()
+    headers = [pair for pair in HEADERS if pair[0] != b"content-type"]
+    client.h2.send_headers(1, [(b":path", b"/s/Echo"), *headers], end_stream=True)
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"3"
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_cost_at_most_the_connection(data, after_greeting):
+    """No exception leaves the connection, whatever arrives."""
+
+    async def run():
+        client = Client()
+        if after_greeting:
+            await client.exchange(rounds=2)
+        client.server.data_received(data)
+        await asyncio.sleep(0)
+        client.server.connection_lost(None)
+
+    asyncio.run(run())
+
+
+@given(st.binary(max_size=60))
+def test_any_message_costs_at_most_its_call(data):
+    """Bytes inside a stream that are no messages end that call."""
+
+    async def run():
+        client = Client()
+        client.begin(1, b"/s/Echo")
+        client.h2.send_data(1, data, end_stream=True)
+        await client.exchange(rounds=6)
+        assert b"grpc-status" in client.trailers
+        assert not client.wire.closed
+
+    asyncio.run(run())
