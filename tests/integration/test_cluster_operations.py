@@ -103,6 +103,10 @@ class Brokers:
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
 
+    def logs(self, number):
+        """The directories of the copies that a broker keeps."""
+        return list((self.directory / f"broker-{number}" / "logs").iterdir())
+
     def reassign(self, *to, at=None):
         order = cluster.Reassign(stream="orders", partition=0, to=to)
         self.order(cluster.REASSIGN, order, at=at)
@@ -146,6 +150,13 @@ class Brokers:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
+
+
+def wait_for(holds, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
 
 
 def states(found):
@@ -203,6 +214,7 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     told = brokers.command("cluster", "drain", 1, at=2)
     assert told[-1]["event"] == "done"
     assert {line["event"] for line in told[:-1]} <= {"progress"}
+    wait_for(lambda: brokers.logs(1) == [], "its copies are deleted")
     brokers.append("orders", *"de")
     brokers.command("cluster", "remove", 1, at=4)
     found = brokers.until(lambda found: voters(found) == {2, 3, 4}, at=3)

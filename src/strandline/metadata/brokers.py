@@ -35,6 +35,7 @@ from strandline.types import BrokerId
 
 BROKERS_MAX = 100
 TEXT_MAX = 200
+PORT_MAX = 65_535
 _TEXTS = (
     "directory_id",
     "incarnation",
@@ -83,7 +84,9 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
             f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}); "
             "give the new one another id",
         )
-    if not 0 < len(command.peer_address) <= TEXT_MAX or command.broker < 1:
+    host, _, port = command.peer_address.rpartition(":")
+    is_address = host and port.isdecimal() and 0 < int(port) <= PORT_MAX
+    if not is_address or len(command.peer_address) > TEXT_MAX or command.broker < 1:
         raise RefusedError("limit", "a broker has an id above 0 and an address HOST:PORT")
     _check_id(image, command.broker)
     expected = BrokerImage(

@@ -39,10 +39,13 @@ def test_an_admitted_broker_counts_for_nothing_until_it_registers(cluster):
     assert "another id" in outcome.message
 
 
-@pytest.mark.parametrize("command", [AdmitBroker(0, "host:1"), AdmitBroker(9, "")])
-def test_an_impossible_admission_is_refused(cluster, command):
-    """A broker has a number above 0 and an address."""
-    assert cluster(1).do(command).reason == "limit"
+@pytest.mark.parametrize(
+    ("broker", "address"),
+    [(0, "host:1"), (9, ""), (9, "host"), (9, ":1"), (9, "h:0"), (9, "h:65536"), (9, "h:x")],
+)
+def test_an_impossible_admission_is_refused(cluster, broker, address):
+    """A broker has a number above 0 and an address that can be called."""
+    assert cluster(1).do(AdmitBroker(broker, address)).reason == "limit"
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])

@@ -9,12 +9,15 @@ from strandline.errors import UnavailableError
 from strandline.metadata.commands import Drain, FinishReassignment, Move, ReassignReplicas
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.placement import (
+    Loads,
     drain_plan,
     place,
     reassign_plan,
     rebalance_leaders,
+    rotated,
     spread_plan,
     stranded,
+    well_placed,
 )
 from strandline.types import PartitionName
 
@@ -257,3 +260,34 @@ def test_a_move_that_cannot_go_on_keeps_no_other_waiting(cluster):
     assert made.partition(0).leader is None
     made.must(Drain(4))
     assert [move.at.partition for move in drain_plan(made.image, moves_max=1)] == [2]
+
+
+def test_copies_are_placed_well_by_moving_little(cluster):
+    """Who is in service stays, but for a second one in a rack while another has none."""
+    made = cluster(5, racks=["a", "a", "b", "b", "c"])
+    made.create("s", (1, 2, 3), (1, 3, 5))
+
+    def placed(number, replicas=3):
+        partition = made.partition(number)
+        return well_placed(made.image, partition, replicas=replicas, loads=Loads(made.image))
+
+    assert placed(0) == (1, 3, 5)
+    assert placed(1) == (1, 3, 5), "as it is"
+    assert placed(1, replicas=2) == (1, 3)
+    made.fence(3)
+    assert placed(1) == (1, 5, 4), "the other one in that rack"
+    made.must(Drain(5))
+    assert set(placed(1)) == {1, 2, 4}, "racks do not suffice"
+    made.fence(4)
+    with pytest.raises(UnavailableError, match="there are 2"):
+        placed(1)
+
+
+def test_each_of_several_partitions_prefers_another_leader():
+    """One list of brokers for a stream does not give one of them all leaderships."""
+    assert [rotated((4, 2, 3), number) for number in range(4)] == [
+        (4, 2, 3),
+        (2, 3, 4),
+        (3, 4, 2),
+        (4, 2, 3),
+    ]

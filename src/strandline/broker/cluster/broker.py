@@ -319,16 +319,21 @@ class ClusterBroker(Broker):
         return is_whole
 
     def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
-        """Close what is in the image no more, and remove its logs beside."""
-        kept = {partition.log_id for s in self._streams.values() for partition in s.partitions}
-        closing = [p for stream in gone for p in stream.partitions if p.log_id not in kept]
+        """Close what is here no more, deleted or moved away, and remove its logs beside."""
+        kept = {partition for s in self._streams.values() for partition in s.partitions}
+        closing = [p for stream in gone for p in stream.partitions if p not in kept]
+        elsewhere = {partition.log_id: partition for _, partition in image.partitions()}
         for partition in closing:
-            error = UnknownStreamError(f"stream {partition.name.stream!r} was deleted")
-            self.membership.replicas.drop(partition.log_id, error)
+            error: StrandlineError = UnknownStreamError(
+                f"stream {partition.name.stream!r} was deleted"
+            )
+            if partition.log_id in elsewhere:
+                error = not_leader(image, partition.name, elsewhere[partition.log_id])
+            if not isinstance(partition, RemotePartition):
+                self.membership.replicas.drop(partition.log_id, error)
             partition.close(error)
             partition.reject_from((), error)
-        ours = self._log_ids_here(image)
-        gone_ids = {p.log_id for p in closing if not isinstance(p, RemotePartition)} - ours
+        gone_ids = {p.log_id for p in closing if not isinstance(p, RemotePartition)}
         if gone_ids:
             self._spawn(self._remove(gone_ids), "remove-logs")
         for stream in gone:
@@ -340,12 +345,22 @@ class ClusterBroker(Broker):
         return {p.log_id for _, p in image.partitions() if self.membership.me in p.replicas}
 
     async def _remove(self, log_ids: set[LogId]) -> None:
-        """Remove logs that the metadata has given up."""
+        """Remove logs that the metadata has given up, unless it has changed its mind.
+
+        A copy that has moved away may move back, under the same log id: a checkpoint sees to it
+        that a recovery takes nothing of the old log for the new one's.
+        """
         async with self._admin:
             await self.turn.passed()
             async with self._checkpoints.lock:
-                for log_id in sorted(log_ids):
+                here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
+                for log_id in sorted(log_ids - here - self._log_ids_here(self._image)):
                     self._remove_log(log_id)
+                    self._watermarks.pop(log_id, None)
+            try:
+                await self._checkpoints.checkpoint()
+            except StrandlineError as error:
+                logger.warning("no checkpoint after logs were removed: %s", error)
 
     def _describe(self, image: MetadataImage) -> None:
         """Tell partitions where Flight finds them."""

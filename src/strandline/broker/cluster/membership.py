@@ -352,7 +352,7 @@ class Membership:
         for broker in image.brokers.values():
             if broker.id != self.me and broker.id not in settings and broker.peer_address:
                 host, _, port = broker.peer_address.rpartition(":")
-                self._links.add_peer(broker.id, Address(host, int(port)))
+                self._links.add_peer(broker.id, Address(host.strip("[]"), int(port)))
         for removed in image.removed:
             # It hears of its removal as long as it is a member.
             if removed != self.me and removed not in self.quorum.members.everybody:

@@ -135,14 +135,15 @@ class Operations:
         Raises:
             InvalidRequestError: it keeps no copy, is not in service, or may lack records.
         """
+        copies = self._image.partition(*name).target
+        if leader not in copies:
+            raise InvalidRequestError(
+                f"broker {leader} keeps no copy of {name}, or is to lose it; those that stay are "
+                f"{', '.join(map(str, copies))}"
+            )
 
         def prefer() -> ReassignReplicas | None:
             found = self._image.partition(*name)
-            if leader not in found.target:
-                raise InvalidRequestError(
-                    f"broker {leader} keeps no copy of {name}, or is to lose it; those that stay "
-                    f"are {', '.join(map(str, found.target))}"
-                )
             target = (leader, *(broker for broker in found.target if broker != leader))
             is_first = found.target == target
             return None if is_first else ReassignReplicas((Move(at(name, found), target),))

@@ -119,7 +119,8 @@ class Cluster:
             found[:] = [
                 n
                 for n, b in self.brokers.items()
-                if b.stream(name).partition(index).seat.replica.refusal is None
+                if (seat := b.stream(name).partition(index).seat) is not None
+                and seat.replica.refusal is None
             ]
             return len(found) == 1 and self.image(name, index).leader == found[0]
 

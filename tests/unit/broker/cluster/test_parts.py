@@ -4,6 +4,7 @@ import errno
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.epochs import leader_epochs
@@ -85,6 +86,23 @@ def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
     path.write_bytes(path.read_bytes().replace(b'"c"', b'"x"'))
     with pytest.raises(CorruptBatchError):
         load_identity(tmp_path, disk=disk)
+
+
+def test_founders_are_noted_once(tmp_path, disk):
+    """Settings that name more brokers later change nothing about who votes, nor does joining."""
+    for founders in ((1, 2, 3), (1, 2, 3, 4), ()):
+        known = begin_life(tmp_path / "a", "c", 1, disk=disk, founders=founders)
+        assert known.founders == (1, 2, 3)
+    assert begin_life(tmp_path / "b", "c", 4, disk=disk).founders == ()
+    assert begin_life(tmp_path / "b", "c", 4, disk=disk, founders=(1, 4)).founders == ()
+
+
+def test_a_directory_of_an_earlier_version_notes_its_founders(tmp_path, disk):
+    """It had none written down: those of the settings are taken, once."""
+    body = b'{"cluster":"c","broker":1,"directory_id":"d","starts":3}'
+    (tmp_path / IDENTITY_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
+    assert begin_life(tmp_path, "c", 1, disk=disk, founders=(1, 2)).founders == (1, 2)
+    assert begin_life(tmp_path, "c", 1, disk=disk, founders=(1, 2, 3)).founders == (1, 2)
 
 
 def test_a_broker_starts_on_a_full_disk(tmp_path, disk):
