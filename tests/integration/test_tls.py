@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+import time
 import urllib.request
 
 import grpc
@@ -13,7 +14,7 @@ import trustme
 import strandline
 from strandline.config import TlsConfig
 from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineError
-from strandline.frontends.nats import subscriber
+from strandline.frontends.nats import listener, subscriber
 from strandline.frontends.nats.child import NatsServerChild
 from strandline.testing import Server
 
@@ -213,6 +214,32 @@ def test_nothing_said_in_clear_text_counts(server, papers):
                 papers.context().wrap_socket(plain, server_hostname="127.0.0.1")
         client.append("orders", b"mine")
         assert client.read("orders").read_all()["value"].to_pylist() == [b"mine"]
+    until(lambda: ingest_connections(server, papers) == 0, "connections that failed are forgotten")
+
+
+def until(condition, what):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def ingest_connections(server, papers):
+    page = server.http_url.replace("http:", "https:") + "/metrics"
+    with urllib.request.urlopen(page, context=papers.context(), timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    found = [line for line in lines if line.startswith('strandline_connections{listener="ingest"}')]
+    return float(found[0].split()[1]) if found else None
+
+
+def test_who_never_shakes_hands_is_let_go(server, papers, monkeypatch):
+    """A connection that says nothing after the greeting does not stay."""
+    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.3)
+    host, _, port = server.ingest_url.removeprefix("nats://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as silent:
+        recv_line(silent)
+        assert silent.recv(100) == b""
+    until(lambda: ingest_connections(server, papers) == 0, "it is forgotten")
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")

@@ -52,7 +52,7 @@ class Peer(asyncio.Protocol):
         self.output.clear()
 
     async def start_tls(
-        self, context: ssl.SSLContext, *, server_name: str | None = None, timeout_s: float = 10.0
+        self, context: ssl.SSLContext, *, server_name: str | None = None, timeout_s: float
     ) -> None:
         """Speak TLS from now on, as NATS does it: after the first line, before anything else.
 

@@ -34,6 +34,7 @@ NATS_VERSION: Final = "2.10.0"
 MESSAGE_SLACK_BYTES: Final = 64 << 10
 """What headers and an envelope may add to the largest record."""
 PING_INTERVAL_S: Final = 60.0
+HANDSHAKE_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 1.0
 UNANSWERED_PINGS_MAX: Final = 2
@@ -167,12 +168,11 @@ class IngestListener:
     async def _secure(self, connection: PublisherConnection) -> None:
         assert self._tls is not None, "asked for with TLS only"
         try:
-            await connection.start_tls(self._tls)
+            await connection.start_tls(self._tls, timeout_s=HANDSHAKE_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
             logger.info("a publisher's TLS handshake failed: %s", error)
             connection.abort()
-            if connection in self._connections:
-                connection.connection_lost(None)  # the loop tells nobody who has not begun
+            connection.connection_lost(None)  # not every loop tells who has not begun
         else:
             connection.secured()
 
@@ -186,7 +186,9 @@ class IngestListener:
         return len(self._connections) <= self._connections_max
 
     def forget(self, connection: PublisherConnection) -> None:
-        """A connection is gone."""
+        """A connection is gone; of one that failed to shake hands some loops tell again."""
+        if connection not in self._connections:
+            return
         self._connections.discard(connection)
         if not self._connections:
             self._all_gone.set()

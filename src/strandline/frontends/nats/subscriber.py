@@ -209,7 +209,9 @@ class Subscriber:
                 _check_info(server, info)
                 if server.is_tls:
                     assert self._tls is not None, "made for servers with TLS"
-                    await link.start_tls(self._tls, server_name=server.host)
+                    await link.start_tls(
+                        self._tls, server_name=server.host, timeout_s=HANDSHAKE_TIMEOUT_S
+                    )
                 link.parser.payload_max = min(info.max_payload, PAYLOAD_BYTES_MAX)
                 link.write(_connect_line(server))
                 link.subscribe(self._bindings)
