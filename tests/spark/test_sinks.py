@@ -49,9 +49,9 @@ def test_a_message_id_makes_a_repeat_harmless(spark, log):
     stream = log.new_stream(partitions=1)
     frame = spark.range(20).selectExpr("CAST(id AS STRING) value", "concat('m', id) message_id")
     for _ in range(2):
-        frame.write.format("strandline").options(server=log.server, stream=stream).mode(
-            "append"
-        ).save()
+        frame.write.format("strandline").options(
+            server=log.server, stream=stream, delivery="atLeastOnce"
+        ).mode("append").save()
     assert len(log.records(stream)) == 20
 
 

@@ -2,7 +2,7 @@
 
 import base64
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.values import parse_place
+from strandline.errors import InvalidRequestError
 
 EPILOG = examples(
     "strandline read orders                            # all of it, oldest first",
@@ -27,6 +28,7 @@ EPILOG = examples(
     "strandline read orders --partition 2 --from 5000 --to 6000 --output json",
     "strandline read orders --subject 'orders.paris.*' --columns offset,subject,value",
     "strandline read orders --format raw > values.txt",
+    "strandline read totals --latest-by-key             # a changelog as a table",
 )
 VALUE_CHARACTERS = 120
 
@@ -72,6 +74,10 @@ def read(
     subject: Annotated[
         str | None, typer.Option(help="Only subjects that match; * and > are wildcards.")
     ] = None,
+    latest: Annotated[
+        bool,
+        typer.Option("--latest-by-key", help="The newest record of each key: a changelog's table."),
+    ] = False,
     record_format: Annotated[
         RecordFormat,
         typer.Option("--format", help="table, json (a record per line), or raw (values alone)."),
@@ -84,6 +90,7 @@ def read(
     The broker finds the place, picks the columns and filters; only what is printed travels.
     """
     import strandline
+    from strandline.client.latest import latest_by_key
 
     if output is OutputFormat.json:
         record_format = RecordFormat.json
@@ -91,7 +98,13 @@ def read(
     if record_format is RecordFormat.raw:
         wanted = ["value"]
     place, end = parse_place(start), None if stop is None else parse_place(stop)
+    if latest and (follow or limit or stop is not None or start != "earliest"):
+        raise InvalidRequestError("--latest-by-key reads everything; it takes no range")
     with strandline.connect(server) as client:
+        if latest:
+            table = latest_by_key(client, stream, columns=wanted, subject=subject)
+            _print_all(table.to_batches(), record_format)
+            return
         batches = client.read(
             stream,
             partition=partition,
@@ -102,10 +115,14 @@ def read(
             subject=subject,
             records_max=limit,
         )
-        printer = PRINTERS[record_format]
-        for batch in batches:
-            for record in rows(batch):
-                printer(record)
+        _print_all(batches, record_format)
+
+
+def _print_all(batches: Iterable[Any], record_format: RecordFormat) -> None:
+    printer = PRINTERS[record_format]
+    for batch in batches:
+        for record in rows(batch):
+            printer(record)
 
 
 def rows(batch: Any) -> list[Record]:

@@ -38,7 +38,18 @@ READ_OPTIONS = (
     "longPollMs",
     "retryTimeoutMs",
 )
-WRITE_OPTIONS = ("server", "servers", "stream", "subject", "retryTimeoutMs")
+WRITE_OPTIONS = (
+    "server",
+    "servers",
+    "stream",
+    "subject",
+    "retryTimeoutMs",
+    "delivery",
+    "txnId",
+    "batchId",
+    "partitionBy",
+    "stageTimeoutMs",
+)
 TABLE_OPTIONS = (
     "path",
     "txnId",
@@ -57,6 +68,9 @@ TABLE_OPTIONS = (
 )
 TableFormat = Literal["parquet", "delta", "iceberg"]
 ValueFormat = Literal["raw", "json", "avro", "arrow"]
+PartitionBy = Literal["stream", "column"]
+"""Whether a row's partition follows from its key or subject, or from a column."""
+Delivery = Literal["exactlyOnce", "atLeastOnce"]
 
 C = TypeVar("C", bound=str)
 
@@ -65,6 +79,7 @@ _LONG_POLL_MS = 500
 _TRIGGER_DELAY_MS = 15 * 60 * 1000
 _FILE_BYTES = 512 << 20
 _RETRY_TIMEOUT_MS = 120_000
+_STAGE_TIMEOUT_MS = 3600 * 1000
 _GARBAGE_AGE_MS = 24 * 3600 * 1000
 
 
@@ -92,12 +107,21 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Which stream to append to, and the subject of rows that bring none."""
+    """Where rows go, and under which transaction."""
 
     server: str
-    stream: str
+    stream: str | None = None
+    """Of rows that name none."""
     subject: str | None = None
+    """Of rows that bring none; None: the stream's."""
     retry_timeout_ms: int = _RETRY_TIMEOUT_MS
+    exactly_once: bool = True
+    txn_id: str | None = None
+    batch_id: int = 0
+    """Of a batch job under ``txn_id``; a streaming query numbers its batches itself."""
+    partition_by: PartitionBy = "stream"
+    stage_timeout_ms: int = _STAGE_TIMEOUT_MS
+    """How long staged rows wait to be published before they are discarded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +197,7 @@ class _Options:
         """One of a few words; the first if the option is not there."""
         value = self.text(name) or choices[0]
         for each in choices:
-            if value.lower() == each:
+            if value.lower() == each.lower():
                 return each
         raise InvalidConfigError(f"option '{name}' takes {', '.join(choices)}, not {value!r}")
 
@@ -238,9 +262,14 @@ def parse_write_options(values: Mapping[str, str]) -> WriteOptions:
     retry = options.count("retryTimeoutMs", at_least=0)
     return WriteOptions(
         server=options.server(),
-        stream=options.required("stream", "name the stream to append to"),
+        stream=options.text("stream"),
         subject=options.text("subject"),
         retry_timeout_ms=_RETRY_TIMEOUT_MS if retry is None else retry,
+        exactly_once=options.choice("delivery", get_args(Delivery)) == "exactlyOnce",
+        txn_id=options.text("txnId"),
+        batch_id=options.count("batchId", at_least=0) or 0,
+        partition_by=options.choice("partitionBy", get_args(PartitionBy)),
+        stage_timeout_ms=options.count("stageTimeoutMs") or _STAGE_TIMEOUT_MS,
     )
 
 

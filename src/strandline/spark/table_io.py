@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.errors import InvalidConfigError
 from strandline.spark.arrow import cast_batch, sized_batches
 from strandline.spark.decode import decoded_schema
 from strandline.spark.options import TableOptions
@@ -32,6 +32,7 @@ from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
 from strandline.spark.table_open import open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
 from strandline.spark.table_values import Decoding, value_schema
+from strandline.spark.writer import micro_batch
 
 _READ_ROWS = 8192
 _TASK_FILES = 32
@@ -94,13 +95,9 @@ class StreamTableWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task."""
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context else None
-        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
-        if query is None or batch is None:
-            raise InvalidRequestError("a streaming write runs only inside a streaming query")
+        query, batch = micro_batch()
         txn_id = self.stager.options.txn_id or query
-        return self.stager.stage(iterator, txn_id=txn_id, batch=int(batch))
+        return self.stager.stage(iterator, txn_id=txn_id, batch=batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
         """Commit the batch, or acknowledge that it is committed."""

@@ -291,7 +291,8 @@ def _refuse_misfit(
     if committed is not None and found.start > committed:
         raise DataLossError(
             f"{where}, but the table ends at {committed}: {found.start - committed} records are "
-            "missing; if the query leaves records out on purpose, set denseOffsets=false"
+            "missing; if the query leaves records out on purpose, or the stream has transactions, "
+            "set denseOffsets=false"
         )
     if not found.is_dense:
         raise DataLossError(

@@ -1,16 +1,20 @@
-"""Appends rows to a stream, from batch jobs and streaming queries: at least once.
+"""Appends rows to streams, from batch jobs and streaming queries: exactly once, or at least once.
 
-Rules: every row a task wrote is acknowledged, as durable as the stream promises, before the task
-ends; a task that Spark repeats appends its rows again, and so does a replayed micro-batch. A
-``message_id`` column makes repeats duplicates that the broker drops, within the stream's window.
-Exactly once into the log needs transactions, which are not built yet.
+Rules: exactly once, tasks *stage* rows, which no reader sees, and the driver publishes what the
+winners staged in one step, keyed by (transaction id, batch): that is the query's id and Spark's
+batch number unless ``txnId`` says otherwise. A batch that is published already is acknowledged if
+its fingerprint is the same. ``abort`` does nothing, because Spark also calls it after a publication
+that succeeded but could not say so; what is never published goes by age. At least once, a task's
+rows are acknowledged before it ends, and a task that Spark repeats appends them again. Which rows
+go where is ``rows``'s business.
 """
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -18,59 +22,76 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from strandline.errors import InvalidConfigError
-from strandline.spark.connection import client_of
+from strandline.errors import InvalidRequestError
+from strandline.spark.connection import client_of, with_retries
 from strandline.spark.options import WriteOptions
-
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "value": ("binary", "string"),
-    "key": ("binary", "string"),
-    "subject": ("string",),
-    "headers": ("map<string,binary>",),
-    "message_id": ("string",),
-}
-"""What a row may bring, and in which types."""
-IGNORED_COLUMNS = ("partition", "offset", "timestamp")
-"""Left to the broker, so that what was read from one stream can be written to another."""
+from strandline.spark.rows import Fingerprint, Routes, check_columns
 
 
 @dataclass
 class Appended(WriterCommitMessage):
-    """How many rows a task appended."""
+    """How many rows a task appended at once."""
 
     rows: int
 
 
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task staged, on its way to the driver."""
+
+    txn_id: str
+    batch: int
+    ref: str
+    """Empty if the batch is published already."""
+    fingerprint: Fingerprint
+
+
 class _Appender:
-    """What both writers do in a task."""
+    """What both writers do: in tasks, and on the driver."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_columns(schema)
+        check_columns(schema, options)
         self.options = options
-        self.columns = [name for name in schema.fieldNames() if name in COLUMNS]
+        self.routes = Routes(options, schema.fieldNames())
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> Appended:
         """Append every row and wait for the acknowledgements."""
         rows = 0
         timeout_s = max(1.0, self.options.retry_timeout_ms / 1000)
         client = client_of(self.options.server)
-        with client.producer(self.options.stream, delivery_timeout_s=timeout_s) as producer:
+        with self.routes.producers(client, timeout_s=timeout_s) as producers:
             for batch in batches:
-                producer.append_batch(self._prepared(batch))
+                for piece in self.routes.pieces(batch):
+                    producers[piece.stream].append_batch(piece.rows, partition=piece.partition)
                 rows += batch.num_rows
         return Appended(rows)
 
-    def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns to append; rows without a subject get the option's."""
-        chosen = batch.select(self.columns)
-        if self.options.subject is None:
-            return chosen
-        if "subject" not in self.columns:
-            subjects = pa.repeat(pa.scalar(self.options.subject), batch.num_rows)
-            return chosen.append_column("subject", subjects)
-        place = self.columns.index("subject")
-        filled = pc.fill_null(chosen.column(place), self.options.subject)
-        return chosen.set_column(place, "subject", filled)
+    def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
+        """Stage every row under the batch of a transaction."""
+        fingerprint = Fingerprint()
+        client = client_of(self.options.server)
+        with client.stage(txn_id, batch, timeout_s=self.options.stage_timeout_ms / 1000) as stage:
+            for each in batches:
+                fingerprint += Fingerprint.of(each)
+                for piece in self.routes.pieces(each):
+                    stage.append_batch(piece.stream, piece.rows, partition=piece.partition)
+            ref = stage.finish().ref
+        return Staged(txn_id, batch, ref, fingerprint)
+
+    def publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Make everything that the winners staged visible at once, or acknowledge that it is."""
+        staged = [m for m in messages if isinstance(m, Staged) and m.fingerprint.rows]
+        if not staged:
+            return
+        refs = [message.ref for message in staged if message.ref]
+        total = sum((message.fingerprint for message in staged), Fingerprint())
+        with_retries(
+            self.options.server,
+            lambda client: client.publish_staged(
+                staged[0].txn_id, staged[0].batch, refs, fingerprint=str(total)
+            ),
+            timeout_ms=self.options.retry_timeout_ms,
+        )
 
 
 class BatchAppendWriter(DataSourceArrowWriter):
@@ -78,10 +99,22 @@ class BatchAppendWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self.appender = _Appender(options, schema)
+        # Made on the driver and pickled to every task, so that all name one transaction.
+        self.txn_id = options.txn_id or f"job-{uuid.uuid4().hex}"
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Appended:
-        """Append the rows of a task."""
-        return self.appender.append(iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append or stage the rows of a task."""
+        if not self.appender.options.exactly_once:
+            return self.appender.append(iterator)
+        batch = self.appender.options.batch_id
+        return self.appender.stage(iterator, txn_id=self.txn_id, batch=batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish the job, or acknowledge that it is published."""
+        self.appender.publish(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Leave everything: the job may be published although Spark believes it failed."""
 
 
 class StreamAppendWriter(DataSourceStreamArrowWriter):
@@ -90,31 +123,32 @@ class StreamAppendWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self.appender = _Appender(options, schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Appended:
-        """Append the rows of a task."""
-        return self.appender.append(iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append or stage the rows of a task."""
+        if not self.appender.options.exactly_once:
+            return self.appender.append(iterator)
+        query, batch = micro_batch()
+        txn_id = self.appender.options.txn_id or query
+        return self.appender.stage(iterator, txn_id=txn_id, batch=batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
+        """Publish the batch, or acknowledge that it is published."""
+        assert all(m.batch == batchId for m in messages if isinstance(m, Staged)), batchId
+        self.appender.publish(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
+        """Leave everything: the batch may be published although Spark believes it failed."""
 
 
-def check_columns(schema: StructType) -> None:
-    """Check that rows can be appended as records.
+def micro_batch() -> tuple[str, int]:
+    """The query's id and the number of the micro-batch that this task works for.
 
     Raises:
-        InvalidConfigError: no value, an unknown column, or a type that is not a record's.
+        InvalidRequestError: this is no task of a streaming query.
     """
-    if "value" not in schema.fieldNames():
-        raise InvalidConfigError(
-            "rows need a column 'value' of type binary or string; encode the others into it, for "
-            "example with to_json(struct(*))"
-        )
-    for field in schema.fields:
-        kinds = COLUMNS.get(field.name)
-        if kinds is None and field.name not in IGNORED_COLUMNS:
-            raise InvalidConfigError(
-                f"unknown column '{field.name}'; rows may have {', '.join(COLUMNS)}: encode the "
-                "others into 'value', for example with to_json(struct(*))"
-            )
-        if kinds is not None and field.dataType.simpleString() not in kinds:
-            raise InvalidConfigError(
-                f"column '{field.name}' is {field.dataType.simpleString()}, not "
-                f"{' or '.join(kinds)}; cast it first"
-            )
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+    if query is None or batch is None:
+        raise InvalidRequestError("a streaming write runs only inside a streaming query")
+    return query, int(batch)

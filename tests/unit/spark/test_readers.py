@@ -13,11 +13,14 @@ from pyspark_strandline_table import DefaultSource as TableFormat
 from strandline.errors import DataLossError, InvalidConfigError
 from strandline.spark import batch_reader, stream_reader
 from strandline.spark.batch_reader import RangePartition
+from strandline.spark.options import parse_write_options
 from strandline.spark.planning import OffsetRange, PartitionState, StreamState
+from strandline.spark.rows import check_columns
 from strandline.spark.source import COLUMNS
 from strandline.spark.table import read_table
 from strandline.spark.table_io import Staged
-from strandline.spark.writer import check_columns
+
+WRITE = parse_write_options({"server": "s:1", "stream": "x"})
 
 
 class Broker:
@@ -162,14 +165,14 @@ def schema_of(*fields):
 
 def test_only_rows_that_are_records_can_be_appended():
     """A value is needed; types and names are checked before anything runs."""
-    check_columns(schema_of(("value", "value"), ("key", "subject"), ("offset", "offset")))
+    check_columns(schema_of(("value", "value"), ("key", "subject"), ("offset", "offset")), WRITE)
     for fields, message in (
         ([("key", "key")], "need a column 'value'"),
         ([("value", "offset")], "is bigint"),
         ([("value", "value"), ("colour", "key")], "unknown column 'colour'"),
     ):
         with pytest.raises(InvalidConfigError, match=message):
-            check_columns(schema_of(*fields))
+            check_columns(schema_of(*fields), WRITE)
 
 
 def test_replacing_is_refused():

@@ -48,6 +48,8 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     """The stream for values that cannot be decoded."""
     file_bytes: int = 512 << 20
     """Files are closed at about this size."""
+    dense_offsets: bool = False
+    """Refuse a batch that leaves out an offset. Streams with transactions have such gaps."""
     batch_bytes_min: int | None = None
     """A continuous load waits for this much, so that slow streams make no small files ..."""
     batch_delay_ms_max: int = 900_000
@@ -55,7 +57,72 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     batch_bytes_max: int | None = None
 
 
-Pipeline = Load
+class Copy(Common, frozen=True, kw_only=True, tag="copy"):
+    """A stream into another, partition by partition; perhaps of another cluster."""
+
+    stream: str
+    into: str
+    into_server: str | None = None
+    """Where the copy is, if not at ``server``."""
+    batch_records_max: int | None = None
+
+
+class Transform(Common, frozen=True, kw_only=True, tag="transform"):
+    """Records filtered, multiplied, changed, or split to several streams, by SQL."""
+
+    stream: str
+    sql: str
+    """Selects from ``records``; needs a column ``value``, may have the others of a record, and
+    ``stream`` to name the stream of each row."""
+    into: str | None = None
+    """The stream of rows that name none."""
+    batch_records_max: int | None = None
+
+
+class Aggregate(Common, frozen=True, kw_only=True, tag="aggregate"):
+    """A running state for each key, kept in a compacted stream that others can read."""
+
+    stream: str
+    into: str
+    """The changelog: for each key the newest state, as JSON."""
+    key: str
+    """SQL that gives a record's key; records where it is null are left out."""
+    columns: dict[str, str]
+    """The state: names, and ``count()``, ``sum(X)``, ``min(X)``, ``max(X)`` or ``last(X)``."""
+    batch_records_max: int | None = None
+
+
+class Merge(Common, frozen=True, kw_only=True, tag="merge"):
+    """Several streams interleaved into one; the order that was chosen is in the result."""
+
+    streams: list[str]
+    into: str
+    values: bool = True
+    """False keeps the order alone: records without value that say which record comes next."""
+    batch_records_max: int | None = None
+
+
+class Repartition(Common, frozen=True, kw_only=True, tag="repartition"):
+    """A stream by another key; where each record comes from stays in its headers."""
+
+    stream: str
+    into: str
+    key: str
+    """SQL that gives a record's new key."""
+    partitions: int = 1
+    """Of the result, if it is not there yet."""
+    batch_records_max: int | None = None
+
+
+class Clean(Common, frozen=True, kw_only=True, tag="clean"):
+    """A stream without the headers that pipelines put in, and without duplicates by them."""
+
+    stream: str
+    into: str
+    batch_records_max: int = 50_000
+
+
+Pipeline = Load | Copy | Transform | Aggregate | Merge | Repartition | Clean
 
 
 def decode_pipeline(values: Any) -> Pipeline:
@@ -65,8 +132,7 @@ def decode_pipeline(values: Any) -> Pipeline:
         InvalidConfigError: naming the key that is wrong, missing or unknown.
     """
     try:
-        return msgspec.convert(values, Pipeline)
+        pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:
-        raise InvalidConfigError(
-            f"not a pipeline: {error}; docs/pipelines.md shows each"
-        ) from error
+        raise InvalidConfigError(f"not a pipeline: {error}; see docs/pipelines.md") from error
+    return pipeline

@@ -52,6 +52,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         "tableFormat": config.format,
         "catalog": json.dumps(config.catalog),
         "values": config.values,
+        "denseOffsets": str(config.dense_offsets),
         "fileBytes": str(config.file_bytes),
         "stream": stream,
         "server": config.server,

@@ -13,10 +13,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from strandline.errors import UnavailableError
+from strandline.client import Client
+from strandline.errors import StreamExistsError, UnavailableError
+from strandline.spark.connection import with_retries
 from strandline.spark.pipelines.config import Common
 
 _POLL_S = 0.2
+_RETRY_TIMEOUT_MS = 60_000
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -27,6 +30,48 @@ def read_stream(spark: SparkSession, config: Common, stream: str, **options: Any
     chosen = {name: str(value) for name, value in given.items() if value is not None}
     reader = spark.readStream.format("strandline")
     return reader.options(server=config.server, stream=stream, **chosen).load()
+
+
+def write_stream(
+    rows: DataFrame, config: Common, *, name: str, into: str | None, **options: str
+) -> StreamingQuery:
+    """Start the query that writes rows to streams, each micro-batch published once.
+
+    Args:
+        rows: with the columns that ``format("strandline")`` takes.
+        config: the pipeline.
+        name: of the query, in reports.
+        into: the stream of rows that name none.
+        **options: more of the sink's.
+    """
+    chosen = {"server": config.server} | options
+    if into is not None:
+        chosen["stream"] = into
+    writer = rows.writeStream.format("strandline").options(**chosen)
+    writer = writer.option("checkpointLocation", config.checkpoint).queryName(name)
+    return triggered(writer, config).start()
+
+
+def ensure_stream(server: str, name: str, **settings: Any) -> None:
+    """Create a stream with these settings if there is none of this name."""
+
+    def create(client: Client) -> None:
+        with contextlib.suppress(StreamExistsError):
+            client.create_stream(name, **settings)
+
+    with_retries(server, create, timeout_ms=_RETRY_TIMEOUT_MS)
+
+
+def partitions_of(server: str, stream: str) -> int:
+    """How many partitions a stream has.
+
+    Raises:
+        UnknownStreamError: there is no such stream.
+    """
+    info = with_retries(
+        server, lambda client: client.stream_info(stream), timeout_ms=_RETRY_TIMEOUT_MS
+    )
+    return len(info.partitions)
 
 
 def triggered(writer: DataStreamWriter, config: Common) -> DataStreamWriter:

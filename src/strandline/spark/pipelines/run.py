@@ -9,11 +9,34 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from strandline.spark.pipelines.config import Load, Pipeline
+from strandline.spark.pipelines.aggregate import start_aggregate
+from strandline.spark.pipelines.clean import start_clean
+from strandline.spark.pipelines.config import (
+    Aggregate,
+    Clean,
+    Copy,
+    Load,
+    Merge,
+    Pipeline,
+    Repartition,
+    Transform,
+)
+from strandline.spark.pipelines.copy import start_copy
 from strandline.spark.pipelines.load import start_load
+from strandline.spark.pipelines.merge import start_merge
 from strandline.spark.pipelines.queries import Report, wait_for_end
+from strandline.spark.pipelines.repartition import start_repartition
+from strandline.spark.pipelines.transform import start_transform
 
-_START: dict[type, Callable[..., list[StreamingQuery]]] = {Load: start_load}
+_START: dict[type, Callable[..., list[StreamingQuery]]] = {
+    Aggregate: start_aggregate,
+    Clean: start_clean,
+    Copy: start_copy,
+    Load: start_load,
+    Merge: start_merge,
+    Repartition: start_repartition,
+    Transform: start_transform,
+}
 
 
 def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery]:

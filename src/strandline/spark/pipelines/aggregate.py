@@ -1,0 +1,149 @@
+"""Aggregate: a running state for each key, in a compacted stream that is a table for others.
+
+Rules: Spark keeps the state (RocksDB, with its changelog in the checkpoint); every change goes to
+the stream in the same step as the position, which is in the states themselves. So on another
+machine, without checkpoint, the pipeline begins with the stream's states at the position they hold.
+What it began with is noted beside the checkpoint, because a replay of the first batch must begin
+with the same. What a record does to a state is ``folding``'s business.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
+
+from strandline.client.latest import latest_by_key
+from strandline.spark.connection import client_of
+from strandline.spark.pipelines.config import Aggregate
+from strandline.spark.pipelines.folding import (
+    Fold,
+    State,
+    decode_state,
+    encode_state,
+    fold,
+    next_offsets,
+    parse_folds,
+)
+from strandline.spark.pipelines.queries import (
+    ensure_stream,
+    partitions_of,
+    read_stream,
+    write_stream,
+)
+from strandline.spark.table_store import local_path, write_durably
+
+_OUTPUT = "key STRING, value STRING"
+_BEGINNING = "began-with.json"
+
+
+def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQuery]:
+    """Start the query; the changelog is created, compacted, if it is not there.
+
+    Raises:
+        UnknownStreamError: there is no stream to read.
+        InvalidConfigError: a column of the state is none.
+        InvalidRecordError: the changelog holds what is no state.
+    """
+    folds = parse_folds(config.columns)
+    partitions = partitions_of(config.server, config.stream)
+    ensure_stream(config.server, config.into, partitions=partitions, compact=True)
+    began = _began_with(config)
+    position = next_offsets(decode_state(state) for state in began.values())
+    records = read_stream(
+        spark,
+        config,
+        config.stream,
+        startingOffsets=json.dumps({str(p): o for p, o in position.items()}) if position else None,
+        maxRecordsPerTrigger=config.batch_records_max,
+    )
+    initial = spark.createDataFrame(list(began.items()), _OUTPUT).groupBy("key")
+    changed = (
+        _arguments(records, config.key, folds)
+        .groupBy("group")
+        .transformWithState(
+            Folder(folds),
+            outputStructType=_OUTPUT,
+            outputMode="Append",
+            timeMode="None",
+            initialState=initial,
+        )
+    )
+    return [write_stream(changed, config, name=f"aggregate {config.stream}", into=config.into)]
+
+
+class Folder(StatefulProcessor):
+    """Folds the records of a key into its state, and tells the state once a micro-batch."""
+
+    def __init__(self, folds: list[Fold]) -> None:
+        self._folds = folds
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state: JSON."""
+        self._state = handle.getValueState("state", "state STRING")
+
+    def handleInputRows(  # noqa: N802 -- Spark's name
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: Any,  # noqa: N803 -- Spark's name
+    ) -> Iterator[Row]:
+        """The new state of a key."""
+        del timerValues
+        state = State(values={}, offsets={})
+        if self._state.exists():
+            state = decode_state(self._state.get()[0])
+        # Sorted, because a sum of floats depends on the order, and a replay must give the same.
+        for row in sorted(rows, key=lambda row: (row["partition"], row["offset"])):
+            fold(state, self._folds, row.asDict(), place=(row["partition"], row["offset"]))
+        text = encode_state(state)
+        self._state.update((text,))
+        yield Row(key=key[0], value=text)
+
+    def handleInitialState(  # noqa: N802 -- Spark's name
+        self,
+        key: Any,
+        initialState: Row,  # noqa: N803 -- Spark's name
+        timerValues: Any,  # noqa: N803 -- Spark's name
+    ) -> None:
+        """Begin a key with the state that the changelog has."""
+        del key, timerValues
+        self._state.update((initialState["value"],))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
+    """Group, place and an argument for each column; records without a key are left out."""
+    arguments = [F.expr(each.argument or "NULL").alias(each.name) for each in folds]
+    grouped = records.select(
+        F.expr(key).cast("string").alias("group"), "partition", "offset", *arguments
+    )
+    return grouped.where("group IS NOT NULL")
+
+
+def _began_with(config: Aggregate) -> dict[str, str]:
+    """The states that this checkpoint began with, by key."""
+    note = local_path(config.checkpoint) / _BEGINNING
+    if not note.exists():
+        _write_note(note, _changelog(config))
+    found: dict[str, str] = json.loads(note.read_bytes())
+    return found
+
+
+def _changelog(config: Aggregate) -> dict[str, str]:
+    table = latest_by_key(client_of(config.server), config.into)
+    keys, values = (table.column(name).to_pylist() for name in ("key", "value"))
+    return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
+
+
+def _write_note(note: Path, states: dict[str, str]) -> None:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    building = note.with_suffix(".building")
+    building.unlink(missing_ok=True)
+    write_durably(building, json.dumps(states).encode())
+    building.rename(note)

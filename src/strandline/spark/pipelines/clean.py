@@ -1,0 +1,91 @@
+"""Clean: a stream as if it had been written once and by hand: no source headers, no duplicates.
+
+Rules: within a partition the records of one source partition come in the order of their offsets, so
+one number for each source tells what was seen before; a record that does not grow past it is a
+duplicate. Records without a source pass. The result has the partitions and the order of the input.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
+
+from strandline.spark.pipelines.config import Clean
+from strandline.spark.pipelines.queries import (
+    ensure_stream,
+    partitions_of,
+    read_stream,
+    write_stream,
+)
+from strandline.spark.pipelines.sources import headers_without_source, source_of
+
+_OUTPUT = (
+    "partition INT, offset BIGINT, value BINARY, key BINARY, subject STRING, "
+    "headers MAP<STRING, BINARY>"
+)
+
+
+def start_clean(spark: SparkSession, config: Clean) -> list[StreamingQuery]:
+    """Start the query; the result is created with as many partitions if it is not there.
+
+    Raises:
+        UnknownStreamError: there is no stream to clean.
+    """
+    ensure_stream(
+        config.server, config.into, partitions=partitions_of(config.server, config.stream)
+    )
+    records = read_stream(
+        spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
+    )
+    once = records.groupBy("partition").transformWithState(
+        Deduplicator(), outputStructType=_OUTPUT, outputMode="Append", timeMode="None"
+    )
+    rows = once.withColumn("headers", headers_without_source())
+    query = write_stream(
+        rows, config, name=f"clean {config.stream}", into=config.into, partitionBy="column"
+    )
+    return [query]
+
+
+class Deduplicator(StatefulProcessor):
+    """Lets each source record of a partition through once."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state: the newest offset of each source, as JSON."""
+        self._state = handle.getValueState("seen", "seen STRING")
+
+    def handleInputRows(  # noqa: N802 -- Spark's name
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: Any,  # noqa: N803 -- Spark's name
+    ) -> Iterator[Row]:
+        """The records of one partition that are new, in order."""
+        del key, timerValues
+        seen: dict[str, int] = json.loads(self._state.get()[0]) if self._state.exists() else {}
+        # A shuffle keeps no order of its own.
+        for row in sorted(rows, key=lambda row: row["offset"]):
+            if is_new(dict(row["headers"] or ()), seen):
+                yield Row(**{name: row[name] for name in _COLUMNS})
+        self._state.update((json.dumps(seen),))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+_COLUMNS = ("partition", "offset", "value", "key", "subject", "headers")
+
+
+def is_new(headers: dict[str, bytes], seen: dict[str, int]) -> bool:
+    """Whether a record was not seen before; notes it in ``seen``."""
+    source = source_of(headers)
+    if source is None:
+        return True
+    stream, partition, offset = source
+    place = f"{stream}/{partition}"
+    if offset <= seen.get(place, -1):
+        return False
+    seen[place] = offset
+    return True

@@ -1,0 +1,111 @@
+"""The state of an aggregate: what one record does to it, and its form in the changelog.
+
+Rules: pure. The state of a key knows which offset of each partition it holds last, so the newest
+state of all keys together tells where reading goes on.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError
+
+_COLUMN = re.compile(r"(count|sum|min|max|last)\((.*)\)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One column of the state."""
+
+    name: str
+    function: str
+    argument: str
+    """SQL over a record; empty for ``count``."""
+
+
+class State(msgspec.Struct, kw_only=True):
+    """What is kept of a key."""
+
+    values: dict[str, float | int | str | None]
+    offsets: dict[int, int]
+    """For each partition the last offset that is in the values."""
+
+
+def parse_folds(columns: Mapping[str, str]) -> list[Fold]:
+    """The columns of a state.
+
+    Raises:
+        InvalidConfigError: naming the column that is not of a function we have.
+    """
+    folds = []
+    for name, text in columns.items():
+        found = _COLUMN.fullmatch(text.strip())
+        if found is None or (found[1] != "count" and not found[2].strip()):
+            raise InvalidConfigError(
+                f"column '{name}' must be count(), sum(X), min(X), max(X) or last(X), not {text!r}"
+            )
+        folds.append(Fold(name, found[1], found[2].strip()))
+    return folds
+
+
+def fold(
+    state: State, folds: Iterable[Fold], record: Mapping[str, Any], *, place: tuple[int, int]
+) -> None:
+    """Put a record into a state, unless it is in it already.
+
+    Args:
+        state: is changed.
+        folds: the columns.
+        record: an argument for each column.
+        place: partition and offset of the record.
+    """
+    partition, offset = place
+    if offset <= state.offsets.get(partition, -1):
+        return
+    for each in folds:
+        old = state.values.get(each.name)
+        state.values[each.name] = _folded(each.function, old, record.get(each.name))
+    state.offsets[partition] = offset
+
+
+def encode_state(state: State) -> str:
+    """The state as JSON, equal for equal states."""
+    # Values are always in the order of the columns; offsets come in any.
+    ordered = State(values=state.values, offsets=dict(sorted(state.offsets.items())))
+    return msgspec.json.encode(ordered).decode()
+
+
+def decode_state(text: str | bytes) -> State:
+    """The inverse of ``encode_state``.
+
+    Raises:
+        InvalidRecordError: not a state.
+    """
+    try:
+        return msgspec.json.decode(text, type=State)
+    except UNDECODABLE as error:
+        raise InvalidRecordError(f"not the state of an aggregate: {error}") from error
+
+
+def next_offsets(states: Iterable[State]) -> dict[int, int]:
+    """For each partition the first offset that no state holds."""
+    found: dict[int, int] = {}
+    for state in states:
+        for partition, offset in state.offsets.items():
+            found[partition] = max(found.get(partition, 0), offset + 1)
+    return dict(sorted(found.items()))
+
+
+def _folded(function: str, old: Any, new: Any) -> Any:
+    if function == "count":
+        return (old or 0) + 1
+    if new is None:
+        return old
+    if old is None or function == "last":
+        return new
+    if function == "sum":
+        return old + new
+    return min(old, new) if function == "min" else max(old, new)

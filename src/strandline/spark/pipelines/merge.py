@@ -1,0 +1,50 @@
+"""Merge: several streams interleaved into one, in an order that everyone sees alike.
+
+Rules: a micro-batch takes what each stream has and sorts it by time, then by place, so a replay
+chooses the same order; the result, published once, records it: each of its records says where it
+comes from. Without values the result is a merge log: the order alone.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
+from pyspark.sql.streaming import StreamingQuery
+
+from strandline.spark.pipelines.config import Merge
+from strandline.spark.pipelines.queries import ensure_stream, read_stream, write_stream
+from strandline.spark.pipelines.sources import with_source
+
+_ORDER = ("timestamp", "source", "partition", "offset")
+
+
+def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
+    """Start the query that merges; the result is created with one partition if it is not there.
+
+    Raises:
+        UnknownStreamError: one of the streams is not there.
+    """
+    ensure_stream(config.server, config.into)
+
+    def records_of(stream: str) -> DataFrame:
+        records = read_stream(spark, config, stream, maxRecordsPerTrigger=config.batch_records_max)
+        return with_source(records, stream).withColumn("source", F.lit(stream))
+
+    together = reduce(DataFrame.unionByName, map(records_of, config.streams))
+    # One task: what it sorts is published in its order. Spark itself sorts no stream.
+    ordered = together.repartition(1).mapInArrow(_sorted, together.schema)
+    if config.values:
+        rows = ordered.select("value", "key", "subject", "headers")
+    else:
+        rows = ordered.select(F.lit(None).cast("binary").alias("value"), "headers")
+    return [write_stream(rows, config, name=f"merge into {config.into}", into=config.into)]
+
+
+def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All rows of a task in order."""
+    found = list(batches)
+    if found:
+        table = pa.Table.from_batches(found)
+        yield from table.sort_by([(name, "ascending") for name in _ORDER]).to_batches()

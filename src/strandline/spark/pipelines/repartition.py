@@ -1,0 +1,30 @@
+"""Repartition: a stream by another key.
+
+Rules: each record keeps its source in headers, by which readers and ``clean`` recognise duplicates;
+records of one source partition keep their order in each partition of the result.
+"""
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
+from pyspark.sql.streaming import StreamingQuery
+
+from strandline.spark.pipelines.config import Repartition
+from strandline.spark.pipelines.queries import ensure_stream, read_stream, write_stream
+from strandline.spark.pipelines.sources import with_source
+
+
+def start_repartition(spark: SparkSession, config: Repartition) -> list[StreamingQuery]:
+    """Start the query; the result is created, partitioned by key, if it is not there.
+
+    Raises:
+        UnknownStreamError: there is no stream to read.
+    """
+    ensure_stream(config.server, config.into, partitions=config.partitions)
+    records = read_stream(
+        spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
+    )
+    keyed = with_source(records, config.stream).withColumn(
+        "key", F.expr(config.key).cast("string").cast("binary")
+    )
+    rows = keyed.select("value", "key", "subject", "headers")
+    return [write_stream(rows, config, name=f"repartition {config.stream}", into=config.into)]

@@ -1,0 +1,26 @@
+"""Transform: filter, flat-map, change or split records by SQL.
+
+Rules: one query reads and publishes, so the rows of a micro-batch appear in all their streams at
+once, and the position that Spark keeps is that of the last batch published.
+"""
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from strandline.spark.pipelines.config import Transform
+from strandline.spark.pipelines.queries import read_stream, write_stream
+
+
+def start_transform(spark: SparkSession, config: Transform) -> list[StreamingQuery]:
+    """Start the query that transforms; its streams have to be there.
+
+    Raises:
+        UnknownStreamError: there is no stream to read.
+        InvalidConfigError: the SQL gives columns that no record has.
+    """
+    records = read_stream(
+        spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
+    )
+    records.createOrReplaceTempView("records")
+    rows = spark.sql(config.sql)
+    return [write_stream(rows, config, name=f"transform {config.stream}", into=config.into)]

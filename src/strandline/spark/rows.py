@@ -1,0 +1,201 @@
+"""Rows on their way to streams: which columns they may have, where each goes, a fingerprint.
+
+Rules: rows for one partition keep their order; a batch is cut only where the stream or the
+partition is named by a column. The fingerprint does not depend on the order of rows nor on how they
+are spread over tasks, because Spark may spread a replay otherwise. Must not know Spark's writers.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from strandline.client import Client, Producer
+from strandline.errors import InvalidConfigError, InvalidRecordError
+from strandline.spark.options import WriteOptions
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "subject": ("string",),
+    "headers": ("map<string,binary>",),
+    "message_id": ("string",),
+}
+"""What a row may bring, and in which types."""
+STREAM_COLUMN = "stream"
+"""Names the stream of each row, where they differ."""
+IGNORED_COLUMNS = ("partition", "offset", "timestamp")
+"""Left to the broker, so that what was read from one stream can be written to another."""
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What tells one set of rows from another: their number, and a sum of checksums."""
+
+    rows: int = 0
+    checksum: int = 0
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> "Fingerprint":
+        """The fingerprint of a batch, by its values."""
+        values = batch.column("value").cast(pa.binary()).to_pylist()
+        return cls(batch.num_rows, sum(zlib.crc32(value or b"") for value in values) % _WORD)
+
+    def __add__(self, other: "Fingerprint") -> "Fingerprint":
+        return Fingerprint(self.rows + other.rows, (self.checksum + other.checksum) % _WORD)
+
+    def __str__(self) -> str:
+        return f"{self.rows}-{self.checksum:x}"
+
+
+class Piece(NamedTuple):
+    """Rows that go one way."""
+
+    stream: str
+    partition: int | None
+    """None: each row goes where its key or subject says."""
+    rows: pa.RecordBatch
+
+
+class Routes:
+    """Cuts batches of rows into pieces that go one way.
+
+    Args:
+        options: stream and subject of rows that name none, and whether a column names partitions.
+        names: the columns of the rows.
+    """
+
+    def __init__(self, options: WriteOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._columns = [name for name in names if name in COLUMNS]
+        self._by_stream = STREAM_COLUMN in names
+        self._by_partition = options.partition_by == "column"
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
+        """The pieces of a batch, each with its rows in order.
+
+        Raises:
+            InvalidRecordError: a row names neither stream nor partition where it has to.
+        """
+        if batch.num_rows == 0:
+            return
+        rows = self._prepared(batch)
+        if not self._by_stream and not self._by_partition:
+            yield Piece(self._options.stream or "", None, rows)
+            return
+        for stream, partition in self._ways(batch):
+            mask = self._mask(batch, stream, partition)
+            name = stream or self._options.stream
+            if not name:
+                raise InvalidRecordError("a row names no stream, and the option 'stream' neither")
+            yield Piece(name, partition, rows.filter(mask))
+
+    def producers(self, client: Client, *, timeout_s: float) -> "Producers":
+        """A producer for each stream, made when it is first needed."""
+        return Producers(client, timeout_s)
+
+    def _ways(self, batch: pa.RecordBatch) -> list[tuple[str | None, int | None]]:
+        """The distinct streams and partitions of a batch, in the order of their first rows."""
+        nothing = [None] * batch.num_rows
+        streams = batch.column(STREAM_COLUMN).to_pylist() if self._by_stream else nothing
+        partitions = batch.column("partition").to_pylist() if self._by_partition else nothing
+        if self._by_partition and None in partitions:
+            raise InvalidRecordError("a row has no partition, which 'partitionBy' asks for")
+        return list(dict.fromkeys(zip(streams, partitions, strict=True)))
+
+    def _mask(
+        self, batch: pa.RecordBatch, stream: str | None, partition: int | None
+    ) -> pa.BooleanArray:
+        mask = pa.repeat(pa.scalar(value=True), batch.num_rows)
+        if self._by_stream:
+            column = batch.column(STREAM_COLUMN)
+            same = column.is_null() if stream is None else pc.equal(column, stream).fill_null(False)
+            mask = pc.and_(mask, same)
+        if self._by_partition:
+            mask = pc.and_(mask, pc.equal(batch.column("partition"), partition))
+        return mask
+
+    def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns to append; rows without a subject get the option's."""
+        chosen = batch.select(self._columns)
+        if self._options.subject is None:
+            return chosen
+        if "subject" not in self._columns:
+            subjects = pa.repeat(pa.scalar(self._options.subject), batch.num_rows)
+            return chosen.append_column("subject", subjects)
+        place = self._columns.index("subject")
+        filled = pc.fill_null(chosen.column(place), self._options.subject)
+        return chosen.set_column(place, "subject", filled)
+
+
+class Producers:
+    """Producers by stream; a context, whose end waits for all acknowledgements."""
+
+    def __init__(self, client: Client, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._made: dict[str, Producer] = {}
+        self._stack = ExitStack()
+
+    def __getitem__(self, stream: str) -> Producer:
+        if stream not in self._made:
+            producer = self._client.producer(stream, delivery_timeout_s=self._timeout_s)
+            self._made[stream] = self._stack.enter_context(producer)
+        return self._made[stream]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Check that rows can be appended as records.
+
+    Raises:
+        InvalidConfigError: no value, an unknown column, a type that is not a record's, or no way to
+            tell where rows go.
+    """
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise InvalidConfigError(
+            "rows need a column 'value' of type binary or string; encode the others into it, for "
+            "example with to_json(struct(*))"
+        )
+    if "message_id" in names and options.exactly_once:
+        raise InvalidConfigError(
+            "a column 'message_id' is for delivery 'atLeastOnce': exactly once needs none"
+        )
+    if options.partition_by == "column" and "partition" not in names:
+        raise InvalidConfigError("partitionBy 'column' needs a column 'partition' of type int")
+    if options.stream is None and STREAM_COLUMN not in names:
+        raise InvalidConfigError(
+            "option 'stream' is missing: name the stream to append to, or give rows a column "
+            "'stream'"
+        )
+    kinds = COLUMNS | {STREAM_COLUMN: ("string",)}
+    for field in schema.fields:
+        allowed = kinds.get(field.name)
+        if allowed is None and field.name not in IGNORED_COLUMNS:
+            raise InvalidConfigError(
+                f"unknown column '{field.name}'; rows may have {', '.join(kinds)}: encode the "
+                "others into 'value', for example with to_json(struct(*))"
+            )
+        if allowed is not None and field.dataType.simpleString() not in allowed:
+            raise InvalidConfigError(
+                f"column '{field.name}' is {field.dataType.simpleString()}, not "
+                f"{' or '.join(allowed)}; cast it first"
+            )

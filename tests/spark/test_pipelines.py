@@ -1,0 +1,146 @@
+"""The patterns, each run twice with new records between: output is the function of input."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from strandline.client.latest import latest_by_key
+from strandline.spark.pipelines.config import decode_pipeline
+from strandline.spark.pipelines.run import run_pipeline
+from strandline.spark.pipelines.sources import copied_offsets, source_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def run(spark, log, tmp_path):
+    """A function: run a pipeline to its end, with a checkpoint of its own unless told."""
+
+    def run(kind, checkpoint="checkpoint", **config):
+        values = {"kind": kind, "server": log.server, "checkpoint": str(tmp_path / checkpoint)}
+        run_pipeline(spark, decode_pipeline(values | config))
+
+    return run
+
+
+def rows(log, stream, partition=None):
+    """Every record of a stream as a dictionary, headers too, partition by partition."""
+    found = []
+    for info in log.client.stream_info(stream).partitions:
+        if partition in (None, info.partition):
+            table = log.client.read(stream, partition=info.partition).read_all()
+            found += [
+                row | {"partition": info.partition, "headers": dict(row["headers"] or ())}
+                for row in table.to_pylist()
+            ]
+    return found
+
+
+def values(log, stream, partition=None):
+    """The values of a stream, in order."""
+    return [row["value"] for row in rows(log, stream, partition)]
+
+
+def test_a_copy_is_the_stream_again(run, log):
+    """Partition by partition, in order, at a position that survives a lost checkpoint."""
+    source, target = log.new_stream(100), log.new_stream() + "-copy"
+    run("copy", stream=source, into=target)
+    log.append(source, range(100, 130))
+    run("copy", "another-checkpoint", stream=source, into=target)
+    run("copy", "another-checkpoint", stream=source, into=target)
+    for partition in (0, 1):
+        assert values(log, target, partition) == values(log, source, partition)
+        assert [source_of(row["headers"]) for row in rows(log, target, partition)] == [
+            (source, partition, offset) for offset in range(65)
+        ]
+    assert copied_offsets(log.client, stream=source, into=target) == {0: 65, 1: 65}
+
+
+def test_a_transform_filters_multiplies_and_splits(run, log):
+    """SQL decides what becomes of a record, and the stream of each row."""
+    source, even, odd = log.new_stream(40), log.new_stream(), log.new_stream()
+    sql = (
+        "SELECT value, key, IF(CAST(value AS STRING)::INT % 2 = 0, NULL, '" + odd + "') stream "
+        "FROM records LATERAL VIEW explode(array(1, 2)) t AS i WHERE CAST(value AS STRING) != '7'"
+    )
+    run("transform", stream=source, sql=sql, into=even)
+    assert sorted(map(int, values(log, even))) == sorted(2 * list(range(0, 40, 2)))
+    assert sorted(map(int, values(log, odd))) == sorted(2 * [n for n in range(1, 40, 2) if n != 7])
+
+
+def test_an_aggregate_goes_on_from_its_changelog(run, log):
+    """States are those of all records, also on a machine that has the changelog alone."""
+    source, target = log.new_stream(50), log.new_stream() + "-state"
+    config = {
+        "stream": source,
+        "into": target,
+        "key": "CAST(key AS STRING)",
+        "columns": {"n": "count()", "total": "sum(CAST(CAST(value AS STRING) AS BIGINT))"},
+    }
+    run("aggregate", **config)
+    log.append(source, range(50, 80))
+    run("aggregate", **config)
+    log.append(source, range(80, 100))
+    run("aggregate", "another-machine", **config)
+    table = latest_by_key(log.client, target).to_pylist()
+    found = {row["key"]: json.loads(row["value"])["values"] for row in table}
+    numbers = {k: [n for n in range(100) if n % 7 == k] for k in range(7)}
+    assert found == {
+        b"k%d" % k: {"n": len(mine), "total": sum(mine)} for k, mine in numbers.items()
+    }
+    assert len(values(log, target)) <= 3 * 7
+
+
+def test_a_merge_has_one_order_for_all(run, log):
+    """Every record once, each stream in its own order; the log of the order alone says the same."""
+    a, b = log.new_stream(30, partitions=1), log.new_stream(20, partitions=1)
+    merged, order = log.new_stream(partitions=1), log.new_stream(partitions=1)
+    run("merge", streams=[a, b], into=merged)
+    log.append(a, range(30, 40), partitions=1)
+    run("merge", streams=[a, b], into=merged)
+    run("merge", "order", streams=[a, b], into=order, values=False)
+    sources = [source_of(row["headers"]) for row in rows(log, merged)]
+    for stream, count in ((a, 40), (b, 20)):
+        assert [offset for name, _, offset in sources if name == stream] == list(range(count))
+    assert set(values(log, order)) == {None}
+    assert sorted(source_of(row["headers"]) for row in rows(log, order)) == sorted(sources)
+
+
+def test_repartitioned_and_cleaned_a_stream_is_pristine(run, log):
+    """By its new key, each record says where it was; duplicates and such headers can go."""
+    source = log.new_stream(60)
+    keyed, pristine = log.new_stream() + "-keyed", log.new_stream() + "-clean"
+    key = "CAST(CAST(value AS STRING) AS INT) % 3"
+    run("repartition", stream=source, into=keyed, key=key, partitions=2)
+    placed = {row["key"]: row["partition"] for row in rows(log, keyed)}
+    assert set(placed) == {b"0", b"1", b"2"}
+    assert sorted(map(int, values(log, keyed))) == list(range(60))
+    assert all(placed[b"%d" % (int(r["value"]) % 3)] == r["partition"] for r in rows(log, keyed))
+    # What an at-least-once writer would do: the end of each partition once more.
+    for partition in (0, 1):
+        last = log.client.read(keyed, partition=partition).read_all().slice(5)
+        again = last.select(["value", "key", "headers"])
+        log.client.append_batch(keyed, again, partition=partition)
+    run("clean", "clean", stream=keyed, into=pristine)
+    for partition in (0, 1):
+        expected = list(dict.fromkeys(values(log, keyed, partition)))
+        assert values(log, pristine, partition) == expected
+    assert all(row["headers"] == {} for row in rows(log, pristine))
+
+
+def test_the_newest_record_of_each_key_is_a_table(log):
+    """Later records and tombstones win; records without a key are left out."""
+    stream = log.new_stream(partitions=1)
+    table = pa.table(
+        {
+            "key": pa.array([b"a", b"b", None, b"a", b"c", b"b"], pa.binary()),
+            "value": pa.array([b"1", b"2", b"3", b"4", b"5", None], pa.binary()),
+        }
+    )
+    log.client.append_batch(stream, table)
+    found = latest_by_key(log.client, stream, columns=["key", "value", "offset"])
+    assert found.to_pylist() == [
+        {"key": b"a", "value": b"4", "offset": 3},
+        {"key": b"c", "value": b"5", "offset": 4},
+    ]

@@ -1,0 +1,115 @@
+"""Aggregates without Spark: what a record does to a state, and where reading goes on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.errors import InvalidConfigError, InvalidRecordError
+from strandline.spark.pipelines.clean import is_new
+from strandline.spark.pipelines.folding import (
+    State,
+    decode_state,
+    encode_state,
+    fold,
+    next_offsets,
+    parse_folds,
+)
+from strandline.spark.pipelines.sources import source_of
+
+FOLDS = parse_folds(
+    {"n": "count()", "total": "sum(x)", "low": "min(x)", "high": "max(x)", "newest": "last(x)"}
+)
+
+
+def folded(*records):
+    """The state after (partition, offset, x) records."""
+    state = State(values={}, offsets={})
+    for partition, offset, x in records:
+        fold(
+            state,
+            FOLDS,
+            dict.fromkeys(("total", "low", "high", "newest"), x),
+            place=(partition, offset),
+        )
+    return state
+
+
+def test_each_function_does_what_it_says():
+    """Nulls count, and change nothing else."""
+    state = folded((0, 0, 5), (0, 1, None), (1, 0, 2), (0, 2, 4))
+    assert state.values == {"n": 4, "total": 11, "low": 2, "high": 5, "newest": 4}
+    assert state.offsets == {0: 2, 1: 0}
+
+
+def test_a_record_is_folded_once():
+    """A record at or below the offset that the state holds is in it already."""
+    assert folded((0, 0, 5), (0, 1, 6), (0, 0, 5), (0, 1, 6)) == folded((0, 0, 5), (0, 1, 6))
+
+
+RECORDS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc")), max_size=40)
+
+
+@given(RECORDS, st.integers(0, 40))
+def test_the_newest_states_tell_the_position(records, cut):
+    """Whatever keys the records have, the states alone say which offsets come next, and going on
+    from there gives what reading everything gives.
+    """
+    ends, placed = {}, []
+    for partition, key in records:
+        placed.append((partition, ends.get(partition, 0), key))
+        ends[partition] = ends.get(partition, 0) + 1
+
+    def run(states, some):
+        for partition, offset, key in some:
+            state = states.setdefault(key, State(values={}, offsets={}))
+            fold(state, FOLDS, {"total": offset}, place=(partition, offset))
+        return states
+
+    before = run({}, placed[:cut])
+    restored = {key: decode_state(encode_state(state)) for key, state in before.items()}
+    start = next_offsets(restored.values())
+    rest = [each for each in placed if each[1] >= start.get(each[0], 0)]
+    assert rest == placed[cut:]
+    assert run(restored, rest) == run({}, placed)
+
+
+def test_wrong_columns_and_states_are_refused():
+    """An unknown function, a missing argument, and bytes that are no state are named."""
+    for text in ("median(x)", "sum()", "count"):
+        with pytest.raises(InvalidConfigError, match="'a'"):
+            parse_folds({"a": text})
+    with pytest.raises(InvalidRecordError, match="state"):
+        decode_state(b"{")
+
+
+def headers(stream, partition, offset):
+    """The headers of a record with a source."""
+    return {
+        "Strandline-Source-Stream": stream.encode(),
+        "Strandline-Source-Partition": str(partition).encode(),
+        "Strandline-Source-Offset": str(offset).encode(),
+        "own": b"x",
+    }
+
+
+def test_a_source_is_read_back_or_is_none():
+    """Missing and foreign headers are no source."""
+    assert source_of(headers("s", 1, 7)) == ("s", 1, 7)
+    assert source_of({"own": b"x"}) is None
+    assert source_of(headers("s", 1, 7) | {"Strandline-Source-Offset": b"seven"}) is None
+
+
+def test_repeats_of_a_source_are_not_new():
+    """Each source partition has its own newest offset; records without a source always pass."""
+    seen = {}
+    places = [("a", 0, 0), ("a", 0, 1), ("b", 0, 0), ("a", 0, 1), ("a", 1, 1), ("a", 0, 2)]
+    assert [is_new(headers(*place), seen) for place in places] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert is_new({}, seen)
+    assert is_new({}, seen)
