@@ -6,8 +6,8 @@ A line that begins with ``>`` is a command, the lines after it are what came of 
 Commands: ``streams NAME=PARTITIONS ...`` · ``join MEMBER stream ... [as=INSTANCE]`` ·
 ``beat MEMBER ...``: each says what it holds, gives up what it was told to, and takes what it gets ·
 ``slow MEMBER``: it gives nothing up yet · ``leave MEMBER`` · ``commit MEMBER place=offset ...
-[epoch=N]`` (``-``: nobody) · ``delete`` · ``positions`` · ``store``: what was to be stored is ·
-``time MS`` · ``crash``: a new coordinator begins from what is stored · ``status``. Sessions last
+[epoch=N] [number=N]`` (``-``: nobody) · ``delete`` · ``positions`` · ``store``: what was to be
+stored is · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``status``. Sessions last
 1000 ms; the group is ``g``.
 """
 
@@ -43,6 +43,7 @@ class Consumer:
         self.epoch = 0
         self.held = frozenset()
         self.assigned = frozenset()
+        self.commits = 0
 
 
 class Story:
@@ -123,7 +124,7 @@ class Story:
         return self.step(ev.Leave(f"leave {member}", GROUP, member))
 
     def do_commit(self, member, options):
-        epoch = options.pop("epoch", None)
+        epoch, number = options.pop("epoch", None), options.pop("number", None)
         positions = {}
         for name, offset in options.items():
             at = place(name)
@@ -131,8 +132,11 @@ class Story:
         token = f"commit {member}"
         if member == "-":
             return self.step(ev.Commit(token, GROUP, positions))
-        epoch = int(epoch or self.consumers[member].epoch)
-        return self.step(ev.Commit(token, GROUP, positions, member, epoch))
+        consumer = self.consumers[member]
+        epoch = int(epoch or consumer.epoch)
+        consumer.commits = int(number or consumer.commits + 1)
+        event = ev.Commit(token, GROUP, positions, member, epoch, consumer.commits)
+        return self.step(event)
 
     def do_delete(self, options):
         return self.step(ev.Delete("delete", GROUP))

@@ -75,6 +75,7 @@ class LogPositions:
     def __init__(self, coordinator: Office, *, timeout_s: float = TIMEOUT_S) -> None:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
+        self._commits = 0
 
     def claim(
         self,
@@ -90,8 +91,13 @@ class LogPositions:
         """Note offsets; as ``PositionStore``."""
         if not offsets:
             return
+        self._commits += 1
         body = wire.CommitPositions(
-            group=group, positions=by_stream(offsets), member=owner.member, epoch=owner.epoch
+            group=group,
+            positions=by_stream(offsets),
+            member=owner.member,
+            epoch=owner.epoch,
+            number=self._commits,
         )
         self._coordinator.tell(wire.COMMIT_POSITIONS, body, timeout_s=self._timeout_s)
 

@@ -214,6 +214,8 @@ class GroupCoordinator:
         group = self.state.groups.get(request.group, Group())
         if request.member:
             self._check_committer(group, request)
+            if request.number and request.number == group.committed.get(request.member):
+                return  # a repeat, of which the answer was lost
         elif group.members:
             raise GroupInUseError(
                 f"group {request.group!r} has {len(group.members)} members, who commit its "
@@ -221,7 +223,8 @@ class GroupCoordinator:
             )
         elif request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
             raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
-        self._store(Entry(group=request.group, positions=request.positions))
+        committed = {request.member: request.number} if request.number else {}
+        self._store(Entry(group=request.group, positions=request.positions, committed=committed))
 
     def _check_committer(self, group: Group, request: ev.Commit) -> None:
         member = group.members.get(request.member)
@@ -232,6 +235,8 @@ class GroupCoordinator:
                 f"the partitions of member {member.id!r} changed with epoch {member.epoch}, after "
                 f"{request.epoch}; heartbeat, and commit what it still has"
             )
+        if 0 < request.number < group.committed.get(member.id, 0):
+            raise StaleMemberError(f"a later commit of member {member.id!r} came before this one")
         for stream, offsets in request.positions.items():
             for number in offsets:
                 if PartitionName(stream, number) not in member.held:

@@ -62,6 +62,8 @@ class Commit:
     Attributes:
         member: who consumed up to there; empty: nobody, which only a group without members allows.
         epoch: of the member's last answer.
+        number: of the commit among those of the member, from 1, the same in a repeat; 0: it is
+            never repeated.
     """
 
     token: object
@@ -69,6 +71,7 @@ class Commit:
     positions: Positions
     member: str = ""
     epoch: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New, or as they are from now on."""
     gone: tuple[str, ...] = ()
     positions: Positions = {}
+    committed: dict[str, int] = {}
+    """Member → number of its last commit."""
     is_deleted: bool = False
 
 
@@ -82,6 +84,8 @@ class Group:
         self.epoch = 0
         self.members: dict[str, Member] = {}
         self.positions: Positions = {}
+        self.committed: dict[str, int] = {}
+        """Number of each member's last commit: one that was overtaken on its way is void."""
 
     def by_instance(self, instance: str) -> Member | None:
         """The static member of that name."""
@@ -125,6 +129,8 @@ class GroupsState:
             group.members[member.id] = member
         for gone in entry.gone:
             group.members.pop(gone, None)
+            group.committed.pop(gone, None)
+        group.committed |= entry.committed
         for stream, offsets in entry.positions.items():
             group.positions.setdefault(stream, {}).update(offsets)
 
@@ -139,9 +145,11 @@ class GroupsState:
             yield Entry(group=name, epoch=group.epoch)
             members = list(group.members.values())
             for start in range(0, len(members), per_entry):
-                yield Entry(group=name, members=tuple(members[start : start + per_entry]))
+                some = tuple(members[start : start + per_entry])
+                numbers = {m.id: group.committed[m.id] for m in some if m.id in group.committed}
+                yield Entry(group=name, members=some, committed=numbers)
             for stream, offsets in group.positions.items():
                 items = sorted(offsets.items())
                 for start in range(0, len(items), per_entry):
-                    some = dict(items[start : start + per_entry])
-                    yield Entry(group=name, positions={stream: some})
+                    part = dict(items[start : start + per_entry])
+                    yield Entry(group=name, positions={stream: part})

@@ -108,6 +108,8 @@ class CommitPositions(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Who consumed up to there; empty: nobody, which only a group without members allows."""
     epoch: Count = 0
     """Of the member's last answer."""
+    number: Count = 0
+    """Of the commit among those of the member, from 1, the same in a repeat; 0: never repeated."""
 
 
 class GroupRef(Message, frozen=True, kw_only=True):

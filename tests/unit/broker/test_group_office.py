@@ -17,6 +17,12 @@ NOTHING = frozenset()
 pytestmark = pytest.mark.usefixtures("without_spares")
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """On a machine that is busy even a short log may take a while to read."""
+    monkeypatch.setattr("strandline.broker.office.LOAD_WAIT_S", 30)
+
+
 def parts(*numbers):
     return frozenset(PartitionName("s", number) for number in numbers)
 
@@ -136,7 +142,7 @@ async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, mon
     with pytest.raises(StillLoadingError):
         await second.groups.positions("g")
     gate.released.set()
-    monkeypatch.setattr("strandline.broker.office.LOAD_WAIT_S", 10)
+    monkeypatch.setattr("strandline.broker.office.LOAD_WAIT_S", 30)
     assert await second.groups.positions("g") == {"s": {0: 1}}
 
 

@@ -1,7 +1,8 @@
 """The group coordinator against any order of events, lost answers and crashes.
 
 Members are simulated as clients behave: they begin what they are given, give up what they are told
-to when they feel like it, commit what they consumed, and repeat what was not answered.
+to when they feel like it, commit what they consumed, and repeat what was not answered. Any request
+may arrive once more, much later.
 """
 
 import itertools
@@ -34,6 +35,7 @@ class Client:
         self.assigned = NOTHING
         self.held = NOTHING
         self.at = {}
+        self.commits = 0
 
 
 class Groups(RuleBasedStateMachine):
@@ -48,6 +50,8 @@ class Groups(RuleBasedStateMachine):
         self.answers = {}
         self.names = itertools.count()
         self.clients = {}
+        self.late = []
+        """Requests that may arrive once more."""
         self.truth = {}
         """What was committed for certain."""
         self.coordinator = GroupCoordinator(GroupsState(), self.partitions, now_ms=0)
@@ -70,7 +74,9 @@ class Groups(RuleBasedStateMachine):
     def ask(self, make, *, is_lost=False):
         """Ask, let everything be stored, and return the answer; None if that was lost."""
         token = object()
+        self.late.append(make)
         self.step(make(token))
+        assert token not in self.answers or not self.unstored, "told before it was stored"
         self.store(len(self.unstored))
         answer = self.answers.pop(token)
         return None if is_lost else answer
@@ -111,12 +117,13 @@ class Groups(RuleBasedStateMachine):
             return
         if gives_up:
             client.held &= client.assigned
+        epoch, held = client.epoch, client.held
         answer = self.ask(
-            lambda token: ev.Heartbeat(
-                token, GROUP, client.name, client.epoch, client.held, client.instance
-            ),
+            lambda token: ev.Heartbeat(token, GROUP, client.name, epoch, held, client.instance),
             is_lost=is_lost,
         )
+        if gives_up:
+            client.held &= client.assigned  # also while the answer was on its way
         self.told(client, answer)
 
     @precondition(lambda self: self.clients)
@@ -129,8 +136,10 @@ class Groups(RuleBasedStateMachine):
         name = min(client.held)
         at = client.at[name] + records
         positions = {name.stream: {name.partition: at}}
+        client.commits += 1
+        epoch, number = client.epoch, client.commits
         answer = self.ask(
-            lambda token: ev.Commit(token, GROUP, positions, client.name, client.epoch)
+            lambda token: ev.Commit(token, GROUP, positions, client.name, epoch, number)
         )
         if answer is None:
             assert at >= self.truth.get(name, 0), "positions never go back"
@@ -138,6 +147,25 @@ class Groups(RuleBasedStateMachine):
             client.at[name] = at
         elif not is_lost:
             assert answer.code in ("unknown_member", "stale_member")
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def something_arrives_late(self, data):
+        """Nobody hears the answer; a join is not repeated that late, it has a time limit."""
+        make = data.draw(st.sampled_from(self.late[-12:]))
+        if not isinstance(make(None), ev.Join):
+            self.step(make(object()))
+            self.store(len(self.unstored))
+
+    @invariant()
+    def positions_are_as_was_told(self):
+        """What was acknowledged counts, and nothing else."""
+        if self.unstored:
+            return
+        group = self.coordinator.state.groups.get(GROUP)
+        found = group.positions if group is not None else {}
+        plain = {PartitionName(s, n): at for s, o in found.items() for n, at in o.items()}
+        assert plain == self.truth
 
     @precondition(lambda self: self.clients)
     @rule(number=members)
@@ -211,8 +239,8 @@ class Groups(RuleBasedStateMachine):
                     self.told(
                         client,
                         self.ask(
-                            lambda token, c=client: ev.Heartbeat(
-                                token, GROUP, c.name, c.epoch, c.held, c.instance
+                            lambda token, c=client, epoch=client.epoch, held=client.held: (
+                                ev.Heartbeat(token, GROUP, c.name, epoch, held, c.instance)
                             )
                         ),
                     )
@@ -233,7 +261,8 @@ class Groups(RuleBasedStateMachine):
 
 def _plain(state):
     return {
-        name: (group.epoch, group.members, group.positions) for name, group in state.groups.items()
+        name: (group.epoch, group.members, group.positions, group.committed)
+        for name, group in state.groups.items()
     }
 
 

@@ -87,7 +87,13 @@ class GroupOffice(Office[GroupCoordinator]):
     # Positions
 
     async def commit(
-        self, group: str, positions: Positions, *, member: str = "", epoch: int = 0
+        self,
+        group: str,
+        positions: Positions,
+        *,
+        member: str = "",
+        epoch: int = 0,
+        number: int = 0,
     ) -> None:
         """Note positions; done when every in-sync replica has them.
 
@@ -96,13 +102,15 @@ class GroupOffice(Office[GroupCoordinator]):
             positions: offsets of the next records to consume.
             member: who consumed up to there; empty: nobody.
             epoch: of the member's last answer.
+            number: of the commit among those of the member, from 1, the same in a repeat; 0: it
+                is never repeated.
 
         Raises:
             UnknownMemberError, StaleMemberError: it is not the member's to commit.
             GroupInUseError: there are members, and this is none.
             StrandlineError: as ``Office.request``; whether they were noted may be unknown.
         """
-        await self._ask(lambda token: ev.Commit(token, group, positions, member, epoch))
+        await self._ask(lambda token: ev.Commit(token, group, positions, member, epoch, number))
 
     async def positions(self, group: str) -> Positions:
         """What was committed last.

@@ -72,7 +72,11 @@ class GroupActions:
         request = decode(body, wire.CommitPositions, what=wire.COMMIT_POSITIONS)
         self._run(
             self._broker.groups.commit(
-                request.group, request.positions, member=request.member, epoch=request.epoch
+                request.group,
+                request.positions,
+                member=request.member,
+                epoch=request.epoch,
+                number=request.number,
             )
         )
         return []
