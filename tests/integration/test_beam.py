@@ -282,3 +282,18 @@ def test_the_health_of_the_log(channel, grpc_stub):
     health = grpc_stub(channel, health_pb2.DESCRIPTOR.services_by_name["Health"])
     request = health_pb2.HealthCheckRequest(service="logspec.Log")
     assert health.Check(request, timeout=TIMEOUT_S).status == 1
+
+
+def test_transactions_are_seen_when_they_are_committed(server, log):
+    """What was aborted, and what transactions note themselves, is skipped."""
+    with strandline.connect(f"127.0.0.1:{server.app.flight_port}") as client:
+        append(log, [b"1"])
+        for value, ends_well in ((b"kept", True), (b"lost", False)):
+            transaction = client.transaction(f"t-{value}")
+            transaction.append("beam", value)
+            transaction.commit() if ends_well else transaction.abort()
+    [reply] = append(log, [b"last"])
+    (last,) = reply.ok.indexes
+    found = entries(log, 1, last)
+    assert [entry.index for entry in found] == list(range(1, last + 1))
+    assert [entry.data for entry in found if not entry.skip] == [b"1", b"kept", b"last"]

@@ -2,7 +2,8 @@
 
 Rules: reading, checking sums and encoding happen on threads of a pool, because a cold disk would
 hold up every publisher; one portion of one reader at a time. Offsets that compaction or retention
-took are passed over. Must not know what a client is sent.
+took, and those of aborted transactions, are passed over; one that is in doubt holds readers up. Must
+not know what a client is sent.
 """
 
 import asyncio
@@ -14,7 +15,9 @@ import pyarrow as pa
 
 from strandline.broker.partition import Partition
 from strandline.errors import OffsetOutOfRangeError
+from strandline.record.batch import read_header
 from strandline.record.codec import decode_batches
+from strandline.record.decode import walk
 from strandline.types import Offset
 
 PORTION_BYTES: Final = 256 << 10
@@ -75,7 +78,7 @@ class Reader:
 
     def _read(self, stop: Offset | None) -> Portion:
         partition, offset = self.partition, self.offset
-        end = partition.high_watermark
+        end = partition.stable_offset
         end = end if stop is None else min(end, stop)
         if offset >= end:
             return Portion(b"", 0, offset, offset)
@@ -89,10 +92,11 @@ class Reader:
         batches: list[pa.RecordBatch] = []
         next_offset = end
         if buffer.size:
-            whole = list(decode_batches(buffer, columns=self._columns))
+            whole = decode_batches(buffer, columns=self._columns)
             batches = [piece for batch in whole if (piece := cut(batch, offset, end)).num_rows]
-            last = int(whole[-1].column(0)[-1].as_py()) + 1
-            next_offset = Offset(min(end, max(last, offset + 1)))
+            view = memoryview(buffer)
+            last = read_header(view, walk(view)[-1][0])
+            next_offset = min(end, last.next_offset)
         if not batches:
             return Portion(b"", 0, offset, next_offset)
         records = sum(batch.num_rows for batch in batches)
@@ -104,7 +108,7 @@ class Reader:
         self._more.clear()
         self.partition.watch(self._more)
         try:
-            if self.partition.high_watermark <= self.offset and not self.partition.closed:
+            if self.partition.stable_offset <= self.offset and not self.partition.closed:
                 await self._more.wait()
         finally:
             self.partition.unwatch(self._more)

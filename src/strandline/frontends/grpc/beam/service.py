@@ -196,7 +196,7 @@ class BeamService:
                 rest = skips(portion.filled_to, portion.next_offset)
                 call.send_framed(framed_replies(rest))
             await call.drain()
-            if reader.offset >= partition.high_watermark:
+            if reader.offset >= partition.stable_offset:
                 await reader.more()
 
     async def _info(self, request: pb.InfoRequest, _: Call) -> pb.InfoReply:
@@ -232,7 +232,7 @@ class BeamService:
         total = limit or used + shutil.disk_usage(self._broker.data_dir).free
         ok = pb.InfoReply.OK(
             firstIndex=partition.log_start_offset + 1,
-            lastIndex=partition.high_watermark,
+            lastIndex=partition.stable_offset,
             bytesUsed=used,
             bytesTotal=total,
         )

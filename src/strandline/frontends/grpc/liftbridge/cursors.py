@@ -1,7 +1,7 @@
 """Cursors: positions of consumers, kept as records of ``__cursors``; the newest of a key counts.
 
 Invariant: a table holds the newest cursor of each key below its offset. To answer, it is first
-brought up to the high watermark, so that an answer is never older than what was acknowledged, on
+brought up to what is committed, so that an answer is never older than what was acknowledged, on
 whichever broker leads now; nothing has to be told to a new leader.
 """
 
@@ -63,7 +63,7 @@ class CursorTable:
             StrandlineError: the records cannot be read.
         """
         async with self._lock:
-            while self._reader.offset < self._reader.partition.high_watermark:
+            while self._reader.offset < self._reader.partition.stable_offset:
                 await self._reader.next()
         return self._newest.get(key, NO_CURSOR)
 

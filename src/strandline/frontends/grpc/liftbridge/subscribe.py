@@ -41,7 +41,7 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     Raises:
         RpcError: a position nobody knows.
     """
-    end, first = partition.high_watermark, partition.log_start_offset
+    end, first = partition.stable_offset, partition.log_start_offset
     match request.startPosition:
         case pb.NEW_ONLY:
             start = end
@@ -65,7 +65,7 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
     Raises:
         RpcError: a position nobody knows, or that leads nowhere.
     """
-    end = partition.high_watermark
+    end = partition.stable_offset
     match request.stopPosition:
         case pb.STOP_ON_CANCEL:
             if isinstance(partition.barred_by, ReadonlyError):
@@ -196,7 +196,7 @@ class SubscribeCalls:
                 call.send_framed(portion.data)
                 telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
                 await call.drain()
-            elif reader.offset >= partition.high_watermark:
+            elif reader.offset >= partition.stable_offset:
                 if is_readonly:
                     raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
                 await reader.more()
