@@ -5,7 +5,7 @@ A line that begins with ``>`` is a command, the lines after it are what came of 
 
 Commands: ``begin ID [after=P.E] [batch=TX/N] [nonce=N] [timeout=MS]`` · ``add ID place ...`` ·
 ``prepare|commit|abort ID [as=P.E] [cursor=group/stream/partition/offset]`` ·
-``commit_staged|abort_staged ID P.E`` · ``publish TX N fingerprint [part ...]`` · ``store``: what
+``commit_staged|abort_staged ID P.E`` · ``publish TX N fingerprint [part ...]`` · ``store [n]``: what
 was to be stored is · ``mark [place]``: partitions store the markers given · ``lose [place]``:
 they do not · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``last TX`` ·
 ``write P.E place``: a record arrives · ``status``. ``P.E`` is producer id and epoch.
@@ -169,8 +169,9 @@ class Story:
     def last(self, name):
         return self.step(ev.Read(f"last {name}", lambda state: state.publications[name].batch))
 
-    def store(self):
-        stored, self.unstored = self.unstored, []
+    def store(self, count=None):
+        count = len(self.unstored) if count is None else int(count)
+        stored, self.unstored = self.unstored[:count], self.unstored[count:]
         self.entries += [each.entry for each in stored]
         return self.step(ev.Stored(stored[-1].sequence)) if stored else []
 

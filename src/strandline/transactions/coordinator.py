@@ -97,8 +97,10 @@ class Coordinator:
     def resume(self) -> list[Effect]:
         """What is owed from before this object began."""
         for transaction in list(self.state.transactions.values()):
-            if transaction.status.is_marking:
+            if transaction.status.is_marking and transaction.places:
                 self._give(self._markers.owed(transaction))
+            elif transaction.status.is_marking:  # decided, and ended before it was complete
+                self._complete(transaction)
         return self._taken()
 
     def step(self, event: ev.Event, now_ms: int) -> list[Effect]:

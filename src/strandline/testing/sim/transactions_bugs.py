@@ -1,0 +1,92 @@
+"""Seeded bugs of transactions that the judge of histories must find.
+
+Rule: as ``metadata_bugs``.
+"""
+
+from typing import Any, Final
+
+from strandline.broker.transactions.ledger import Ledger
+from strandline.testing.sim.bugs import Replacement, Rewrite
+from strandline.transactions import coordinator
+from strandline.transactions.coordinator import Coordinator
+from strandline.transactions.index import TransactionIndex
+from strandline.transactions.markers import Markers
+
+_COORDINATOR = "strandline.transactions.coordinator:Coordinator"
+_INDEX = "strandline.transactions.index:TransactionIndex"
+_LEDGER = "strandline.broker.transactions.ledger:Ledger"
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """A step that is left out."""
+
+
+def _give_at_once(self: Any, effects: Any) -> None:
+    self._out.extend(effects)  # the bug reaches in
+
+
+TRANSACTION_BUGS: Final = (
+    Replacement("a new coordinator owes no markers", "resume", lambda *_: [], (Coordinator,)),
+    Replacement(
+        "decisions are told before they are stored", "_give", _give_at_once, (Coordinator,)
+    ),
+    Replacement("a lost marker is not given again", "again", _nothing, (Markers,)),
+    Replacement(
+        "the next transaction keeps the epoch",
+        "next_epoch",
+        lambda producer: producer,
+        (coordinator,),
+    ),
+    Replacement(
+        "a late beginning opens a transaction again",
+        "may_begin",
+        lambda *_: True,
+        (TransactionIndex,),
+    ),
+    Replacement("records get in at any time", "check", _nothing, (Ledger,)),
+    Replacement("aborted records count", "counts", lambda *_: True, (Ledger,)),
+    Replacement(
+        "reading goes past open transactions",
+        "stable_offset",
+        lambda _, high_watermark: high_watermark,
+        (TransactionIndex,),
+    ),
+    Replacement("parts that lost are kept", "is_overtaken", lambda *_: False, (coordinator,)),
+    Rewrite(
+        "a prepared transaction is taken over",
+        f"{_COORDINATOR}._begin",
+        "known.status is Status.PREPARED",
+        "False",
+    ),
+    Rewrite(
+        "a repeat is published again",
+        f"{_COORDINATOR}._publish",
+        "batch.number <= last.batch",
+        "batch.number < last.batch",
+    ),
+    Rewrite(
+        "records get in behind the end that is on its way",
+        f"{_LEDGER}.check",
+        "producer in self._ending or ",
+        "",
+    ),
+    Rewrite(
+        "a marker counts before it is committed",
+        f"{_LEDGER}.commit",
+        "while noted and noted[0].offset < high_watermark",
+        "while noted",
+    ),
+    Replacement("what was cut off the log is remembered", "forget_from", _nothing, (Ledger,)),
+    Rewrite(
+        "an abort forgets what it aborts",
+        f"{_INDEX}.note",
+        "if kind is MarkerKind.ABORT:",
+        "if kind is None:",
+    ),
+    Rewrite(
+        "a timeout commits",
+        f"{_COORDINATOR}._time_passed",
+        "Status.ABORTING",
+        "Status.COMMITTING",
+    ),
+)

@@ -1,0 +1,306 @@
+"""Clients of simulated transactions: producers that die and come back, and a driver with its tasks.
+
+Rules: a client knows only what it was answered. One that crashes is replaced by another with the
+same transactional id; what it had sent may still arrive, for it has not heard of its own death.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from strandline.errors import StrandlineError
+from strandline.testing.sim.transactions_check import ABORTED, COMMITTED, UNKNOWN
+from strandline.transactions import events as ev
+from strandline.transactions.effects import Begun, Published
+from strandline.transactions.state import Batch, Place, Producer
+
+if TYPE_CHECKING:
+    from strandline.testing.sim.transactions import History
+
+RECORDS = 3
+RETRY_MS = 15.0
+REFUSED = {"producer_fenced", "transaction_aborted", "unknown_transaction"}
+
+
+class Zombie:
+    """A process that runs one transaction after the other under an id.
+
+    Args:
+        history: where it lives.
+        id_: its transactional id.
+    """
+
+    def __init__(self, history: "History", id_: str) -> None:
+        self.history = history
+        self.id = id_
+        self.life = 0
+        self.attempt = 0
+        self.decided = 0
+        """Transactions whose end it heard of."""
+        self.is_stopping = False
+        self.after: Producer | None = None
+        self.staged: tuple[str, Producer] | None = None
+
+    @property
+    def rng(self) -> Any:
+        """The history's luck."""
+        return self.history.world.rng
+
+    def crash(self) -> None:
+        """It dies, and another one takes its id over; a prepared transaction is remembered."""
+        self.life += 1
+        self.after = None
+        self.later(self._begin_next if self.rng.random() < 0.5 else self.begin)
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self.is_stopping = True
+
+    def later(self, action: Any) -> None:
+        """Do something a little later, if still alive then."""
+        life = self.life
+
+        def if_alive() -> None:
+            if self.life == life:
+                action()
+
+        self.history.world.after(self.rng.uniform(0.1, RETRY_MS), if_alive)
+
+    def ask(self, make: Any, done: Any) -> None:
+        """Ask until there is an answer; ``done`` hears (is_done, value or error)."""
+        life = self.life
+
+        def answered(outcome: tuple[bool, Any]) -> None:
+            if self.life != life:
+                return
+            if outcome == (False, None):
+                self.later(lambda: self.history.ask(make, answered))
+            else:
+                done(*outcome)
+
+        self.history.ask(make, answered)
+
+    # A transaction
+
+    def begin(self) -> None:
+        """Begin the next one, after deciding what is left prepared."""
+        if self.staged is not None:
+            self._decide_staged()
+            return
+        if not self.is_stopping:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        history, nonce = self.history, f"{self.id} {self.life} {self.attempt}"
+        self.attempt += 1
+        history.fresh_id += 1
+        fresh, after, timeout_ms = history.fresh_id, self.after, self.rng.choice((200, 2000))
+        self.ask(
+            lambda token: ev.Begin(token, self.id, after, nonce, timeout_ms, fresh), self._begun
+        )
+
+    def _begun(self, is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+        if not is_done:
+            if value.code == "producer_fenced":
+                self.after = None  # an operator starts it anew
+            self.later(self.begin)  # one that is prepared is decided first
+            return
+        begun: Begun = value
+        self.after = begun.producer
+        name = f"{self.id}/{self.history.tokens}"
+        self.history.checker.begun(name)
+        Work(self, name, begun.producer, id_=self.id).go(lambda: self._written(name))
+
+    def _written(self, name: str) -> None:
+        """Everything is stored: decide."""
+        chance = self.rng.random()
+        producer = self.after
+        assert producer is not None, "begun before"
+        if chance < 0.2:
+            self._end(name, producer, is_commit=False)
+        elif chance < 0.5:
+            self.staged = (name, producer)
+            self.history.checker.ended(name, UNKNOWN)
+            self.ask(lambda token: ev.Prepare(token, self.id, producer), self._prepared)
+        else:
+            self._end(name, producer, is_commit=True)
+
+    def _prepared(self, is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+        if is_done:
+            self.later(self._decide_staged)
+        else:
+            self._refused(value)
+
+    def _refused(self, error: StrandlineError) -> None:
+        """It was too late for a decision of ours: it is not committed."""
+        assert self.staged is not None, "prepared before"
+        assert error.code in REFUSED, error
+        self.history.checker.ended(self.staged[0], ABORTED)
+        self.staged = None
+        self.later(self.begin)
+
+    def _decide_staged(self) -> None:
+        """End what is prepared, from outside; a life may have passed since."""
+        assert self.staged is not None, "prepared before"
+        name, producer = self.staged
+        is_commit = len(name) % 2 == 0 or self.rng.random() < 0.7
+
+        def ended(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            if is_done:
+                outcome = COMMITTED if is_commit else ABORTED
+                self.history.checker.ended(name, outcome)
+                self.staged = None
+                self.decided += 1
+                self.later(self.begin)
+            elif value.code == "unknown_transaction":
+                self._after_unknown(name)
+            else:
+                self._refused(value)
+
+        self.ask(lambda token: ev.EndStaged(token, self.id, producer, is_commit=is_commit), ended)
+
+    def _after_unknown(self, name: str) -> None:
+        """It was never prepared, or was decided the other way by an attempt before."""
+        self.history.checker.ended(name, UNKNOWN)
+        self.staged = None
+        self.later(self.begin)
+
+    def _end(self, name: str, producer: Producer, *, is_commit: bool) -> None:
+        self.history.checker.ended(name, UNKNOWN if is_commit else ABORTED)
+        cursors = {}
+        if is_commit:
+            self.history.checker.moved(name, self.id, self.attempt)
+            cursors = {self.id: {"in": {0: self.attempt}}}
+
+        def ended(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            if is_done and is_commit:
+                self.history.checker.ended(name, COMMITTED)
+            elif not is_done:
+                assert value.code in REFUSED, value
+                self.history.checker.ended(name, ABORTED)
+            self.decided += is_done
+            self.later(self.begin)
+
+        self.ask(lambda token: ev.End(token, self.id, producer, is_commit, cursors), ended)
+
+
+class Work:
+    """The records of one transaction or part, written to some partitions.
+
+    Args:
+        owner: whose; it dies with a life of the owner, but what was sent goes on.
+        name: of the transaction, for the checker.
+        producer: who writes.
+        id_: its transactional id.
+    """
+
+    def __init__(self, owner: Any, name: str, producer: Producer, *, id_: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.producer = producer
+        self.id = id_
+        self.left = RECORDS
+
+    def go(self, done: Any) -> None:
+        """Be let in, write, and then ``done``; nothing follows if it fails."""
+        history, rng = self.owner.history, self.owner.rng
+        places = rng.sample(list(history.partitions), rng.randint(1, 2))
+
+        def added(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            del value
+            if not is_done:
+                self.owner.later(self.owner.begin)
+                return
+            for number in range(RECORDS):
+                self._write(rng.choice(places), f"{self.name}/{number}", done)
+
+        self.owner.ask(lambda token: ev.AddPlaces(token, self.id, self.producer, places), added)
+
+    def _write(self, place: Place, value: str, done: Any) -> None:
+        """Send a record; it may take long, and arrive when its writer is dead."""
+        history, rng, life = self.owner.history, self.owner.rng, self.owner.life
+        history.checker.wrote(self.name, value)
+
+        def stored(how: str) -> None:
+            if how != "ok":
+                if self.owner.life == life and self.left > 0:
+                    self.left = -1  # not stored for certain: it gives up, and begins again
+                    self.owner.later(self.owner.begin)
+                return
+            if self.owner.life == life:
+                history.checker.stored(self.name, value)
+                self.left -= 1
+                if self.left == 0:
+                    done()
+
+        partition = history.partitions[place]
+        delay_ms = rng.uniform(0.1, 5.0) * rng.choice((1, 1, 1, 30))
+        history.world.after(delay_ms, partition.write, self.producer, value, stored)
+
+
+class Driver(Zombie):
+    """A driver whose tasks stage parts of numbered batches, which it publishes."""
+
+    def __init__(self, history: "History", id_: str) -> None:
+        super().__init__(history, id_)
+        self.batch = 0
+        self.parts: list[str] = []
+        self.finished: list[str] = []
+
+    def begin(self) -> None:
+        """Stage the batch (again), by two tasks and one that is not needed."""
+        self.life += 1  # what belongs to an attempt before is not listened to
+        self.attempt += 1
+        self.finished = []
+        self.parts = [f"{self.id}/{self.batch}/{self.attempt}-{n}" for n in range(3)]
+        for part in self.parts:
+            self._stage(part)
+
+    def _stage(self, part: str) -> None:
+        history, nonce = self.history, f"nonce {part}"
+        history.fresh_id += 1
+        fresh, batch = history.fresh_id, Batch(self.id, self.batch)
+
+        def begun(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            if not is_done:
+                self.later(self.begin)
+            elif value.is_published:
+                self._finished(part, "")
+            else:
+                history.checker.begun(part)
+                Work(self, part, value.producer, id_=part).go(
+                    lambda: self._prepare(part, value.producer)
+                )
+
+        self.ask(lambda token: ev.Begin(token, part, None, nonce, 300_000, fresh, batch), begun)
+
+    def _prepare(self, part: str, producer: Producer) -> None:
+        self.history.checker.ended(part, UNKNOWN)
+
+        def prepared(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            del value
+            if is_done:
+                self._finished(part, part)
+
+        self.ask(lambda token: ev.Prepare(token, part, producer), prepared)
+
+    def _finished(self, part: str, ref: str) -> None:
+        """Publish the first two that are there."""
+        del part
+        self.finished.append(ref)
+        if len(self.finished) != 2:
+            return
+        parts = tuple(ref for ref in self.finished if ref)
+        number, fingerprint = self.batch, f"{self.id} {self.batch}"
+        batch = Batch(self.id, number)
+
+        def published(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            if is_done:
+                answer: Published = value
+                if not answer.is_repeat:
+                    self.history.checker.batch_published(f"{self.id}/{number}", parts)
+                self.batch += 1
+                self.decided += 1
+                if self.is_stopping:
+                    return
+            self.later(self.begin)
+
+        self.ask(lambda token: ev.Publish(token, batch, parts, fingerprint), published)
