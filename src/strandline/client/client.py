@@ -522,13 +522,17 @@ class Client(TransactionalClient):
             StrandlineError: the group's coordinator refuses, or cannot be reached.
         """
         names = [streams] if isinstance(streams, str) else streams
-        office = Office(self._known, GROUPS_STREAM)
-        return Consumer(self, office, group, streams=names, options=Options(**options))
+        return Consumer(self, self.group_office, group, streams=names, options=Options(**options))
 
     @property
     def groups(self) -> Groups:
         """Consumer groups: list, describe, reset and delete them."""
-        return Groups(self, Office(self._known, GROUPS_STREAM))
+        return Groups(self, self.group_office)
+
+    @property
+    def group_office(self) -> Office:
+        """The coordinator of consumer groups; what ``LogPositions`` takes."""
+        return Office(self._known, GROUPS_STREAM)
 
     # Life
 

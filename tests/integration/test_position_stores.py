@@ -1,0 +1,273 @@
+"""Position stores against what they are kept in: SQLite, a real PostgreSQL, a real ZooKeeper.
+
+Each store goes through the same promises. PostgreSQL comes from Debian's package, ZooKeeper from
+Maven; where they are not to be had their tests are skipped, and say why.
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import strandline
+from strandline.client.positions import LogPositions, Owner
+from strandline.client.positions_dual import DualPositions
+from strandline.client.positions_sql import SqlPositions
+from strandline.client.positions_zookeeper import ZooKeeperPositions
+from strandline.errors import StaleMemberError, UnavailableError
+from strandline.server.ports import free_ports
+from strandline.testing import Server
+from strandline.types import PartitionName
+
+PATIENCE_S = 60
+ZOOKEEPER = (
+    ("org.apache.zookeeper", "zookeeper", "3.9.3"),
+    # What it takes for granted and does not bring along.
+    ("io.dropwizard.metrics", "metrics-core", "4.2.28"),
+    ("org.xerial.snappy", "snappy-java", "1.1.10.7"),
+)
+LIBRARIES = Path(__file__).parents[2] / "benchmarks" / ".build" / "zookeeper-3.9.3"
+A, B = PartitionName("s", 0), PartitionName("s.t-2", 7)
+pytestmark = [pytest.mark.timeout(300)]
+
+
+def stop(process):
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(20)
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def listens(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory):
+    """URL of a PostgreSQL of our own."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if not found:
+        pytest.skip("no PostgreSQL: apt-get install postgresql")
+    folder, [port] = tmp_path_factory.mktemp("postgres"), free_ports(1)
+    # It refuses to run as root.
+    user = "postgres" if os.geteuid() == 0 else None
+    if user:
+        owner = pwd.getpwnam(user)
+        for parent in (folder, *folder.parents[:2]):
+            parent.chmod(parent.stat().st_mode | 0o055)
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+    data = folder / "data"
+    run = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    initdb = [found[-1].with_name("initdb"), "-D", data, "-A", "trust", "-U", "test", "-N"]
+    subprocess.run(initdb, check=True, **run)
+    options = ["-c", "fsync=off", "-c", f"unix_socket_directories={folder}"]
+    options += ["-h", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen([found[-1], "-D", data, *options], **run)
+    try:
+        url = f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
+        until(lambda: answers(url), "PostgreSQL takes connections")
+        yield url
+    finally:
+        stop(process)
+        process.stderr.close()
+
+
+def answers(url):
+    with contextlib.suppress(UnavailableError):
+        SqlPositions(url).close()
+        return True
+    return False
+
+
+def zookeeper_libraries():
+    """The folder with ZooKeeper's jars; fetched with Maven the first time."""
+    maven, java = shutil.which("mvn"), shutil.which("java")
+    if LIBRARIES.is_dir() and java:
+        return LIBRARIES
+    if not (maven and java):
+        pytest.skip("no Maven and Java to get ZooKeeper with: apt-get install maven")
+    part = LIBRARIES.with_name(f"{LIBRARIES.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    needed = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+        f"<version>{version}</version></dependency>"
+        for group, name, version in ZOOKEEPER
+    )
+    (part / "pom.xml").write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>test</groupId><artifactId>zookeeper</artifactId><version>1</version>"
+        f"<dependencies>{needed}</dependencies></project>\n"
+    )
+    words = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={part}"]
+    done = subprocess.run(words, cwd=part, capture_output=True, text=True, timeout=240, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"Maven could not fetch ZooKeeper: {done.stdout[-300:]}")
+    part.rename(LIBRARIES)
+    return LIBRARIES
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory):
+    """Address of a ZooKeeper of our own."""
+    libraries = zookeeper_libraries()
+    folder, [port] = tmp_path_factory.mktemp("zookeeper"), free_ports(1)
+    settings = folder / "zoo.cfg"
+    settings.write_text(
+        f"dataDir={folder}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
+        "admin.enableServer=false\ntickTime=2000\n"
+    )
+    main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            ["java", "-Xmx128m", "-cp", f"{libraries}/*", main, str(settings)],
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        )
+    try:
+        until(lambda: process.poll() is not None or listens(port), "ZooKeeper takes connections")
+        assert process.poll() is None, (folder / "log").read_text()
+        yield f"127.0.0.1:{port}"
+    finally:
+        stop(process)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "zookeeper", "dual"])
+def store(request, tmp_path):
+    """A store without positions of the groups of these tests."""
+    if request.param == "postgres":
+        made = SqlPositions(request.getfixturevalue("postgres"), table=f"t{time.monotonic_ns()}")
+    elif request.param == "zookeeper":
+        root = f"/test/{time.monotonic_ns()}"
+        made = ZooKeeperPositions(request.getfixturevalue("zookeeper"), root=root)
+    elif request.param == "dual":
+        old, new = (SqlPositions(f"sqlite:///{tmp_path}/{name}.db") for name in ("old", "new"))
+        made = DualPositions(old, new, reads="new")
+    else:
+        made = SqlPositions(f"sqlite:///{tmp_path}/positions.db")
+    yield made
+    made.close()
+
+
+def test_what_was_committed_is_read_back(store):
+    """By group and partition; who begins is told where."""
+    ann = Owner("ann", 3)
+    assert store.claim("g", [A, B], ann) == {}
+    store.commit("g", {A: 5, B: 1 << 40}, ann)
+    store.commit("g", {A: 6}, ann)
+    assert store.read("g") == {A: 6, B: 1 << 40}
+    assert store.read("another") == {}
+    assert store.claim("g", [A], Owner("bob", 4)) == {A: 6}
+
+
+def test_who_lost_a_partition_commits_nothing_more(store):
+    """The next owner's claim fences, before it has committed anything; nothing is half done."""
+    ann, bob = Owner("ann", 3), Owner("bob", 5)
+    store.claim("g", [A, B], ann)
+    store.commit("g", {A: 5, B: 5}, ann)
+    assert store.claim("g", [B], bob) == {B: 5}
+    with pytest.raises(StaleMemberError):
+        store.commit("g", {A: 9, B: 9}, ann)
+    assert store.read("g") == {A: 5, B: 5}
+    store.commit("g", {A: 7}, ann)
+    store.commit("g", {B: 6}, bob)
+    with pytest.raises(StaleMemberError):
+        store.claim("g", [B], ann)
+    # Later epochs of who has it are as good.
+    store.commit("g", {B: 8}, Owner("bob", 9))
+    assert store.read("g") == {A: 7, B: 8}
+
+
+def test_an_administrator_sets_positions(store):
+    """Without an owner a position is set, and whoever owned the partition goes on."""
+    ann = Owner("ann", 3)
+    store.claim("g", [A], ann)
+    store.commit("g", {A: 5}, ann)
+    store.commit("g", {A: 0, B: 2}, Owner())
+    assert store.read("g") == {A: 0, B: 2}
+    store.commit("g", {A: 1}, ann)
+    assert store.claim("g", [A, B], Owner("bob", 1 << 33)) == {A: 1, B: 2}
+
+
+def test_stores_that_are_away_say_so(tmp_path):
+    """A database or an ensemble that does not answer is an error of ours, and retriable."""
+    [port] = free_ports(1)
+    with pytest.raises(UnavailableError):
+        SqlPositions(f"postgresql+psycopg://test@127.0.0.1:{port}/test")
+    with pytest.raises(UnavailableError):
+        SqlPositions(f"sqlite:///{tmp_path}/missing/positions.db")
+
+
+def test_consumers_keep_positions_in_a_store_of_their_own(store):
+    """They begin where it says, commit there alone, and move partitions between them."""
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("s", partitions=4)
+        for number in range(40):
+            client.append("s", str(number), partition=number % 4)
+        options = {"positions": store, "commit_interval_s": 0.01, "session_timeout_s": 2.0}
+        found = []
+        with client.consumer("kept", "s", **options) as ann:
+            until(lambda: _take(found, ann) >= 40, "everything is consumed")
+            with client.consumer("kept", "s", **options) as bob:
+                until(
+                    lambda: _take(found, ann, bob) and len(bob.assignment()) == 2,
+                    "the second gets its share",
+                )
+                for number in range(40, 48):
+                    client.append("s", str(number), partition=number % 4)
+                until(lambda: _take(found, ann, bob) >= 48, "both go on")
+        assert sorted(found) == list(range(48)), "nothing twice"
+        assert store.read("kept") == {PartitionName("s", number): 12 for number in range(4)}
+        assert client.groups.positions("kept") == {}
+
+
+def _take(found, *consumers):
+    for consumer in consumers:
+        for batch in consumer.poll(0.05):
+            found += [int(record.value) for record in batch]
+    return len(found)
+
+
+def test_the_log_takes_part_in_dual_commits(tmp_path):
+    """From the log to a table and back: at every step the next member begins where it should."""
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("s")
+        table = SqlPositions(f"sqlite:///{tmp_path}/positions.db")
+        log = LogPositions(client.group_office)
+        steps = [
+            None,
+            DualPositions(log, table, reads="old"),
+            DualPositions(log, table, reads="new"),
+            DualPositions(log, table, reads="old"),  # the way back
+            DualPositions(log, table, reads="new"),
+            table,
+        ]
+        total = 0
+        for number, positions in enumerate(steps):
+            client.append("s", str(number))
+            found = []
+            with client.consumer("moving", "s", positions=positions) as consumer:
+                until(lambda f=found, c=consumer: _take(f, c), "a record comes")
+            assert found == [number], "one record was new"
+            total += len(found)
+        assert table.read("moving") == {PartitionName("s", 0): total}
+        assert client.groups.positions("moving") == {PartitionName("s", 0): total - 1}
+        table.close()
