@@ -107,8 +107,8 @@ class Brokers:
         """The directories of the copies that a broker keeps."""
         return list((self.directory / f"broker-{number}" / "logs").iterdir())
 
-    def reassign(self, *to, at=None):
-        order = cluster.Reassign(stream="orders", partition=0, to=to)
+    def reassign(self, *to, at=None, stream="orders"):
+        order = cluster.Reassign(stream=stream, partition=0, to=to)
         self.order(cluster.REASSIGN, order, at=at)
 
     def create(self, name, **settings):
@@ -232,11 +232,16 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     assert states(brokers.status(3)).keys() == {2, 3, 4}
 
 
+RATE = 256 << 10
+
+
 def test_a_reassignment_outlives_its_controller(brokers):
-    """It was begun by one controller and is finished by another; racks are kept apart."""
-    brokers.found(4, racks="aabb")
+    """It keeps to its rate, is finished by another controller, and racks are kept apart."""
+    rate = {"STRANDLINE_CLUSTER__MOVE_BYTES_PER_S": str(RATE)}
+    brokers.found(4, racks="aabb", environment=rate)
+    move_slowly(brokers)
     brokers.create("orders", partitions=2, replicas=2, min_isr=1)
-    for one in brokers.status().partitions:
+    for one in (part(brokers.status(), "orders", number) for number in (0, 1)):
         assert len({broker in (1, 2) for broker in one.replicas}) == 2, "a copy in each rack"
     brokers.reassign(1, 3)
     brokers.until(lambda found: part(found).replicas == (1, 3) and is_whole(found))
@@ -258,6 +263,23 @@ def test_a_reassignment_outlives_its_controller(brokers):
     assert brokers.values("orders", waiting, 3) == list("abc")
     brokers.append("orders", "d")
     assert brokers.values("orders", other, 4) == list("abcd")
+
+
+def move_slowly(brokers):
+    brokers.create("large", replicas=1)
+    leader = part(brokers.status(), "large").leader
+    other = 1 + leader % 4
+    size = 16
+    with strandline.connect(brokers.running[leader].flight) as client:
+        for number in range(size):
+            client.append("large", bytes(64 << 10), message_id=f"m{number}")
+    begun = time.monotonic()
+    brokers.reassign(leader, other, stream="large")
+    brokers.append("large", "while it moves")
+    found = brokers.until(lambda found: len(part(found, "large").isr) == 2)
+    assert part(found, "large").replicas == (leader, other)
+    took_s = time.monotonic() - begun
+    assert took_s > 0.6 * size * (64 << 10) / RATE, "the first slice goes at once"
 
 
 def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):
@@ -283,7 +305,7 @@ def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):
 
 
 def test_leaders_partitions_and_log_starts_by_order(brokers):
-    """Elections by name, more partitions, and records deleted up to an offset, on every copy."""
+    """Elections, more partitions, records deleted on every copy; an unclean leader by name only."""
     brokers.found(3)
     brokers.create("orders", replicas=3, min_isr=1)
     brokers.append("orders", *"abcdef")
@@ -301,48 +323,28 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     beyond = admin.TruncateBefore(name="orders", offset=99)
     with pytest.raises(OffsetOutOfRangeError):
         brokers.order(admin.TRUNCATE_BEFORE, beyond, at=second)
+    elect_one_that_lacks_records(brokers)
 
 
-def test_an_unclean_election_is_by_name_only(brokers):
-    """A copy that lacks records leads only if an operator says so, and what it lacks is gone."""
-    brokers.found(3)
-    brokers.create("orders", replicas=2, min_isr=1)
-    leader, follower = part(brokers.status()).replicas
+def elect_one_that_lacks_records(brokers):
+    brokers.create("rare", replicas=2, min_isr=1)
+    leader, follower = part(brokers.status(), "rare").replicas
     other = next(n for n in (1, 2, 3) if n not in (leader, follower))
-    brokers.append("orders", "a")
-    assert brokers.values("orders", follower, 1) == ["a"]
+    brokers.append("rare", "a")
+    assert brokers.values("rare", follower, 1) == ["a"]
     brokers.running[follower].kill()
-    brokers.until(lambda found: part(found).isr == (leader,), at=other)
-    brokers.append("orders", "b")
+    brokers.until(lambda found: part(found, "rare").isr == (leader,), at=other)
+    brokers.append("rare", "b")
     brokers.running[leader].kill()
     brokers.running[follower].start()
-    brokers.until(lambda found: states(found) != {} and states(found)[follower] == "live", at=other)
-    words = ("cluster", "elect", "orders", "--leader", follower)
-    clean = cluster.ElectLeader(stream="orders", leader=follower)
+    brokers.until(lambda found: states(found)[follower] == "live", at=other)
+    clean = cluster.ElectLeader(stream="rare", leader=follower)
     with pytest.raises(InvalidRequestError, match="may lack committed records"):
         brokers.order(cluster.ELECT_LEADER, clean, at=other)
-    told = brokers.run(*words, "--unclean", at=other)
+    words = ("cluster", "elect", "rare", "--leader", follower, "--unclean")
+    told = brokers.run(*words, at=other)
     assert told.returncode == 0, told.stderr
     assert "RECORDS MAY BE LOST" in told.stderr
-    brokers.until(lambda found: part(found).leader == follower, at=other)
-    brokers.append("orders", "c")
-    assert brokers.values("orders", follower, 2) == list("ac")
-
-
-def test_a_move_keeps_to_its_rate(brokers):
-    """A copy that a move brings in takes its time, and records go on being taken meanwhile."""
-    rate = 256 << 10
-    brokers.found(2, environment={"STRANDLINE_CLUSTER__MOVE_BYTES_PER_S": str(rate)})
-    brokers.create("orders", replicas=1)
-    leader = part(brokers.status()).leader
-    other = 3 - leader
-    size = 1 << 20
-    with strandline.connect(brokers.running[leader].flight) as client:
-        for number in range(16):
-            client.append("orders", bytes(size // 16), message_id=f"m{number}")
-    begun = time.monotonic()
-    brokers.reassign(leader, other)
-    brokers.append("orders", "while it moves")
-    found = brokers.until(lambda found: part(found).isr == (1, 2))
-    assert part(found).replicas == (leader, other)
-    assert time.monotonic() - begun > 0.6 * size / rate, "the first slice goes at once"
+    brokers.until(lambda found: part(found, "rare").leader == follower, at=other)
+    brokers.append("rare", "c")
+    assert brokers.values("rare", follower, 2) == list("ac")
