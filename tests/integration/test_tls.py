@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import nats
@@ -16,6 +17,7 @@ from strandline.config import TlsConfig
 from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineError
 from strandline.frontends.nats import listener, subscriber
 from strandline.frontends.nats.child import NatsServerChild
+from strandline.server.ports import free_ports
 from strandline.testing import Server
 
 
@@ -28,13 +30,14 @@ class Papers:
         self.ca = directory / f"{name}-ca.pem"
         self._authority.cert_pem.write_to_path(self.ca)
         self.name = name
+        self._issued = 0
 
     def issue(self, *names):
         """A certificate for names; its file and that of its key."""
         issued = self._authority.issue_cert(*names)
-        files = [self._directory / f"{self.name}-{names[0]}.{kind}" for kind in ("pem", "key")]
-        for file in files:
-            file.unlink(missing_ok=True)
+        self._issued += 1
+        stem = f"{self.name}-{self._issued}"
+        files = [self._directory / f"{stem}.{kind}" for kind in ("pem", "key")]
         for blob in issued.cert_chain_pems:
             blob.write_to_path(files[0], append=True)
         issued.private_key_pem.write_to_path(files[1])
@@ -148,6 +151,48 @@ def check_health(port, ca, own):
     credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key, certificate)
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
+
+
+def test_a_cluster_is_reached_with_tls(papers, tmp_path):
+    """From any broker to the leader, with the same certificates; brokers use theirs."""
+    ports = free_ports(3)
+    peers = [f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1)]
+    own = papers.issue("client")
+    servers = []
+    for number, port in enumerate(ports, 1):
+        certificate, key = papers.issue("127.0.0.1", f"broker-{number}")
+        files = {"certificate": str(certificate), "key": str(key), "authority": str(papers.ca)}
+        cluster = {"broker_id": number, "name": "test", "peers": peers, "peer_port": port}
+        cluster |= {f"tls_{name}": file for name, file in files.items()}
+        data_dir = tmp_path / f"broker-{number}"
+        servers.append(Server(data_dir=data_dir, tls=files, cluster=cluster))
+    options = {"ca": papers.ca, "certificate": own[0], "key": own[1]}
+    with ThreadPoolExecutor() as together:
+        try:
+            url = list(together.map(Server.start, servers))[1]
+            with connect(url, **options) as client:
+                create_patiently(client)
+            with connect(url, **options) as client:
+                for partition in range(3):
+                    client.append("orders", b"%d" % partition, partition=partition)
+                values = client.read("orders").read_all()["value"].to_pylist()
+            assert sorted(values) == [b"0", b"1", b"2"]
+        finally:
+            list(together.map(Server.stop, servers))
+
+
+def create_patiently(client):
+    """Create a stream as soon as the brokers know each other."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            client.create_stream("orders", partitions=3, replicas=3, min_isr=2)
+        except StrandlineError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        time.sleep(0.1)
 
 
 def test_a_client_checks_the_broker(server, papers, strangers):
