@@ -1,0 +1,160 @@
+"""``strandline group``: list, look at, rewind and delete consumer groups."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strandline.cli.output import (
+    SERVER_DEFAULT,
+    OutputFormat,
+    OutputOption,
+    ServerOption,
+    examples,
+    print_json,
+    print_line,
+    print_table,
+    reports_errors,
+)
+from strandline.cli.values import parse_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from strandline.client.client import Client
+    from strandline.protocol.groups import GroupInfo
+    from strandline.types import PartitionName
+
+app = typer.Typer(no_args_is_help=True, help="List, look at, rewind and delete consumer groups.")
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+
+
+@app.command("list", epilog=examples("strandline group list", "strandline group list -o json"))
+@reports_errors
+def list_groups(
+    *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
+) -> None:
+    """List all consumer groups."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.groups.list()
+    if output is OutputFormat.json:
+        for each in found:
+            print_json(each)
+        return
+    print_table(("group", "#members"), [(each.group, each.members) for each in found])
+
+
+@app.command(epilog=examples("strandline group info billing"))
+@reports_errors
+def info(
+    *,
+    group: GroupArgument,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Show who consumes which partitions, how far the group has come, and what it has before it."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.groups.info(group)
+        rows = _rows(client, found)
+    if output is OutputFormat.json:
+        print_json(found)
+        return
+    print_line(f"group {group}, epoch {found.epoch}, {len(found.members)} members\n")
+    for member in found.members:
+        name = f"{member.member} ({member.instance})" if member.instance else member.member
+        print_line(f"member {name}: {', '.join(member.streams)}")
+    if found.members:
+        print_line("")
+    print_table(("stream", "#partition", "#position", "#behind", "member"), rows)
+
+
+def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, object, str]]:
+    """Each partition that has a position or a member."""
+    members = {
+        (stream, number): member.instance or member.member
+        for member in found.members
+        for held in (member.assigned, member.revoking)
+        for stream, numbers in held.items()
+        for number in numbers
+    }
+    places = {(s, number) for s, offsets in found.positions.items() for number in offsets}
+    known = {stream.name for stream in client.list_streams()}
+    ends = {
+        stream: client.offsets(stream)
+        for stream in {stream for stream, _ in places | members.keys()} & known
+    }
+    rows: list[tuple[str, int, object, object, str]] = []
+    for stream, number in sorted(places | members.keys()):
+        position = found.positions.get(stream, {}).get(number)
+        end = ends.get(stream, {}).get(number)
+        behind = "-" if position is None or end is None else max(0, end - position)
+        at = "-" if position is None else position
+        rows.append((stream, number, at, behind, members.get((stream, number), "-")))
+    return rows
+
+
+@app.command(
+    epilog=examples(
+        "strandline group reset billing orders --to earliest",
+        "strandline group reset billing orders --to -2h",
+        "strandline group reset billing orders --partition 3 --to 1200",
+    )
+)
+@reports_errors
+def reset(
+    *,
+    group: GroupArgument,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to go on in.")],
+    to: Annotated[str, typer.Option(help="earliest, latest, an offset, a time, or -15m for ago.")],
+    partition: Annotated[
+        int | None, typer.Option(help="Only this partition.", show_default="all", min=0)
+    ] = None,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Let a group go on elsewhere in a stream; its members must be stopped.
+
+    A group that does not exist yet is made, so that its first members begin there.
+    """
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.groups.reset(group, stream, parse_place(to), partition=partition)
+    if output is OutputFormat.json:
+        print_json({"group": group, "stream": stream, "positions": _numbers(found)})
+        return
+    print_table(("#partition", "#position"), sorted(_numbers(found).items()))
+
+
+def _numbers(found: "Mapping[PartitionName, int]") -> dict[int, int]:
+    return {number: at for (_, number), at in sorted(found.items())}
+
+
+@app.command(epilog=examples("strandline group delete billing --yes"))
+@reports_errors
+def delete(
+    *,
+    group: GroupArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Forget a group without members, and its positions; there is no undo.
+
+    At a terminal it asks first, unless --yes.
+    """
+    import strandline
+
+    with strandline.connect(server) as client:
+        if not yes and sys.stdin.isatty() and output is OutputFormat.text:
+            typer.confirm(f"Forget group {group} and its positions?", abort=True)
+        client.groups.delete(group)
+    if output is OutputFormat.json:
+        print_json({"deleted": group})
+    else:
+        print_line(f"deleted {group}")

@@ -1,0 +1,73 @@
+"""``strandline group`` against a real broker."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import strandline
+from strandline.cli.app import app
+from strandline.testing import Server
+
+
+@pytest.fixture(scope="module")
+def url():
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("orders", partitions=2)
+        for number in range(6):
+            client.append("orders", str(number), partition=number % 2)
+        yield url
+
+
+@pytest.fixture
+def run(url):
+    def run(*arguments, code=0):
+        result = CliRunner().invoke(app, ["group", *arguments, "--server", url])
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+def lines(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_group_is_made_shown_and_deleted(run):
+    """Rewound to places of all kinds, listed with what it has before it, forgotten."""
+    [done] = lines(run("reset", "billing", "orders", "--to", "latest", "-o", "json"))
+    assert done["positions"] == {"0": 3, "1": 3}
+    run("reset", "billing", "orders", "--to", "1", "--partition", "1")
+    [listed] = [each for each in lines(run("list", "-o", "json")) if each["group"] == "billing"]
+    assert listed["members"] == 0
+    [info] = lines(run("info", "billing", "-o", "json"))
+    assert info["positions"] == {"orders": {"0": 3, "1": 1}}
+    rows = [line.split() for line in run("info", "billing").stdout.splitlines()]
+    assert ["orders", "1", "1", "2", "-"] in rows
+    assert "billing" in run("list").stdout
+    assert lines(run("delete", "billing", "--yes", "-o", "json")) == [{"deleted": "billing"}]
+    assert "(unknown_group)" in run("info", "billing", code=1).stderr
+
+
+def test_members_are_shown_and_guard_their_group(run, url):
+    """Who consumes what, by name; nobody rewinds or deletes a group that is in use."""
+    with (
+        strandline.connect(url) as client,
+        client.consumer("used", "orders", instance="till-1") as consumer,
+    ):
+        consumer.poll(5)
+        consumer.commit()
+        text = run("info", "used").stdout
+        assert "till-1" in text
+        assert "(group_in_use)" in run("delete", "used", "--yes", code=1).stderr
+        failed = run("reset", "used", "orders", "--to", "earliest", code=1)
+        assert "(group_in_use)" in failed.stderr
+
+
+def test_an_offset_needs_its_partition(run):
+    """An offset is a place in one partition."""
+    assert "(invalid_request)" in run("reset", "g", "orders", "--to", "2", code=1).stderr
+    assert (
+        "no partition 9"
+        in run("reset", "g", "orders", "--to", "earliest", "--partition", "9", code=1).stderr
+    )
