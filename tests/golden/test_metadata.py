@@ -12,6 +12,7 @@ Commands: ``brokers 1 2 3 [racks=a,b,a]``: they register and are heard · ``admi
 """
 
 import os
+import textwrap
 from pathlib import Path
 
 import msgspec
@@ -62,7 +63,8 @@ class Story:
         self.image, outcome = apply_entry(before, command)
         assert [*check_image(self.image), *check_step(before, self.image)] == []
         if outcome.code:
-            self.said.append(f"refused, {outcome.reason}: {outcome.message}")
+            refusal = f"refused, {outcome.reason}: {outcome.message}"
+            self.said += textwrap.wrap(refusal, 96, subsequent_indent="  ")
         return outcome
 
     def at(self, where):
