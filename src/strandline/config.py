@@ -196,6 +196,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether an empty data directory joins a running cluster, instead of founding one."""
     rack: str = ""
     """Copies are spread over racks where there are enough."""
+    trace: str = ""
+    """File for a trace of elections and writes; empty: none. See docs/traces.md."""
     tls_certificate: str = ""
     """PEM file of this broker's certificate; empty: brokers talk without TLS."""
     tls_key: str = ""

@@ -131,6 +131,10 @@ def serve(
         str | None,
         typer.Option(help="Copies are spread over racks.", rich_help_panel=CLUSTER),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="File for a trace of elections and writes.", rich_help_panel=CLUSTER),
+    ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Start a broker, with a nats-server of its own unless --nats names yours.
@@ -162,6 +166,7 @@ def serve(
                 "nats_peers": nats_peers.split(",") if nats_peers else None,
                 "join": join or None,
                 "rack": rack,
+                "trace": trace,
             },
         },
     )

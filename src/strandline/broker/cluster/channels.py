@@ -27,6 +27,8 @@ from strandline.types import BrokerId, LogId
 CONSENSUS: Final = 1
 REPLICATION: Final = 2
 REQUESTS: Final = 3
+TRACE: Final = 4
+"""Clocks, if a trace is wanted: see ``trace``."""
 _LOG_ID = struct.Struct("<Q")
 TIMEOUT_MS_MAX: Final = 60_000
 

@@ -29,6 +29,7 @@ from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
+from strandline.broker.cluster.trace import TracedLinks, open_trace, take_clock
 from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.handshake import Hello, Identity
@@ -102,6 +103,7 @@ class Membership:
         self._store = store
         self._on_image = on_image
         self._on_removed = on_removed
+        self.trace = open_trace(config.cluster.trace, f"broker-{self.me}.{identity.starts}")
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._registering: asyncio.Task[None] | None = None
@@ -137,6 +139,8 @@ class Membership:
             session=Session(self._requests),
             move_rate=_move_rate(config),
         )
+        self.replicas.trace = self.trace
+        self.quorum.on_leadership.append(self._note_leadership)
 
     def _make_links(self, config: BrokerConfig) -> PeerLinks:
         cluster = config.cluster
@@ -148,7 +152,8 @@ class Membership:
                 authority=Path(cluster.tls_authority),
             )
         frame_bytes = max(FRAME_BYTES_MIN, 4 * config.limits.batch_bytes)
-        links = PeerLinks(
+        kind = PeerLinks if self.trace is None else TracedLinks
+        links = kind(
             Identity(
                 cluster_id=cluster.name,
                 broker_id=self.me,
@@ -161,6 +166,8 @@ class Membership:
             tls=tls,
             limits=LinkLimits(frame_bytes_max=frame_bytes, queue_bytes_max=frame_bytes),
         )
+        if isinstance(links, TracedLinks) and self.trace is not None:
+            links.trace = self.trace
         for number, (host, port) in cluster.peer_addresses.items():
             if number != self.me:
                 links.add_peer(BrokerId(number), Address(host, port))
@@ -186,6 +193,10 @@ class Membership:
         self._controller_seen_ms = self._clock.monotonic_ms()
         session = StreamSession(self._identity.starts << SESSIONS_PER_LIFE)
         self.replicas.begin(Life(self.me, self.incarnation, session))
+
+    def _note_leadership(self) -> None:
+        if self.trace is not None:
+            self.trace.note("leads the quorum" + ("" if self.quorum.is_leading else " no more"))
 
     def announce(self, reached: Reached) -> None:
         """The front ends listen: register with the cluster, and stay in touch."""
@@ -387,7 +398,10 @@ class Membership:
     def on_frame(self, peer: BrokerId, frame: Frame) -> None:
         """A frame came."""
         try:
-            if frame.channel == channels.REPLICATION:
+            if frame.channel == channels.TRACE:
+                if self.trace is not None:
+                    take_clock(self.trace, frame)
+            elif frame.channel == channels.REPLICATION:
                 self.replicas.received(peer, frame)
             elif frame.channel == channels.CONSENSUS:
                 self.quorum.receive(channels.decode_envelope(frame, peer, self.me))

@@ -32,6 +32,7 @@ from strandline.replication.limits import ReplicationLimits
 from strandline.replication.messages import Session as StreamSession
 from strandline.replication.replica import Replica
 from strandline.replication.state import LogState
+from strandline.replication.trace import Trace, TracedReplica
 from strandline.telemetry import Telemetry
 from strandline.types import BrokerId, LogId, Offset, PartitionName
 
@@ -109,6 +110,8 @@ class Replicas:
         self._is_news_due = False
         self._is_scheduled = False
         self._has_sent = False
+        self.trace: Trace | None = None
+        """Told what replicas do, if anybody wants to know."""
         self._loop = asyncio.get_running_loop()
         self._wanted: list[_Wanted] = []
         self._is_wanted = asyncio.Event()
@@ -144,7 +147,10 @@ class Replicas:
             epochs=leader_epochs(log),
         )
         me, incarnation, session = self._life
-        replica = Replica(me, state, limits=self._limits, session=session, incarnation=incarnation)
+        kind = Replica if self.trace is None else TracedReplica
+        replica = kind(me, state, limits=self._limits, session=session, incarnation=incarnation)
+        if isinstance(replica, TracedReplica) and self.trace is not None:
+            replica.name, replica.trace = str(partition.name), self.trace
         self.drivers[partition.log_id] = ReplicaDriver(partition, replica, self)
 
     def drop(self, log_id: LogId, error: StrandlineError) -> None:

@@ -3,6 +3,7 @@
     python -m strandline.testing.sim histories --seeds 200  # all simulations, seeds 0 to 199
     python -m strandline.testing.sim histories consensus --seeds 17:18  # one history again
     python -m strandline.testing.sim bugs --seconds 30  # is each seeded bug found?
+    python -m strandline.testing.sim trace --seeds 17:18 > 17.log  # who did what, for ShiViz
 
 Exit code 1 if a promise was broken, or a seeded bug was not found.
 """
@@ -115,6 +116,18 @@ def find_bugs(name: str, *, seconds: float) -> bool:
     return not missed
 
 
+def trace(seed: int, events_max: int) -> list[str]:
+    """The first events of a replication history, with vector clocks."""
+    events: list[str] = []
+
+    def write(event: str) -> None:
+        if len(events) < events_max:
+            events.append(event)
+
+    replication.run(seed, write_trace=write)
+    return events
+
+
 def parse_seeds(text: str) -> range:
     """``200`` is 0 to 199, ``17:18`` is 17."""
     first, colon, last = text.partition(":")
@@ -126,11 +139,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("histories", "bugs"))
+    parser.add_argument("what", choices=("histories", "bugs", "trace"))
     parser.add_argument("simulation", nargs="*", help=f"of: {', '.join(SIMULATIONS)} (all)")
     parser.add_argument("--seeds", type=parse_seeds, default=range(200), help="N or FROM:TO (200)")
+    parser.add_argument("--events", type=int, default=400, help="length of a trace (400)")
     parser.add_argument("--seconds", type=float, default=30.0, help="longest search for a bug (30)")
     arguments = parser.parse_args()
+    if arguments.what == "trace":
+        for seed in arguments.seeds:
+            for event in trace(seed, arguments.events):
+                sys.stdout.write(event)
+        return 0
     names = arguments.simulation or list(SIMULATIONS)
     if unknown := set(names) - set(SIMULATIONS):
         parser.error(

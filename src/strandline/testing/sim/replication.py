@@ -6,6 +6,7 @@ readers work while things break, heals everything, and asks for what must then b
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from strandline.errors import StrandlineError
@@ -16,11 +17,10 @@ from strandline.replication.messages import decode, encode
 from strandline.testing.sim.replication_broker import Publish, SimBroker
 from strandline.testing.sim.replication_check import Checker
 from strandline.testing.sim.replication_disk import SimLog
-from strandline.testing.sim.replication_oracle import Oracle, Partition
+from strandline.testing.sim.replication_oracle import METADATA, Oracle, Partition
 from strandline.testing.sim.world import NetworkFaults, ViolationError, World
 from strandline.types import BrokerId, Offset
 
-METADATA = BrokerId(0)
 CLIENTS = BrokerId(99)
 BEAT_MS = 150
 RETRY_MS = 200
@@ -86,14 +86,21 @@ class Cluster:
         delay_ms = world.rng.uniform(0.1, world.faults.delay_ms_max)
         arrival_ms = max(world.now_ms + delay_ms, self._arrivals_ms.get(link, 0.0))
         self._arrivals_ms[link] = arrival_ms
-        world.after(arrival_ms - world.now_ms, self._arrive, link, number, send)
+        deliver = world.stamped(link, self._deliver)
+        arrives_ms = arrival_ms - world.now_ms
+        world.after(arrives_ms, self._arrive, link, deliver, (sender, number, send))
 
-    def _arrive(self, link: tuple[BrokerId, BrokerId], number: int, send: fx.Send) -> None:
+    def _arrive(
+        self,
+        link: tuple[BrokerId, BrokerId],
+        deliver: Callable[..., None],
+        message: tuple[object, ...],
+    ) -> None:
         if self.world.is_cut(link):
             self.world.counts["cut"] += 1
         else:
             self.world.counts["delivered"] += 1
-            self._deliver(link[0], number, send)
+            deliver(*message)
 
     def _deliver(self, sender: BrokerId, number: int, send: fx.Send) -> None:
         message = send.message
@@ -425,17 +432,25 @@ class _Ballot:
         return self.broker.hosted[self.number].replica.epoch != self.proposal.epoch
 
 
-def run(seed: int, *, chaos_ms: float = 4_000) -> Result:
+def run(
+    seed: int,
+    *,
+    chaos_ms: float = 4_000,
+    write_trace: Callable[[str], object] | None = None,
+) -> Result:
     """A whole history.
 
     Args:
         seed: decides it.
         chaos_ms: how long things break, in virtual time.
+        write_trace: takes the lines of a trace of elections and writes.
 
     Raises:
         ViolationError: a promise was broken; the message names the seed.
     """
     cluster = Cluster(seed)
+    cluster.world.write_trace = write_trace
+    cluster.world.begin_trace(METADATA, "metadata")
     try:
         _live(cluster, chaos_ms)
     except (ViolationError, AssertionError, StrandlineError) as error:

@@ -17,6 +17,7 @@ from strandline.replication.limits import ReplicationLimits
 from strandline.replication.messages import BatchRef, Buffer, Session
 from strandline.replication.replica import Replica
 from strandline.replication.state import LogState
+from strandline.replication.trace import Trace, TracedReplica
 from strandline.testing.sim.replication_check import Checker
 from strandline.testing.sim.replication_disk import SimLog, Stored
 from strandline.testing.sim.world import World
@@ -102,14 +103,17 @@ class SimBroker:
         self.alive = True
         self.paused_until = self._wake_ms = 0.0
         self._scheduled = self._syncing = False
-        self.hosted = [Hosted(self._replica(log), log) for log in self.logs]
+        trace = self._world.begin_trace(self.id, f"broker-{self.id}.{self.life}")
+        self.hosted = [
+            Hosted(self._replica(log, number, trace), log) for number, log in enumerate(self.logs)
+        ]
         for number, hosted in enumerate(self.hosted):
             hosted.exposed = hosted.replica.log.high_watermark
             for base in sorted(hosted.log.damaged):
                 after = hosted.log.seen.batches[base].ref.next_offset
                 self.take(number, ev.Damaged(Offset(base), after))
 
-    def _replica(self, log: SimLog) -> Replica:
+    def _replica(self, log: SimLog, number: int, trace: Trace | None) -> Replica:
         state = LogState(
             Offset(log.seen.start),
             Offset(log.seen.end),
@@ -117,13 +121,17 @@ class SimBroker:
             epochs=log.epochs(),
         )
         session = Session(self.life << 32)
-        return Replica(
+        kind = Replica if trace is None else TracedReplica
+        replica = kind(
             self.id,
             state,
             limits=self._around.limits,
             session=session,
             incarnation=str(self.life),
         )
+        if isinstance(replica, TracedReplica) and trace is not None:
+            replica.name, replica.trace = f"s/{number}", trace
+        return replica
 
     def crash(self) -> None:
         """Die; the disk keeps what was synced, and what it likes of the rest."""

@@ -14,6 +14,8 @@ from strandline.testing.sim.world import World
 from strandline.types import BrokerId, LeaderEpoch
 
 DEAD_MS = 700
+METADATA = BrokerId(0)
+"""Its own place in the network."""
 
 
 @dataclass(slots=True)
@@ -131,6 +133,9 @@ class Oracle:
         partition.version += 1
         self._world.counts["elections"] += 1
         self._world.note(f"elect {partition.leader} {partition.epoch}")
+        number = next(n for n, each in enumerate(self.partitions) if each is partition)
+        who = "nobody" if partition.leader is None else f"broker {partition.leader}"
+        self._world.tell(METADATA, f"s/{number}: epoch {partition.epoch}: elects {who}")
 
     def propose(self, number: int, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
         """Decide on a change of the ISR, or repeat what was decided."""

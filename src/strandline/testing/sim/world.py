@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
+from strandline.replication.trace import Trace
+
 
 class ViolationError(Exception):
     """A promise was broken: what a checker raises, with what it saw."""
@@ -44,6 +46,9 @@ class World:
         self.faults = NetworkFaults()
         self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._asked = 0
+        self.write_trace: Callable[[str], object] | None = None
+        """Takes the lines of a trace, if one is wanted; nothing else depends on it."""
+        self._traces: dict[int, Trace] = {}
         self._cut: set[tuple[int, int]] = set()
         self._fingerprint = 0
 
@@ -72,6 +77,34 @@ class World:
         """Of everything noted and how many events there were."""
         return f"{self._fingerprint:08x}-{self.events}"
 
+    # Traces
+
+    def begin_trace(self, process: int, host: str) -> Trace | None:
+        """A process begins a life, under this name; None: no trace is wanted."""
+        if self.write_trace is None:
+            return None
+        self._traces[process] = Trace(host, self.write_trace)
+        return self._traces[process]
+
+    def tell(self, process: int, what: str) -> None:
+        """Something happened in a process, for the trace."""
+        if process in self._traces:
+            self._traces[process].note(what)
+
+    def stamped(self, link: tuple[int, int], deliver: Callable[..., None]) -> Callable[..., None]:
+        """What delivers a message that is sent now, and with it the sender's clock."""
+        sender, receiver = (self._traces.get(process) for process in link)
+        if sender is None or receiver is None:
+            return deliver
+        clock = sender.clock
+
+        def deliver_both(*args: object) -> None:
+            if link[1] in self._traces:
+                self._traces[link[1]].heard(clock)
+            deliver(*args)
+
+        return deliver_both
+
     # The network
 
     def send(self, link: tuple[int, int], deliver: Callable[..., None], *args: object) -> None:
@@ -91,7 +124,7 @@ class World:
             delay_ms = rng.uniform(0.1, faults.delay_ms_max)
             if faults.straggler and rng.random() < faults.straggler:
                 delay_ms *= rng.choice((5, 20, 60))
-            self.after(delay_ms, self._arrive, link, deliver, args)
+            self.after(delay_ms, self._arrive, link, self.stamped(link, deliver), args)
 
     def _arrive(
         self, link: tuple[int, int], deliver: Callable[..., None], args: tuple[object, ...]

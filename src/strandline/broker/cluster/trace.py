@@ -1,0 +1,62 @@
+"""A broker's trace: its file, and links that carry clocks ahead of what they carry anyway.
+
+Rules: only a broker that was asked for a trace sends clocks; one that was not ignores them. A
+clock is a frame of its own right before the frame it belongs to: links keep the order, so no other
+format changes. See docs/traces.md.
+"""
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from strandline.broker.cluster.channels import TRACE
+from strandline.broker.peers.frame import Data, Frame
+from strandline.broker.peers.link import PeerLinks
+from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError
+from strandline.replication.trace import Trace
+from strandline.types import BrokerId
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, int]).decode
+
+
+def open_trace(path: str, host: str) -> Trace | None:
+    """The trace of one life of a broker, at the end of a file; None without a path.
+
+    Raises:
+        InvalidConfigError: the file cannot be written.
+    """
+    if not path:
+        return None
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise InvalidConfigError(f"cluster.trace: cannot write {path}: {error.strerror}") from error
+    # An event is one write to the end, so that several brokers may share a file.
+    return Trace(host, lambda event: os.write(fd, event.encode()))
+
+
+def take_clock(trace: Trace, frame: Frame) -> None:
+    """The clock of the frame that follows.
+
+    Raises:
+        InvalidRecordError: it is none.
+    """
+    try:
+        trace.heard(_decode(frame.header))
+    except UNDECODABLE as error:
+        raise InvalidRecordError(f"not a clock: {error}") from error
+
+
+class TracedLinks(PeerLinks):
+    """Links that send our clock before every frame; ``trace`` is set before the first."""
+
+    trace: Trace
+
+    def send(
+        self, broker: BrokerId, channel: int, header: bytes, *, attachments: Sequence[Data] = ()
+    ) -> bool:
+        """As ``PeerLinks.send``."""
+        super().send(broker, TRACE, _encode(self.trace.clock))
+        return super().send(broker, channel, header, attachments=attachments)

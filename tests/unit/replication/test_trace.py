@@ -1,0 +1,75 @@
+"""Traces: what is told of a replica, and clocks that say what can have been known."""
+
+from pathlib import Path
+
+import pytest
+
+from strandline.replication import events as ev
+from strandline.replication.messages import Acked, Fetch
+from strandline.replication.state import LogState
+from strandline.replication.trace import Trace, TracedReplica
+from strandline.testing.shiviz import TraceEvent, check_clocks, read_trace
+from strandline.testing.sim.__main__ import trace as simulated_trace
+from strandline.testing.sim.world import ViolationError
+
+from .conftest import ref
+
+
+def test_a_leader_tells_its_election_and_its_writes(limits, assigned):
+    """Two lines an event; what tells nothing new is no event."""
+    lines = []
+    log = LogState(0, 0, high_watermark=0, epochs=())
+    leader = TracedReplica(1, log, limits=limits, session=0, incarnation="run")
+    leader.name, leader.trace = "orders/0", Trace("broker-1.1", lines.append)
+    leader.step(assigned(2, 1, isr=(1, 2), min_isr=2), 0)
+    leader.step(assigned(2, 1, isr=(1, 2), min_isr=2), 0)
+    leader.step(ev.Received(2, Fetch(2, 7, 0, -1, "run")), 0)
+    leader.step(ev.Appended((ref(0, 3, epoch=2),), (b"x" * 10,)), 0)
+    leader.trace.heard({"broker-2.1": 5, "broker-1.1": 99})
+    leader.step(ev.Flush(), 0)
+    leader.step(ev.Received(2, Acked(2, 7, 3, 0)), 0)
+    leader.step(ev.Synced(3), 0)
+    assert "".join(lines).splitlines() == [
+        'broker-1.1 {"broker-1.1":1}',
+        "orders/0: epoch 2: leads, in sync 1 2",
+        'broker-1.1 {"broker-1.1":2}',
+        "orders/0: appends 0 to 2",
+        'broker-1.1 {"broker-1.1":3,"broker-2.1":5}',
+        "orders/0: has synced to 3; commits to 3",
+    ]
+
+
+def test_a_simulated_trace_has_right_clocks():
+    """Each host counts its events; whoever follows a leader knows of the leader's election."""
+    events = read_trace("".join(simulated_trace(5, 3000)).splitlines())
+    check_clocks(events)
+    assert len(events) == 3000
+    elected = {e.what.split(": elects")[0]: e for e in events if ": elects broker" in e.what}
+    told = [e for e in events if ": follows" in e.what or ": leads" in e.what]
+    assert told
+    for event in told:
+        assert event.knows(elected[": ".join(event.what.split(": ")[:2])]), event
+
+
+def test_the_documented_trace_is_that_of_its_seed():
+    """docs/traces.md shows what its command prints."""
+    page = (Path(__file__).parents[3] / "docs" / "traces.md").read_text("utf-8")
+    shown = page.rpartition("```text\n")[2].partition("```")[0]
+    assert shown == "".join(simulated_trace(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("what", "clock"),
+    [
+        ("skips", {"a": 3, "b": 1}),
+        ("repeats", {"a": 1, "b": 1}),
+        ("forgets", {"a": 2}),
+        ("foresees", {"a": 2, "b": 2}),
+    ],
+)
+def test_a_wrong_clock_is_seen(what, clock):
+    """The judge of clocks fails what cannot be."""
+    right = [TraceEvent("b", {"b": 1}, "sends"), TraceEvent("a", {"a": 1, "b": 1}, "hears")]
+    check_clocks(right)
+    with pytest.raises(ViolationError):
+        check_clocks([*right, TraceEvent("a", clock, what)])
