@@ -132,11 +132,15 @@ class Brokers:
             UnknownStreamError: there is none.
         """
         [info] = self.ask(admin.STREAM_INFO, admin.StreamName(name=stream), admin.StreamInfo)
+        # A broker that was asked as it started did not know of the others yet.
+        copies = {at for each in info.partitions for at in each.in_sync}
+        if not copies.issubset(self._known):
+            self._known = tuple(sorted(copies.union(self._known)))
         return {each.partition: each for each in info.partitions}
 
     def leaders(self, routes: Routes) -> dict[int, str]:
         """Where the leader of each partition is; nowhere, if it has none now."""
-        if not self.is_cluster:
+        if not self._known:
             return dict.fromkeys(routes, self._home)
         return {number: each.leader for number, each in routes.items()}
 

@@ -428,6 +428,14 @@ class Delivery:
 
     def _look(self) -> None:
         """Look for leaders until nobody waits for one."""
+        try:
+            self._look_until_found()
+        except Exception:
+            # A bug of ours must not leave callers waiting for ever.
+            logger.exception("looking for leaders of stream %s failed", self._request.stream)
+            self.failed()
+
+    def _look_until_found(self) -> None:
         unknown = 0
         while not self._is_over.wait(self._backoff.wait_s(time.monotonic())):
             try:
@@ -448,6 +456,8 @@ class Delivery:
 
     def _ask_leaders(self) -> dict[int, str]:
         """Who leads now; with one broker alone there is nobody to ask."""
+        if not self._brokers.is_cluster:
+            self._brokers.server_info()  # one that was asked as it started may know others now
         if not self._brokers.is_cluster:
             return dict.fromkeys(self._leaders, self._brokers.home)
         return self._brokers.leaders(self._brokers.routes(self._request.stream))

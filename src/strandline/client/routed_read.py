@@ -37,6 +37,8 @@ from strandline.protocol.admin import PartitionInfo
 from strandline.protocol.tickets import Bound, ReadRequest
 from strandline.record.schema import project
 
+LISTEN_S = 0.5
+"""How often those who wait for each other look whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
 Replica = Literal["leader", "any"]
 """Who is read: the leader of each partition, or any in-sync replica."""
@@ -343,10 +345,12 @@ class RoutedRead:
         try:
             while going:
                 failure = self._begin(closed, inbox) if closed else None
-                pause_s = None if failure is None else self._pause_s(patience, failure)
+                pause_s = LISTEN_S if failure is None else self._pause_s(patience, failure)
                 try:
                     part = inbox.get(timeout=pause_s)
                 except queue.Empty:
+                    if self._is_cancelled.is_set():
+                        raise DisconnectedError("the read was cancelled") from None
                     continue
                 if part.batch is not None:
                     patience.succeeded()
@@ -385,7 +389,7 @@ class RoutedRead:
         error: StrandlineError | None = None
         try:
             for batch in stream.direct():
-                inbox.put(_Part(numbers, batch))
+                self._hand_on(inbox, _Part(numbers, batch))
                 if self._is_cancelled.is_set():
                     return
         except StrandlineError as failure:
@@ -394,7 +398,16 @@ class RoutedRead:
             error = StrandlineError(f"the read failed: {bug!r}")
         finally:
             self._streams.discard(stream)
-        inbox.put(_Part(numbers, None, error))
+        self._hand_on(inbox, _Part(numbers, None, error))
+
+    def _hand_on(self, inbox: "queue.Queue[_Part]", part: _Part) -> None:
+        """Put something into the inbox, unless nobody listens any more."""
+        while not self._is_cancelled.is_set():
+            try:
+                inbox.put(part, timeout=LISTEN_S)
+            except queue.Full:
+                continue
+            return
 
 
 def _numbers(request: ReadRequest, known: list[int]) -> list[int]:

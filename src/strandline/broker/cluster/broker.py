@@ -95,7 +95,13 @@ class ClusterBroker(Broker):
     def announce(self, flight_port: int, nats_url: str = "") -> None:
         """The front ends listen: let the cluster know where."""
         host = self.config.cluster.peer_addresses[self.config.cluster.broker_id][0]
-        self.membership.announce(Reached(f"{host}:{flight_port}", nats_url))
+        self._flight_address = f"{host}:{flight_port}"
+        self.membership.announce(Reached(self._flight_address, nats_url))
+
+    @property
+    def flight_addresses(self) -> tuple[str, ...]:
+        """As ``Broker``; at least this one's, so that clients know it does not stand alone."""
+        return super().flight_addresses or (self._flight_address,)
 
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):

@@ -228,11 +228,23 @@ def new_partition():
 
 
 @pytest.fixture
-def broker():
+def make_broker():
+    """Makes empty brokers."""
+    made = []
+
+    def make() -> FakeBroker:
+        made.append(FakeBroker())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def broker(make_broker):
     """An empty broker."""
-    made = FakeBroker()
-    yield made
-    made.close()
+    return make_broker()
 
 
 @pytest.fixture
