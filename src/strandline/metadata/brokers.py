@@ -42,6 +42,7 @@ _TEXTS = (
     "peer_address",
     "flight_address",
     "nats_address",
+    "grpc_address",
     "rack",
 )
 

@@ -59,6 +59,7 @@ class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     peer_address: str = ""
     flight_address: str = ""
     nats_address: str = ""
+    grpc_address: str = ""
     rack: str = ""
 
 

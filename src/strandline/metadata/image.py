@@ -40,6 +40,8 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     peer_address: str = ""
     flight_address: str = ""
     nats_address: str = ""
+    grpc_address: str = ""
+    """Where clients of Liftbridge dial it; empty: it does not serve them."""
     rack: str = ""
     """Brokers of one rack fail together; without a label a broker is a rack of its own."""
     is_fenced: bool = True

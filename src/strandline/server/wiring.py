@@ -95,6 +95,7 @@ class BrokerApp:
             await self.stop()
             raise
         if isinstance(self.broker, ClusterBroker):
+            self.broker.membership.grpc_address = self._grpc.address if self._grpc else ""
             self.broker.announce(self.flight_port, f"{self.config.host}:{self.nats_port or 0}")
 
     async def stop(self) -> None:

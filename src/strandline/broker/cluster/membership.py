@@ -115,6 +115,8 @@ class Membership:
         self.incarnation = ""
         self._identity = identity
         self._reached = Reached()
+        self.grpc_address = ""
+        """Where clients of Liftbridge dial this broker; set before ``announce``."""
         self._links = self._make_links(config)
         self.machine = MetadataMachine(self._image_changed)
         self.quorum = Quorum(
@@ -303,6 +305,7 @@ class Membership:
             peer_address=f"{host}:{port}",
             flight_address=self._reached.flight,
             nats_address=self._reached.nats,
+            grpc_address=self.grpc_address,
             rack=cluster.rack,
         )
         while not self._is_removed:

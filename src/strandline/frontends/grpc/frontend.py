@@ -31,6 +31,11 @@ class GrpcFrontEnd:
         return self._liftbridge.port if self._liftbridge is not None else None
 
     @property
+    def address(self) -> str:
+        """Where Liftbridge's clients are told to dial this broker; empty when off."""
+        return self._liftbridge.address if self._liftbridge is not None else ""
+
+    @property
     def beam_port(self) -> int | None:
         """Port of Beam's log; None when off."""
         return self._beam.port if self._beam is not None else None

@@ -2,8 +2,8 @@
 
 Rules: reading, checking sums and encoding happen on threads of a pool, because a cold disk would
 hold up every publisher; one portion of one reader at a time. Offsets that compaction or retention
-took, and those of aborted transactions, are passed over; one that is in doubt holds readers up. Must
-not know what a client is sent.
+took, and those of aborted transactions, are passed over; one that is in doubt holds readers up.
+Must not know what a client is sent.
 """
 
 import asyncio

@@ -4,6 +4,8 @@ Rules: what is unknown is an entry that says so, not an error; brokers that cann
 not listed; offsets are inclusive, -1 for an empty partition.
 """
 
+from collections import Counter
+
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
@@ -53,21 +55,29 @@ class DescribeCalls:
         return pb.FetchPartitionMetadataResponse(metadata=metadata)
 
     def _brokers(self) -> list[pb.Broker]:
-        """Whom clients may dial: in a cluster only this one, until the others' ports are known."""
-        host, port = self._host.address
+        """Whom clients may dial: those that are there, and serve this API."""
         partitions = self._host.broker.partitions()
-        me = self._host.me
-        kept = [p for p in partitions if me in self._host.replicas(p)[0]]
-        led = [p for p in kept if self._host.leader(p) == me]
+        kept = Counter(b for p in partitions for b in self._host.replicas(p)[0])
+        led = Counter(self._host.leader(p) for p in partitions)
         return [
             pb.Broker(
-                id=str(me),
+                id=str(broker),
                 host=host,
                 port=port,
-                partitionCount=len(kept),
-                leaderCount=len(led),
+                partitionCount=kept[broker],
+                leaderCount=led[broker],
             )
+            for broker, (host, port) in sorted(self._addresses().items())
         ]
+
+    def _addresses(self) -> dict[BrokerId, tuple[str, int]]:
+        """Where brokers are dialled; this one, which answers, is there."""
+        found = {self._host.me: self._host.address}
+        for broker in self._host.broker.image.brokers.values():
+            host, _, port = broker.grpc_address.rpartition(":")
+            if host and not broker.is_fenced and broker.id != self._host.me:
+                found[broker.id] = (host, int(port))
+        return found
 
     def _stream(self, name: str, stream: Stream | None) -> pb.StreamMetadata:
         if stream is None:

@@ -7,6 +7,7 @@ from typing import Final
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.broker.partition import Partition
+from strandline.broker.routing import PartitionPort
 from strandline.broker.stream import Stream
 from strandline.config import GrpcConfig
 from strandline.errors import (
@@ -47,8 +48,12 @@ class Host:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that clients are told to dial."""
-        host = self.config.advertised_host or self.broker.config.host
-        return ("localhost" if host in ("", "0.0.0.0", "::") else host), self.port  # noqa: S104  not a bind
+        config = self.broker.config
+        host = self.config.advertised_host or config.host
+        if host in ("", "0.0.0.0", "::"):  # noqa: S104  not a bind
+            peers = config.cluster.peer_addresses
+            host = peers[self.me][0] if self.me in peers else "localhost"
+        return host, self.port
 
     def stream(self, name: str) -> Stream | None:
         """A stream, if there is one of the name."""
@@ -71,7 +76,7 @@ class Host:
         states = stream.states if stream is not None else {}
         return states.get(partition.name.partition, PartitionState())
 
-    def leader(self, partition: Partition) -> BrokerId | None:
+    def leader(self, partition: PartitionPort) -> BrokerId | None:
         """Who leads a partition."""
         if not isinstance(self.broker, ClusterBroker):
             return self.me

@@ -9,10 +9,11 @@ import asyncio
 from typing import Any, Final, NamedTuple
 
 from strandline.broker.partition import Partition
-from strandline.broker.routing import RouteTable, Target, stream_bindings
+from strandline.broker.routing import PartitionPort, RouteTable, Target, stream_bindings
 from strandline.config import Acks
 from strandline.errors import (
     InvalidSubjectError,
+    NotLeaderError,
     PausedError,
     ReadonlyError,
     RecordTooLargeError,
@@ -21,6 +22,7 @@ from strandline.errors import (
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call, parsed
+from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.protocol.routing import default_subject
@@ -207,10 +209,12 @@ class PublishCalls:
 
     Args:
         host: shared.
+        forwarder: in a cluster: for what others lead.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, forwarder: Forwarder | None) -> None:
         self._host = host
+        self._forwarder = forwarder
         self._routes = RouteTable()
         host.broker.on_streams_changed(self._bind)
         self._bind()
@@ -309,6 +313,9 @@ class PublishCalls:
         expects = aim.partition.config.optimistic_concurrency
         expected = request.expectedOffset if expects else UNCHECKED
         headers = checked_headers(request.headers)
+        if self._is_elsewhere(aim.partition):
+            self._hand_on(request, aim, responder, token=token)
+            return
         aim.partition.append(
             request.value,
             subject=aim.subject,
@@ -320,6 +327,34 @@ class PublishCalls:
             expected_last=None if expected == UNCHECKED else expected,
             acks=acks_of(request.ackPolicy),
         )
+
+    def _is_elsewhere(self, partition: PartitionPort) -> bool:
+        return self._forwarder is not None and self._host.leader(partition) != self._host.me
+
+    def _hand_on(
+        self,
+        request: pb.PublishRequest,
+        aim: Aim,
+        responder: SingleAck | AckStream | None,
+        *,
+        token: Receipt | None,
+    ) -> None:
+        """Let the leader store it."""
+        assert self._forwarder is not None, "somebody else leads"
+        checks = aim.partition.config.optimistic_concurrency
+        if checks and request.expectedOffset != UNCHECKED and responder is not None:
+            text = "another broker leads: an expected offset has to be sent to the leader"
+            responder.rejected(token, NotLeaderError(text))
+            return
+        record = Handed(
+            aim.partition.name,
+            request.value,
+            subject=aim.subject,
+            key=request.key or None,
+            headers=checked_headers(request.headers),
+            message_id=_message_id(request.headers),
+        )
+        self._forwarder.append(record, responder=responder, token=token)
 
     # To a subject
 
@@ -369,13 +404,27 @@ class PublishCalls:
         responder: SingleAck | None,
     ) -> None:
         headers = checked_headers(request.headers)
-        target.partition_for(request.key or None).append(
+        message_id = _message_id(request.headers) if headers else None
+        partition = target.partition_for(request.key or None)
+        if self._is_elsewhere(partition):
+            assert self._forwarder is not None, "somebody else leads"
+            record = Handed(
+                partition.name,
+                request.value,
+                subject=request.subject,
+                key=request.key or None,
+                headers=headers,
+                message_id=message_id,
+            )
+            self._forwarder.append(record, responder=responder, token=None)
+            return
+        partition.append(
             request.value,
             subject=request.subject,
             key=request.key or None,
             headers=headers,
             responder=responder,
-            message_id=_message_id(request.headers) if headers else None,
+            message_id=message_id,
             expected_last=0 if target.checks_offsets else None,
             acks=acks_of(request.ackPolicy),
         )

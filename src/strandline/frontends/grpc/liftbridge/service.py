@@ -11,6 +11,7 @@ from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.liftbridge.activity import Activity
 from strandline.frontends.grpc.liftbridge.cursors import CursorCalls
 from strandline.frontends.grpc.liftbridge.describe import DescribeCalls
+from strandline.frontends.grpc.liftbridge.forward import Forwarder
 from strandline.frontends.grpc.liftbridge.groups import GroupCalls
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.idle import AutoPause
@@ -36,11 +37,18 @@ class LiftbridgeService:
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: GrpcListener | None = None
         self._is_ready = False
+        self._forwarder: Forwarder | None = None
 
     @property
     def port(self) -> int:
         """Where it listens."""
         return self._host.port
+
+    @property
+    def address(self) -> str:
+        """Where clients are told to dial it."""
+        host, port = self._host.address
+        return f"{host}:{port}"
 
     async def start(self) -> None:
         """Make the streams it needs, then listen.
@@ -52,8 +60,13 @@ class LiftbridgeService:
         host, broker = self._host, self._host.broker
         activity = Activity(host) if host.config.activity else None
         groups, subscribing = GroupCalls(host), SubscribeCalls(host)
+        self._forwarder = Forwarder(broker) if broker.config.cluster.is_on else None
+        publishing = PublishCalls(host, self._forwarder)
         health = HealthService((NAME,), lambda: self._is_ready)
-        methods = {**_methods(host, groups, subscribing), **health.methods()}
+        methods = {
+            **_methods(host, groups, subscribing, publishing=publishing),
+            **health.methods(),
+        }
         self._listener = GrpcListener(methods, broker.telemetry)
         await self._listener.start(broker.config, host.config.port, key="grpc.port")
         host.port = self._listener.port
@@ -80,6 +93,8 @@ class LiftbridgeService:
         self._is_ready = False
         if self._listener is not None:
             await self._listener.stop()
+        if self._forwarder is not None:
+            await self._forwarder.stop()
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -87,10 +102,12 @@ class LiftbridgeService:
         self._tasks = []
 
 
-def _methods(host: Host, groups: GroupCalls, subscribing: SubscribeCalls) -> dict[bytes, Method]:
+def _methods(
+    host: Host, groups: GroupCalls, subscribing: SubscribeCalls, *, publishing: PublishCalls
+) -> dict[bytes, Method]:
     """The rpcs by path."""
     streams, describing = StreamCalls(host), DescribeCalls(host)
-    publishing, cursors = PublishCalls(host), CursorCalls(host)
+    cursors = CursorCalls(host)
     methods = {
         "CreateStream": unary(pb.CreateStreamRequest, streams.create),
         "DeleteStream": unary(pb.DeleteStreamRequest, streams.delete),
