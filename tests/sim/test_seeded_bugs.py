@@ -20,6 +20,9 @@ QUICK = {
     "fencing empties the ISR",
     "a retry is applied again",
     "a decision on an old image applies",
+    "aborted records count",
+    "reading goes past open transactions",
+    "a new coordinator owes no markers",
 }
 ALL = [(name, bug) for name, simulation in SIMULATIONS.items() for bug in simulation.bugs]
 
@@ -46,7 +49,11 @@ def test_a_bug_is_up_to_date_and_gone_afterwards(bug):
 def test_there_are_enough_bugs_each_with_a_name_of_its_own():
     """At least 25, over consensus, replication, recovery and metadata."""
     assert len({bug.name for _, bug in ALL}) == len(ALL) >= 25
-    assert {name for name, _ in ALL} == {"consensus", "metadata", "replication"}
+    assert (
+        {name for name, _ in ALL}
+        == set(SIMULATIONS)
+        >= {*("consensus", "metadata", "replication", "transactions")}
+    )
     assert {bug.name for _, bug in ALL} >= QUICK
 
 

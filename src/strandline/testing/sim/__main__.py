@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from strandline.testing.sim import consensus, metadata, replication
+from strandline.testing.sim import consensus, metadata, replication, transactions
 from strandline.testing.sim.bugs import SeededBug
 from strandline.testing.sim.consensus_bugs import CONSENSUS_BUGS
 from strandline.testing.sim.metadata_bugs import METADATA_BUGS
 from strandline.testing.sim.replication_bugs import REPLICATION_BUGS
+from strandline.testing.sim.transactions_bugs import TRANSACTION_BUGS
 
 
 class History(Protocol):
@@ -52,6 +53,7 @@ SIMULATIONS: Final = {
     "consensus": Simulation(consensus.run, CONSENSUS_BUGS),
     "metadata": Simulation(metadata.run, METADATA_BUGS),
     "replication": Simulation(replication.run, REPLICATION_BUGS),
+    "transactions": Simulation(transactions.run, TRANSACTION_BUGS),
 }
 
 

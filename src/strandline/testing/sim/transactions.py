@@ -27,6 +27,7 @@ from strandline.types import LogId, Offset
 PARTITIONS = 3
 STEPS = 600
 STORE_MS_MAX = 4.0
+COMMIT_MS_MAX = 15.0
 TICK_MS = 50.0
 BUSY_MS = 3_000.0
 CALM_MS = 30_000.0
@@ -88,6 +89,8 @@ class SimPartition:
         self.high_watermark = Offset(0)
         self.ledger = self._loaded()
         self.epoch = 0
+        self.is_restless = True
+        """Whether its leaders change, as they like to while a marker is on its way."""
         self.waiting: deque[tuple[int, Any]] = deque()
 
     def _loaded(self) -> Ledger:
@@ -114,7 +117,10 @@ class SimPartition:
     def _append(self, attributes: int, producer: Producer, *, value: str, done: Any) -> None:
         self.ledger.written(self.log.append(attributes, producer, value))
         self.waiting.append((len(self.log.batches), done))
-        self.world.after(self.world.rng.uniform(0.1, STORE_MS_MAX), self.commit, self.epoch)
+        rng = self.world.rng
+        self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.commit, self.epoch)
+        if self.is_restless and attributes & Attributes.MARKER and rng.random() < 0.05:
+            self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.change_leader)
 
     def commit(self, epoch: int) -> None:
         """Some more of the log is committed, unless its leadership ended; in the end all."""
@@ -124,7 +130,7 @@ class SimPartition:
         self.high_watermark = Offset(rng.randint(self.high_watermark + 1, end))
         self.ledger.commit(self.high_watermark)
         if self.high_watermark < end:
-            self.world.after(rng.uniform(0.1, STORE_MS_MAX), self.commit, epoch)
+            self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.commit, epoch)
         while self.waiting and self.waiting[0][0] <= self.high_watermark:
             _, done = self.waiting.popleft()
             done("ok")
@@ -132,6 +138,7 @@ class SimPartition:
     def change_leader(self) -> None:
         """Somebody else leads: what was not committed is lost, or some of it is not."""
         self.epoch += 1
+        self.world.counts["leaders"] += 1
         end = self.world.rng.randint(self.high_watermark, self.log.log_end_offset)
         self.log.truncate_to(end)
         self.ledger.forget_from(Offset(end))
@@ -140,7 +147,7 @@ class SimPartition:
         waiting, self.waiting = self.waiting, deque()
         for _, done in waiting:
             done("unknown")
-        self.world.after(self.world.rng.uniform(0.1, STORE_MS_MAX), self.commit, self.epoch)
+        self.world.after(self.world.rng.uniform(0.1, COMMIT_MS_MAX), self.commit, self.epoch)
 
     def visible(self) -> list[str]:
         """What a reader sees now, from the beginning."""
@@ -317,7 +324,6 @@ class History:
         if chance < 0.01:
             self.crash_coordinator()
         elif chance < 0.04:
-            self.world.counts["leaders"] += 1
             rng.choice(list(self.partitions.values())).change_leader()
         elif chance < 0.06:
             rng.choice([*self.clients, self.driver]).crash()
@@ -328,6 +334,8 @@ class History:
     def _calm(self) -> None:
         """No faults: everybody gets on. Then nobody begins anything, and nothing stays open."""
         self.is_calm = True
+        for partition in self.partitions.values():
+            partition.is_restless = False
         before = [client.decided for client in (*self.clients, self.driver)]
         self.world.run_until(self.world.now_ms + BUSY_MS)
         for actor, decided in zip((*self.clients, self.driver), before, strict=True):
