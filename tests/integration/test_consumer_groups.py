@@ -7,6 +7,7 @@ import time
 import pytest
 
 import strandline
+from strandline.client.positions import TransactionPositions
 from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
@@ -263,6 +264,42 @@ def test_groups_are_listed_reset_and_deleted(client, stream):
         client.groups.info("admin")
     with pytest.raises(InvalidRequestError):
         client.groups.reset("admin", stream, 6)
+
+
+def test_positions_are_committed_with_what_was_made_of_the_records(client, stream):
+    """Read, transform, write: a crash between the two leaves neither, so nothing is made twice."""
+    output = next(NAMES)
+    client.create_stream(output)
+
+    def work(consumer, *, fails):
+        for batch in consumer.poll(1):
+            with client.transaction(f"transform-{stream}") as transaction:
+                for record in batch:
+                    transaction.append(output, record.value)
+                end = {stream: {batch.partition: batch.next_offset}}
+                transaction.commit_cursors("exact", end)
+                if fails:
+                    raise ZeroDivisionError
+
+    options = {"positions": TransactionPositions(client), "commit_interval_s": None}
+
+    def crash():
+        with client.consumer("exact", stream, **options) as consumer:
+            while True:
+                work(consumer, fails=True)
+
+    with pytest.raises(ZeroDivisionError):
+        crash()
+    assert client.cursors("exact") == {}
+    with client.consumer("exact", stream, **options) as consumer:
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(client.cursors("exact").get(stream, {}).values()) < 40:
+            assert time.monotonic() < deadline
+            work(consumer, fails=False)
+        with pytest.raises(InvalidRequestError):
+            consumer.commit()
+    made = client.read(output).read_all()["value"].to_pylist()
+    assert sorted(made) == sorted(f"{p}:{n}".encode() for p in range(4) for n in range(10))
 
 
 async def test_consumers_of_asyncio(server, client, stream):
