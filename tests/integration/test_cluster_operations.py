@@ -23,8 +23,8 @@ from strandline.protocol.cluster import ClusterStatus
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
-PATIENCE_S = 60
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+PATIENCE_S = 90
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Brokers:
@@ -202,6 +202,7 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     """Nothing acked is lost on the way; the number is not used again; those left go on."""
     brokers.found(3)
     brokers.create("orders", partitions=2, replicas=3, min_isr=2)
+    brokers.create("small", partitions=6)
     brokers.append("orders", *"abc")
     refused = brokers.command("cluster", "drain", 1, code=1)
     assert "no other place" in refused[-1]["message"], "three copies need three brokers"
@@ -211,6 +212,9 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     found = brokers.until(lambda found: voters(found) == {1, 2, 3, 4})
     assert states(found)[4] == "live"
     assert all(4 not in p.replicas for p in found.partitions), "it keeps nothing at first"
+    [begun] = brokers.order(cluster.SPREAD, kind=cluster.Begun)
+    assert begun.moves > 0
+    brokers.until(lambda found: is_whole(found) and any(4 in p.replicas for p in found.partitions))
     told = brokers.command("cluster", "drain", 1, at=2)
     assert told[-1]["event"] == "done"
     assert {line["event"] for line in told[:-1]} <= {"progress"}

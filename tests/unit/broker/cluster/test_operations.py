@@ -170,3 +170,22 @@ async def test_another_directory_under_a_known_number_is_refused_at_the_door(clu
     await cluster.brokers[2].operations.replace_disk(3)
     await kit.until(lambda: 3 not in membership.quorum.members.voters, seconds=20)
     membership._check_directory(hello(3, "new"))
+
+
+async def test_the_controller_itself_can_be_removed(cluster, kit):
+    """It hands over to another, who lets it go; those left go on, and it knows that it is out."""
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    controller = cluster.brokers[1].membership.quorum.leader
+    others = [n for n in (1, 2, 3) if n != controller]
+    orders = cluster.brokers[others[0]].operations
+    await orders.drain(controller, is_on=True)
+    await orders.remove(controller)
+    out = cluster.brokers.pop(controller)
+    quorums = [cluster.brokers[n].membership.quorum for n in others]
+    await kit.until(lambda: all(q.members.voters == tuple(others) for q in quorums), seconds=20)
+    await kit.until(lambda: not out.is_ready, seconds=20)
+    await out.stop()
+    await cluster.create(replicas=2, at=others[1])
+    await cluster.put("a")
+    await cluster.agree(["a"])
