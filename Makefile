@@ -20,10 +20,12 @@ ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 EXAMPLES ?= 1000
+RUNS ?= 30
 SEEDS ?= 200
 SECONDS ?= 30
 
-.PHONY: help demo test check bench sim sim-mutants fuzz chaos docs setup format clean
+.PHONY: help demo test check bench sim sim-mutants fuzz chaos crash-pipelines docs setup format
+.PHONY: clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +60,10 @@ fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n AR
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
+
+crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge the output (RUNS=n SEED=n)
+	@$(BIN)/python tests/spark/crash_pipelines.py --runs $(RUNS) --seed $(SEED) \
+		--out crash-pipelines.md
 
 docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
 	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)

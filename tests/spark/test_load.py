@@ -1,25 +1,18 @@
-"""Loads of streams into tables: each record once, bad ones set apart, kills between."""
+"""Loads of streams into tables: each record once, bad ones set apart."""
 
 import json
 import os
-import random
-import sys
-import time
 
 import pyarrow as pa
 import pytest
-import yaml
 from deltalake import DeltaTable
 
-from strandline.spark.demo.processes import Child
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.run import run_pipeline
 from strandline.spark.table import read_table
 from strandline.spark.table_iceberg import open_catalog
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-KILLS = int(os.environ.get("PIPELINE_KILLS", "2"))
-SEED = int(os.environ.get("KILL_SEED", "1"))
 
 
 class Load:
@@ -118,39 +111,3 @@ def test_files_are_rolled_by_size(spark, log, tmp_path):
     assert 3 <= len(sizes) <= 8
     assert max(sizes) < 600_000
     assert read_table(load.into).count_rows() == 1000
-
-
-def test_a_load_killed_at_random_moments_takes_each_record_once(log, tmp_path):
-    """`strandline pipeline run` killed -9 with all its Spark and started again, and in the end
-    started twice at once: the Delta table equals the log.
-    """
-    moments = random.Random(SEED)
-    load = Load(log, tmp_path, "delta", values="json", schema="id BIGINT")
-    load.config |= {"trigger": "continuous", "batch_bytes_max": 4000}
-    file = tmp_path / "load.yaml"
-    file.write_text(yaml.safe_dump(load.config))
-    command = [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)]
-    command += ["--master", "local[1]", "--output", "json"]
-    total = 0
-    for _ in range(KILLS):
-        load.append(range(total, total + 2000))
-        total += 2000
-        job = Child(command, log=tmp_path / "job.log")
-        try:
-            job.wait_for("batch", timeout_s=120)
-            time.sleep(moments.uniform(0, 1.5))
-        finally:
-            job.kill()
-        assert set(load.rows()) <= set(load.expected())
-    load.config["trigger"] = "available_now"
-    load.config["batch_bytes_max"] = None
-    file.write_text(yaml.safe_dump(load.config))
-    jobs = [Child(command, log=tmp_path / f"last{n}.log") for n in range(2)]
-    try:
-        for job in jobs:
-            job.finish(timeout_s=120)
-    finally:
-        for job in jobs:
-            job.kill()
-    assert load.rows() == load.expected()
-    assert len(load.rows()) == total

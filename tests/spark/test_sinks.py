@@ -190,6 +190,7 @@ def task_workers():
     return found
 
 
+@pytest.mark.timeout(600)
 def test_task_workers_killed_at_random_change_nothing(stream_reader, log, landed, tmp_path):
     """kill -9 of Python workers in the middle of batches: Spark repeats tasks, rows stay single."""
     stream = log.new_stream(4000, size=200)
@@ -220,7 +221,7 @@ def test_task_workers_killed_at_random_change_nothing(stream_reader, log, landed
     )
     killer.start()
     try:
-        query.awaitTermination(120)
+        query.awaitTermination(500)
     finally:
         stop.set()
         killer.join()
