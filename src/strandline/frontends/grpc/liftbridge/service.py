@@ -5,6 +5,7 @@ import contextlib
 from concurrent.futures import Executor
 
 from strandline.broker.broker import Broker
+from strandline.errors import InvalidConfigError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
@@ -54,10 +55,12 @@ class LiftbridgeService:
         """Make the streams it needs, then listen.
 
         Raises:
-            InvalidConfigError: the port cannot be had.
+            InvalidConfigError: the port cannot be had, or a setting is not for a cluster.
             StrandlineError: a stream cannot be made.
         """
         host, broker = self._host, self._host.broker
+        if host.config.activity and broker.config.cluster.is_on:
+            raise InvalidConfigError("grpc.activity is not built for a cluster; turn it off")
         activity = Activity(host) if host.config.activity else None
         groups, subscribing = GroupCalls(host), SubscribeCalls(host)
         self._forwarder = Forwarder(broker) if broker.config.cluster.is_on else None
