@@ -27,7 +27,12 @@ from strandline.telemetry import METRICS, PARTITION_METRICS, PREFIX, metric_name
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN_PAGES = ("README.md", "docs/quickstart.md")
+RUN_PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/consumer-groups.md",
+    "docs/position-stores.md",
+)
 FREE_PORTS = {
     "STRANDLINE_NATS__PORT": "0",
     "STRANDLINE_NATS__INGEST_PORT": "0",
