@@ -117,7 +117,7 @@ class Telemetry(Collector):
     duplicates: int = counter("Publishes recognised as repeats of a stored record.")
     rejects: dict[str, int] = labelled("counter", "code", "Publishes refused, by error code.")
     messages_received: dict[str, int] = labelled(
-        "counter", "listener", "Messages received, by listener: nats, ingest or flight."
+        "counter", "listener", "Messages received, by listener: nats, ingest, flight or grpc."
     )
     connections: dict[str, int] = labelled("gauge", "listener", "Open connections, by listener.")
     pending_bytes: int = gauge("Bytes accepted and not yet stored.")
