@@ -151,7 +151,7 @@ class ReplicaDriver:
             return
         self._is_stepping = True
         try:
-            while self._events:
+            while self._events and self._dropped is None:
                 self._take(self._events.popleft())
         finally:
             self._is_stepping = False

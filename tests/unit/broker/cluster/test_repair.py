@@ -107,6 +107,22 @@ async def forget(cluster, at, victim):
     return await broker.membership.admin.propose(ForgetDirectory(broker=victim), timeout_s=20)
 
 
+async def test_a_failed_sync_while_mending_reopens_the_storage(loaded):
+    """Nobody knows what is on the disk then: the broker begins anew, and mends it after all."""
+    leader = await loaded.leader()
+    victim = next(n for n in (1, 2, 3) if n != leader)
+    broker = loaded.brokers[victim]
+    flip(loaded.partition(victim).log, 21)
+    before = broker.membership.incarnation
+    loaded.disks[victim].fail("sync", "logs/*.log", times=1)
+    with pytest.raises(CorruptBatchError):
+        loaded.kit.values(loaded.partition(victim))
+    await loaded.kit.until(lambda: broker.membership.incarnation not in ("", before), seconds=20)
+    await loaded.isr(1, 2, 3)
+    await read_until_mended(loaded, victim)
+    assert loaded.disks[victim].orders == [["sync", "*logs/*.log*", 5, 0, 0]], "it did fail"
+
+
 async def test_damage_everywhere_stays_visible(loaded):
     """Without an intact copy the records are refused, and those around them are served."""
     for number in loaded.brokers:
