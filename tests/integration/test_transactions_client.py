@@ -6,6 +6,7 @@ import re
 import threading
 
 import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 
 import strandline
@@ -14,6 +15,7 @@ from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,
     InvalidRequestError,
+    OffsetOutOfRangeError,
     ProducerFencedError,
     StrandlineError,
     TransactionAbortedError,
@@ -279,3 +281,21 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
         [info] = [each for each in await made.transactions() if each.id == name]
         assert info.status == "aborted"
     assert values(client, name) == ["one", "two", "three"]
+
+
+def test_plans_of_reads_end_where_committed_records_do(server, client, name):
+    """Offsets, a stream's extent and Flight's endpoints stop before what is not decided."""
+    client.create_stream(name)
+    client.append(name, "plain")
+    with client.transaction(name) as t:
+        t.append(name, "open")
+        t.flush()
+        [part] = client.stream_info(name).partitions
+        assert part.high_watermark == client.offsets(name)[0] == 1 < part.log_end_offset
+        with pytest.raises(OffsetOutOfRangeError):
+            client.read(name, start=2).read_all()
+        flight = fl.connect(f"grpc+tcp://{server}")
+        [endpoint] = flight.get_flight_info(fl.FlightDescriptor.for_path(name)).endpoints
+    assert flight.do_get(endpoint.ticket).read_all().num_rows == 1
+    assert values(client, name) == ["plain", "open"]
+    flight.close()

@@ -109,6 +109,7 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
     partition: int
     log_start_offset: int
     high_watermark: int
+    """The first offset readers do not see yet; an open transaction holds it back."""
     log_end_offset: int
     size_bytes: int
     leader: str = ""

@@ -26,11 +26,11 @@ from strandline.version import __version__
 
 
 def partition_info(partition: Partition) -> PartitionInfo:
-    """A partition's extent as it is now."""
+    """A partition's extent as it is now; to readers an open transaction ends what is committed."""
     return PartitionInfo(
         partition=partition.name.partition,
         log_start_offset=partition.log_start_offset,
-        high_watermark=partition.high_watermark,
+        high_watermark=partition.stable_offset,
         log_end_offset=partition.log_end_offset,
         size_bytes=partition.log.size_bytes,
         leader=partition.leader_address,
