@@ -365,7 +365,10 @@ class Delivery:
         """Who numbers the lots, asked for once; see ``Office``."""
         with self._producer_lock:
             if self._producer_id is None:
-                [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
+                try:
+                    [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
+                except RequestTimeoutError as error:  # nothing was sent, so it is tried again
+                    raise UnavailableError(error.message) from error
                 self._producer_id = info.producer_id
             return self._producer_id
 

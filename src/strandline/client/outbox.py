@@ -13,7 +13,9 @@ Rules: pure; the caller tells the time, holds the lock, and does what is asked.
 Invariant: ``doubt`` is true of a lot that was sent and not answered, until it is certain again.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from strandline.client.retry import is_refusal, is_worth_a_retry
@@ -85,10 +87,11 @@ class Expired(NamedTuple, Generic[LotT]):
 class _Partition(Generic[LotT]):
     """The lots of one partition, and its next numbers."""
 
-    __slots__ = ("entries", "epoch", "in_flight", "lane", "sequence", "waits")
+    __slots__ = ("entries", "epoch", "in_flight", "lane", "queued", "sequence", "waits")
 
     def __init__(self, epoch: int) -> None:
-        self.entries: dict[int, Entry[LotT]] = {}
+        self.entries: OrderedDict[int, Entry[LotT]] = OrderedDict()
+        self.queued: OrderedDict[int, Entry[LotT]] = OrderedDict()
         self.in_flight = 0
         self.lane: Lane | None = None
         self.epoch = epoch
@@ -135,8 +138,10 @@ class Outbox(Generic[LotT]):
         self._window_lots = window_lots
         self._is_numbered = is_numbered
         self._only_epoch = only_epoch
-        self._held: dict[int, Entry[LotT]] = {}
-        self._queued: dict[int, Entry[LotT]] = {}
+        # Ordered, not plain dictionaries: those are slow to tell what is first once much was taken.
+        self._held: OrderedDict[int, Entry[LotT]] = OrderedDict()
+        self._turns: OrderedDict[int, None] = OrderedDict()
+        """Partitions that have lots queued; whose turn it was goes to the end."""
         self._partitions: dict[int, _Partition[LotT]] = {}
         self._windows: dict[Lane, _Window] = {}
         self.next_number = 0
@@ -166,9 +171,12 @@ class Outbox(Generic[LotT]):
         """Take a lot; it goes out after those of its partition taken before."""
         entry = Entry(lot, self.next_number)
         self.next_number += 1
-        self._held[entry.number] = self._queued[entry.number] = entry
-        partition = self._partitions.setdefault(lot.partition, _Partition(self._only_epoch or 0))
-        partition.entries[entry.number] = entry
+        partition = self._partitions.get(lot.partition)
+        if partition is None:
+            partition = self._partitions[lot.partition] = _Partition(self._only_epoch or 0)
+        self._held[entry.number] = partition.entries[entry.number] = entry
+        partition.queued[entry.number] = entry
+        self._turns.setdefault(lot.partition)
         self.size += lot.size
 
     def send(self, lane: Lane, takes: Callable[[int], bool]) -> Entry[LotT] | None:
@@ -179,22 +187,16 @@ class Outbox(Generic[LotT]):
             takes: whether the lane takes lots of a partition now.
         """
         window = self._windows.get(lane)
-        passed: set[int] = set()
-        for entry in self._queued.values():
-            number = entry.lot.partition
-            if number in passed:
-                continue
+        for number in self._turns:
             partition = self._partitions[number]
             if not takes(number) or not _may_go(partition, lane):
-                passed.add(number)
                 continue
+            entry = next(iter(partition.queued.values()))
             if window is not None and not self._fits(window, entry):
                 return None
-            if self._is_numbered and not self._numbered(partition, entry):
-                passed.add(number)
-                continue
-            self._fly(entry, partition, lane)
-            return entry
+            if not self._is_numbered or self._numbered(partition, entry):
+                self._fly(entry, partition, lane)
+                return entry
         return None
 
     def _fits(self, window: _Window, entry: Entry[LotT]) -> bool:
@@ -217,12 +219,18 @@ class Outbox(Generic[LotT]):
         return True
 
     def _fly(self, entry: Entry[LotT], partition: _Partition[LotT], lane: Lane) -> None:
-        del self._queued[entry.number]
+        self._turns.move_to_end(entry.lot.partition)
+        self._unqueue(entry, partition)
         entry.lane = partition.lane = lane
         partition.in_flight += 1
         window = self._windows.setdefault(lane, _Window())
         window.numbers.add(entry.number)
         window.size += entry.lot.size
+
+    def _unqueue(self, entry: Entry[LotT], partition: _Partition[LotT]) -> None:
+        del partition.queued[entry.number]
+        if not partition.queued:
+            del self._turns[entry.lot.partition]
 
     def _land(self, entry: Entry[LotT]) -> None:
         """A lot is in flight no more."""
@@ -239,15 +247,24 @@ class Outbox(Generic[LotT]):
 
     def _release(self, entry: Entry[LotT]) -> None:
         """Hold a lot no more."""
-        del self._held[entry.number]
-        self._queued.pop(entry.number, None)
-        del self._partitions[entry.lot.partition].entries[entry.number]
+        partition = self._partitions[entry.lot.partition]
+        del self._held[entry.number], partition.entries[entry.number]
+        if entry.number in partition.queued:
+            self._unqueue(entry, partition)
         self.size -= entry.lot.size
 
     def _back(self, entries: list[Entry[LotT]]) -> None:
         """Queue lots again, in their places."""
-        self._queued.update((entry.number, entry) for entry in entries)
-        self._queued = dict(sorted(self._queued.items()))
+        for entry in sorted(entries, key=_number, reverse=True):
+            queued = self._partitions[entry.lot.partition].queued
+            is_first = next(iter(queued), entry.number) >= entry.number
+            queued[entry.number] = entry
+            if is_first:
+                queued.move_to_end(entry.number, last=False)
+            else:
+                for number in sorted(queued):
+                    queued.move_to_end(number)
+            self._turns.setdefault(entry.lot.partition)
 
     def answered(
         self, lane: Lane, number: int, error: StrandlineError | None = None
@@ -300,11 +317,12 @@ class Outbox(Generic[LotT]):
 
     def expire(self, now_s: float) -> list[Expired[LotT]]:
         """Give up lots past their deadline."""
-        found = [e for e in self._held.values() if e.lane is not None and e.lot.deadline_s <= now_s]
-        for entry in self._queued.values():
-            if entry.lot.deadline_s > now_s:
-                break
-            found.append(entry)
+        in_flight = (self._held[n] for window in self._windows.values() for n in window.numbers)
+        found = [entry for entry in in_flight if entry.lot.deadline_s <= now_s]
+        for number in self._turns:
+            queued = self._partitions[number].queued.values()
+            found += takewhile(lambda entry: entry.lot.deadline_s <= now_s, queued)
+        found.sort(key=_number)
         return [self._expired(entry) for entry in found]
 
     def _expired(self, entry: Entry[LotT]) -> Expired[LotT]:
@@ -318,6 +336,10 @@ class Outbox(Generic[LotT]):
         """Give up everything of some partitions, whatever has become of it."""
         entries = [entry for entry in self._held.values() if takes(entry.lot.partition)]
         return [self._expired(entry).lot for entry in entries]
+
+
+def _number(entry: Entry[LotT]) -> int:
+    return entry.number
 
 
 def _may_go(partition: _Partition[LotT], lane: Lane) -> bool:

@@ -1,12 +1,13 @@
 """Lots on their way: order per partition over lanes and losses, and numbers that are never wrong.
 
-The last part is a broker in a few lines: whatever is lost, refused or given up on the way, it
-stores each lot at most once, in order, and whoever was told "stored" finds it there.
+The last part is two brokers in a few lines: whatever is lost, refused, moved or given up on the
+way, each lot is stored at most once, in order, and whoever was told "stored" finds it there.
 """
 
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -261,91 +262,119 @@ def test_large_sequences_end_an_epoch():
     assert send(box).numbers == Numbers(1, 0)
 
 
+PARTITIONS = LEADERS = (0, 1)
+ANY = st.sampled_from
+
+
 class Journey(RuleBasedStateMachine):
-    """Lots of one partition to a broker that stores, refuses and falls silent, over lanes."""
+    """Lots to brokers that store, refuse and fall silent, over lanes; leaderships move."""
 
     def __init__(self):
         super().__init__()
         self.box = outbox(window_lots=4)
-        self.lane = 0
-        self.sent = []
-        """(lane, number, numbers, rows) on the way, in order."""
-        self.answers = []
+        self.lives = [0, 0]
+        """How often the lane to each leader began anew."""
+        self.leaders = [0, 1]
+        """Who leads each partition."""
+        self.sent = {leader: [] for leader in LEADERS}
+        """(lane, number, numbers, lot) on the way to each leader, in order."""
+        self.answers = {leader: [] for leader in LEADERS}
         """(lane, number, error) on the way back."""
-        self.producers = Producers()
-        self.end = 0
-        self.stored = []
+        self.producers = [Producers(), Producers()]
+        self.ends = [0, 0]
+        self.stored = {partition: [] for partition in PARTITIONS}
         """Numbers of lots, in the order of the log."""
         self.acked, self.failed = set(), set()
-        self.lots = {}
+        self.given = []
 
-    @rule(rows=st.integers(1, 3))
-    def put(self, rows):
+    def lane(self, leader):
+        return leader, self.lives[leader]
+
+    @rule(partition=ANY(PARTITIONS), rows=st.integers(1, 3))
+    def put(self, partition, rows):
         """A lot is ready."""
-        self.lots[self.box.next_number] = rows
-        self.box.put(FakeLot(rows=rows, deadline_s=float(self.box.next_number)))
+        self.given.append(self.box.next_number)
+        self.box.put(FakeLot(partition, rows=rows, deadline_s=float(self.box.next_number)))
 
-    @rule()
-    def send(self):
-        """The lane asks for the next."""
-        entry = self.box.send(self.lane, everything)
+    @rule(leader=ANY(LEADERS))
+    def send(self, leader):
+        """A lane asks for the next."""
+        lane = self.lane(leader)
+        entry = self.box.send(lane, lambda partition: self.leaders[partition] == leader)
         if entry is not None:
-            self.sent.append((self.lane, entry.number, entry.numbers, entry.lot.rows))
+            self.sent[leader].append((lane, entry.number, entry.numbers, entry.lot))
 
-    @rule(refusal=st.sampled_from([None] * 6 + [InvalidRecordError("i"), LogPoisonedError("p")]))
-    def store(self, refusal):
-        """The broker takes the next batch off the wire, or refuses it."""
-        if not self.sent:
+    @rule(
+        leader=ANY(LEADERS),
+        refusal=ANY([None] * 6 + [InvalidRecordError("i"), LogPoisonedError("p")]),
+    )
+    def store(self, leader, refusal):
+        """A broker takes the next batch off the wire, or refuses it."""
+        if not self.sent[leader]:
             return
-        lane, number, numbers, rows = self.sent.pop(0)
-        stamp = ProducerStamp(1, *numbers)
+        lane, number, numbers, lot = self.sent[leader].pop(0)
         error = None
-        try:
-            if self.producers.check(stamp, rows) is None:
-                if refusal is None:
-                    self.producers.note(stamp, rows, offset=self.end, now_ns=0)
-                    self.end += rows
-                    self.stored.append(number)
-                error = refusal
-        except StrandlineError as wrong:
-            error = wrong
-        self.answers.append((lane, number, error))
+        if self.leaders[lot.partition] != leader:
+            error = NotLeaderError("moved")
+        else:
+            try:
+                error = self._take(number, ProducerStamp(1, *numbers), lot, refusal)
+            except StrandlineError as wrong:
+                error = wrong
+        self.answers[leader].append((lane, number, error))
 
-    @rule()
-    def hear(self):
+    def _take(self, number, stamp, lot, refusal):
+        at = lot.partition
+        if self.producers[at].check(stamp, lot.rows) is not None:
+            return None
+        if refusal is None:
+            self.producers[at].note(stamp, lot.rows, offset=self.ends[at], now_ns=0)
+            self.ends[at] += lot.rows
+            self.stored[at].append(number)
+        return refusal
+
+    @rule(leader=ANY(LEADERS))
+    def hear(self, leader):
         """An answer arrives."""
-        if not self.answers:
+        if not self.answers[leader]:
             return
-        lane, number, error = self.answers.pop(0)
+        lane, number, error = self.answers[leader].pop(0)
         answered = self.box.answered(lane, number, error)
         if answered is not None:
             (self.acked if error is None else self.failed).add(number)
 
-    @rule(reaches=st.integers(0, 4))
-    def lose(self, reaches):
-        """The connection breaks; some of what was sent is stored, all answers are lost."""
-        for _ in range(min(reaches, len(self.sent))):
-            self.store(None)
-        self.sent.clear()
-        self.answers.clear()
-        self.box.lost(self.lane)
-        self.lane += 1
+    @rule(leader=ANY(LEADERS), reaches=st.integers(0, 4))
+    def lose(self, leader, reaches):
+        """A connection breaks; some of what was sent is stored, all answers are lost."""
+        for _ in range(min(reaches, len(self.sent[leader]))):
+            self.store(leader, None)
+        self.sent[leader].clear()
+        self.answers[leader].clear()
+        self.box.lost(self.lane(leader))
+        self.lives[leader] += 1
+
+    @rule(partition=ANY(PARTITIONS))
+    def move(self, partition):
+        """The other broker leads from now on, with the same log."""
+        self.leaders[partition] = 1 - self.leaders[partition]
 
     @rule()
     def expire(self):
         """The oldest lot is given up."""
-        held = [n for n in self.lots if n not in self.acked and n not in self.failed]
+        held = [n for n in self.given if n not in self.acked and n not in self.failed]
         if held:
-            self.box.expire(float(held[0]))
+            assert len(self.box.expire(float(held[0]))) == 1
             self.failed.add(held[0])
 
     @invariant()
     def stores_once_and_in_order(self):
         """No lot twice, none out of order, and every acked lot is there."""
-        assert len(set(self.stored)) == len(self.stored)
-        assert self.stored == sorted(self.stored)
-        assert self.acked <= set(self.stored)
+        for numbers in self.stored.values():
+            assert numbers == sorted(set(numbers))
+        assert self.acked <= {n for numbers in self.stored.values() for n in numbers}
+        assert bool(self.box) == (len(self.given) > len(self.acked | self.failed))
 
 
 TestJourney = Journey.TestCase
 TestJourney.__doc__ = Journey.__doc__
+TestJourney.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
