@@ -37,7 +37,7 @@ def commands(base):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_walk_through_does_what_it_says(tmp_path):
     """The leader is killed, another leads, the ISR heals, and all copies are the same."""
     base = free_base()
@@ -77,7 +77,7 @@ def run(step, directory, environ):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, f"{step}\n{done.stdout}{done.stderr}"

@@ -83,8 +83,10 @@ class Operations:
         """Let go of a broker that keeps nothing; returns once the quorum does without it.
 
         Raises:
-            InvalidRequestError: it is in use; the message says by what.
+            InvalidRequestError: it is in use (the message says by what), or is this one.
         """
+        if broker == self._membership.me:
+            raise InvalidRequestError("a broker does not remove itself; ask another one")
         await self._propose(RemoveBroker(broker))
         logger.warning("broker %d is removed", broker)
         await self._until(lambda: broker not in self._membership.quorum.members.everybody)
