@@ -21,7 +21,7 @@ def test_what_is_not_given_comes_from_the_environment():
 
 def test_certificates_without_tls_are_refused():
     """Who gives certificates must not talk in clear text by mistake."""
-    with pytest.raises(InvalidRequestError, match="tls://127.0.0.1:9293"):
+    with pytest.raises(InvalidRequestError, match=r"tls://127\.0\.0\.1:9293"):
         Connection("127.0.0.1:9293", timeout_s=1, credentials=Credentials(ca="ca.pem"))
 
 

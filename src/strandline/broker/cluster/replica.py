@@ -16,19 +16,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
 from strandline.broker.cluster.move_rate import MoveRate
+from strandline.broker.cluster.reading import read_batches, read_range, split
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting
 from strandline.broker.raw_writes import RawWrite
 from strandline.broker.turn import Turn
 from strandline.errors import (
     CorruptBatchError,
-    InvalidRequestError,
     LogPoisonedError,
     NotLeaderError,
     StrandlineError,
     UnavailableError,
 )
-from strandline.record.batch import header_of, iter_headers
+from strandline.record.batch import header_of
 from strandline.replication import effects as fx
 from strandline.replication import events as ev
 from strandline.replication.effects import Effect, Refusal
@@ -43,8 +43,6 @@ from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 logger = logging.getLogger(__name__)
 
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
-RANGE_BYTES_MAX = 32 << 20
-"""Lent in one answer; half of what any frame may hold."""
 _Change = fx.Append | fx.TruncateTo | fx.ResetTo
 
 
@@ -510,47 +508,3 @@ class ReplicaDriver:
 def _reject(waiting: list[Waiting], error: StrandlineError) -> None:
     for each in waiting:
         each.responder.rejected(each.token, error)
-
-
-def split(
-    found: list[tuple[BatchRef, Buffer]],
-) -> tuple[tuple[BatchRef, ...], tuple[Buffer, ...]]:
-    """References and batches apart, as events have them."""
-    return tuple(ref for ref, _ in found), tuple(batch for _, batch in found)
-
-
-def read_batches(
-    log: Log, offset: Offset, bytes_max: int, *, below: Offset
-) -> list[tuple[BatchRef, Buffer]]:
-    """Whole batches of a log from ``offset`` on, checked, of which the last begins below an offset.
-
-    Raises:
-        CorruptBatchError: damage.
-        OffsetOutOfRangeError, UnavailableError: the log does not hold or cannot read it.
-    """
-    found: list[tuple[BatchRef, Buffer]] = []
-    part = log.read(offset, bytes_max, below=below)
-    for position, header in iter_headers(part.buffer):
-        ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, header.length)
-        found.append((ref, part.buffer[position : position + header.length]))
-    return found
-
-
-def read_range(log: Log, first: Offset, after: Offset) -> list[tuple[BatchRef, Buffer]]:
-    """All batches that hold records of a range; raises as ``read_batches``.
-
-    Raises:
-        InvalidRequestError: they are too many for one answer.
-    """
-    found: list[tuple[BatchRef, Buffer]] = []
-    size = 0
-    while first < after:
-        part = read_batches(log, first, 1 << 20, below=after)
-        if not part:
-            break
-        found += part
-        size += sum(ref.size for ref, _ in part)
-        if size > RANGE_BYTES_MAX:
-            raise InvalidRequestError(f"more than {RANGE_BYTES_MAX} bytes up to offset {after}")
-        first = part[-1][0].next_offset
-    return found
