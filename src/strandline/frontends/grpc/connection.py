@@ -23,7 +23,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 
 from strandline.errors import StrandlineError
 from strandline.frontends.grpc.calls import Call, Method
@@ -38,6 +38,12 @@ logger = logging.getLogger(__name__)
 STREAMS_MAX: Final = 4096
 STREAM_WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
+HEADERS_BYTES_MAX: Final = 64 << 10
+SETTINGS: Final[dict[SettingCodes, int]] = {
+    SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
+    SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+    SettingCodes.MAX_HEADER_LIST_SIZE: HEADERS_BYTES_MAX,
+}
 FLUSH_BYTES_MAX: Final = 256 << 10
 """Of one call in one flush, so that a fast one does not starve the others."""
 WRITE_BYTES_HIGH: Final = 1 << 20
@@ -75,12 +81,10 @@ class Connection(asyncio.Protocol):
         """Greet, or turn away what is too much."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        settings: dict[SettingCodes | int, int] = {
-            SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
-            SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-        }
+        # In the first SETTINGS, and in force from the first frame on: what is only updated would
+        # cost those clients their connection who open many calls before they have acknowledged it.
+        self._h2.local_settings = Settings(client=False, initial_values=dict(SETTINGS))
         self._h2.initiate_connection()
-        self._h2.update_settings(settings)
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
         self._write()
         if not self._listener.admit(self):

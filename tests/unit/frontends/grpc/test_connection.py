@@ -128,6 +128,18 @@ async def test_small_messages_share_frames():
     assert len(frames) <= 4
 
 
+async def test_many_calls_may_come_before_the_greeting_is_answered():
+    """A client that is in a hurry is not sent away for what it could not know yet."""
+    client = Client()
+    for n in range(500):
+        client.begin(2 * n + 1, b"/s/Wait")
+    client.server.data_received(client.h2.data_to_send())
+    await client.exchange()
+    assert not client.wire.closed
+    assert client.server.busy == 500
+    client.server.connection_lost(None)
+
+
 async def test_output_waits_for_the_window():
     """Nothing is sent that the client did not ask for; it goes on when there is room."""
     client = Client(window=10)
