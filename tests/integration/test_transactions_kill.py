@@ -225,16 +225,24 @@ def finish(load, addresses):
     assert load.published
 
 
+def create(client, stream, settings):
+    """Create a stream, as soon as the brokers have come together."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            client.create_stream(stream, partitions=PARTITIONS, **settings)
+        except StreamExistsError:
+            return  # an attempt without an answer
+        except UnavailableError:
+            continue
+        return
+    pytest.fail(f"{stream} could not be created")
+
+
 def begin(addresses, **settings):
     with strandline.connect(addresses) as client:
-        deadline = time.monotonic() + TIMEOUT_S
         for stream in STREAMS:
-            while True:
-                assert time.monotonic() < deadline
-                with contextlib.suppress(UnavailableError):
-                    with contextlib.suppress(StreamExistsError):
-                        client.create_stream(stream, partitions=PARTITIONS, **settings)
-                    break
+            create(client, stream, settings)
     load = Load(addresses)
     for worker in ("one", "two"):
         load.run(load.produce, worker)

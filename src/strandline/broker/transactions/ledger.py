@@ -124,6 +124,7 @@ class Ledger:
                 index.note(kind, producer, offset)
                 self._ending.discard(producer)
         index.next_offset = high_watermark
+        index.forget_below(self._log.log_start_offset)
         # Last: who reads up to here must find what was aborted below.
         self.stable_offset = index.stable_offset(high_watermark)
 

@@ -1,0 +1,156 @@
+"""A partition's ledger beside a real log: cut off, damaged, reopened, read at any place."""
+
+import pytest
+
+from strandline.broker.transactions.ledger import Ledger, marker_attributes
+from strandline.errors import ProducerFencedError
+from strandline.record.batch import Attributes, header_of, iter_headers
+from strandline.record.codec import Stamp, encode_records
+from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.transactions.effects import MarkerKind
+from strandline.transactions.state import Producer
+from strandline.types import ProducerStamp
+
+BEGIN, COMMIT, ABORT = MarkerKind.BEGIN, MarkerKind.COMMIT, MarkerKind.ABORT
+ONE, TWO = Producer(1, 0), Producer(2, 0)
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=64 << 10, segment_age_ms=1 << 40)
+    yield made
+    made.close()
+
+
+def add(log, ledger, producer=None, kind=None):
+    """A batch of one record: plain, of a transaction, or a marker."""
+    attributes = 0
+    if producer is not None:
+        attributes = int(Attributes.TRANSACTIONAL) if kind is None else marker_attributes(kind)
+    who = producer or Producer(-1, -1)
+    stamp = Stamp(
+        log.log_end_offset,
+        0,
+        1,
+        producer=ProducerStamp(who.producer_id, who.epoch, -1),
+        attributes=attributes,
+    )
+    batch = encode_records([b"value"], ["s"], stamp)
+    log.append(batch, header_of(batch))
+    if ledger is not None:
+        ledger.written(batch)
+
+
+def shown(ledger, start=0, bytes_max=1 << 20):
+    """Offsets that readers see."""
+    found, offset = [], start
+    while offset < ledger.stable_offset:
+        batches = ledger.readable(offset, bytes_max, below=ledger.stable_offset)
+        bases = [header.base_offset for _, header in iter_headers(batches)]
+        if not bases:
+            break
+        found += bases
+        offset = bases[-1] + 1
+    return found
+
+
+def test_what_is_cut_off_is_forgotten(log):
+    """A marker that was not committed leaves no trace; what takes its place counts."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    add(log, ledger, ONE)
+    ledger.commit(2)
+    add(log, ledger, ONE, ABORT)
+    log.truncate_to(2)
+    ledger.forget_from(2)
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(3)
+    assert shown(ledger) == [1]
+
+
+def test_nothing_counts_before_it_is_committed(log):
+    """Readers wait, and records are let in, by what every in-sync replica has."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    with pytest.raises(ProducerFencedError):
+        ledger.check(ONE)
+    ledger.commit(1)
+    ledger.check(ONE)
+    add(log, ledger, ONE)
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(2)
+    assert ledger.stable_offset == 0
+    ledger.commit(3)
+    assert ledger.stable_offset == 3
+
+
+def test_no_record_gets_behind_an_end(log):
+    """From the moment it is accepted, however long it takes to be stored."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    ledger.commit(1)
+    assert ledger.needs(COMMIT, ONE)
+    with pytest.raises(ProducerFencedError):
+        ledger.check(ONE)
+    assert not ledger.needs(BEGIN, ONE)
+    assert ledger.needs(COMMIT, ONE), "it may have been lost"
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(2)
+    assert not ledger.needs(COMMIT, ONE)
+
+
+def test_a_reopened_log_tells_the_same(log):
+    """Markers, aborted batches and what is open are found in the headers again."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    for producer, kind in (
+        (None, None),
+        (ONE, BEGIN),
+        (ONE, None),
+        (TWO, BEGIN),
+        (TWO, None),
+        (ONE, ABORT),
+        (None, None),
+        (TWO, COMMIT),
+        (Producer(1, 1), BEGIN),
+        (Producer(1, 1), None),
+        (None, None),
+    ):
+        add(log, ledger, producer, kind)
+    ledger.commit(log.log_end_offset)
+    again = Ledger(log, start=0, high_watermark=log.log_end_offset)
+    for each in (ledger, again):
+        assert each.stable_offset == 8
+        for bytes_max in (1, 300, 1 << 20):
+            assert [shown(each, start, bytes_max) for start in (0, 1, 5, 7)] == [
+                [0, 4, 6],
+                [4, 6],
+                [6],
+                [],
+            ]
+        assert each.open_count == 1
+
+
+def test_batches_that_were_read_back_are_not_noted_twice(log):
+    """A copy that the log had already when the ledger began is told to it once more."""
+    batches = []
+    for producer, kind in ((ONE, BEGIN), (ONE, None), (ONE, ABORT)):
+        add(log, None, producer, kind)
+        batches.append(bytes(log.read(log.log_end_offset - 1, 1).buffer))
+    ledger = Ledger(log, start=0, high_watermark=1)
+    for batch in batches[1:]:
+        ledger.written(batch)
+    log.truncate_to(2)
+    ledger.forget_from(2)
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(3)
+    assert shown(ledger) == [1]
+
+
+def test_plain_logs_are_served_without_a_copy(log):
+    """What readers get is the log's own memory when nothing has to be left out."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    for _ in range(3):
+        add(log, ledger)
+    ledger.commit(3)
+    assert isinstance(ledger.readable(0, 1 << 20, below=3), memoryview)
