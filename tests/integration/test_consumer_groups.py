@@ -302,15 +302,18 @@ def test_positions_are_committed_with_what_was_made_of_the_records(client, strea
     assert sorted(made) == sorted(f"{p}:{n}".encode() for p in range(4) for n in range(10))
 
 
+async def consume(consumer, count):
+    while count > 0:
+        for batch in await consumer.poll(0.2):
+            count -= len(list(batch))
+
+
 async def test_consumers_of_asyncio(server, client, stream):
     """The same names, awaited; nothing blocks the loop."""
     async with await strandline.connect_async(server) as connected:
-        found = []
         async with connected.consumer("aio", stream, commit_interval_s=None) as consumer:
             async with asyncio.timeout(PATIENCE_S):
-                while len(found) < 40:
-                    for batch in await consumer.poll(0.2):
-                        found += list(batch)
+                await consume(consumer, 40)
             assert await consumer.assignment() == at(stream, 0, 1, 2, 3)
             assert set((await consumer.lag()).values()) == {0}
             await consumer.seek(stream, 0, 9)

@@ -142,11 +142,14 @@ class Watch:
         with strandline.connect(self._address, timeout_s=30) as client:
             while not self._is_over.wait(0.05):
                 with contextlib.suppress(StrandlineError):
-                    for name, offset in client.groups.positions("g").items():
-                        if offset < self.seen.get(name, 0):
-                            self.went_back.append((name, self.seen[name], offset))
-                        self.seen[name] = offset
-                    self.looks += 1
+                    self._look(client.groups.positions("g"))
+
+    def _look(self, positions):
+        for name, offset in positions.items():
+            if offset < self.seen.get(name, 0):
+                self.went_back.append((name, self.seen[name], offset))
+            self.seen[name] = offset
+        self.looks += 1
 
     def stop(self):
         self._is_over.set()
