@@ -27,8 +27,9 @@ from strandline.errors import InvalidConfigError
 from strandline.spark.arrow import cast_batch, sized_batches
 from strandline.spark.decode import decoded_schema
 from strandline.spark.options import TableOptions
+from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
-from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
+from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
 from strandline.spark.table_open import open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
 from strandline.spark.table_values import Decoding, value_schema
@@ -36,6 +37,7 @@ from strandline.spark.writer import micro_batch
 
 _READ_ROWS = 8192
 _TASK_FILES = 32
+_PUBLISH_TIMEOUT_MS = 120_000
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Staged(WriterCommitMessage):
     txn_id: str
     batch: int
     rows: StagedRows
+    letters: Part | None
+    """Values that were refused, on their way to the dead-letter stream."""
 
 
 class _Stager:
@@ -61,7 +65,7 @@ class _Stager:
         self.store.create()
         context = TaskContext.get()
         where = f"{context.partitionId()}-{context.attemptNumber()}" if context else "0-0"
-        with Decoding(self.options, self.schema) as decoding:
+        with Decoding(self.options, self.schema, batch=(txn_id, batch)) as decoding:
             settings = FileSettings(
                 schema=self.schema,
                 prefix=f"{txn_id[:8]}-{batch}-{where}",
@@ -70,7 +74,8 @@ class _Stager:
                 decode=decoding.rows if self.options.values != "raw" else None,
             )
             named = (each.rename_columns(self.records.names) for each in batches)
-            return Staged(txn_id, batch, stage(self.store, named, settings))
+            rows = stage(self.store, named, settings)
+            return Staged(txn_id, batch, rows, decoding.finish())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staged = [message for message in messages if isinstance(message, Staged)]
@@ -84,6 +89,13 @@ class _Stager:
             dense=self.options.dense_offsets,
         )
         if proposal.files or proposal.ranges:
+            # Refused here, a batch leaves no dead letters either. Those come before the commit:
+            # after a crash in between, the replay publishes them as a repeat, and commits.
+            decide(self.store.load().state, proposal)
+            letters = [message.letters for message in staged if message.letters]
+            if letters:
+                assert self.options.server is not None
+                publish(self.options.server, letters, timeout_ms=_PUBLISH_TIMEOUT_MS)
             commit(self.store, proposal, garbage_age_ms=self.options.garbage_age_ms)
 
 

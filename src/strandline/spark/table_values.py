@@ -1,26 +1,28 @@
 """Decoding within a task of the table sink, and the dead letters of values that are refused.
 
-Rules: a value that cannot be decoded is appended to the dead-letter stream with the reason and its
-source in headers, acknowledged before the task ends; without such a stream it ends the query. Its
-message id is its source, so a task that Spark repeats stores it once within that stream's window
-for duplicates. Must not know files.
+Rules: a value that cannot be decoded is staged for the dead-letter stream with the reason and its
+source in headers, under a transaction beside the table's; the driver publishes it once, just before
+it commits the table. Without such a stream it ends the query. Must not know files.
 """
 
 import json
+from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from strandline.client import Producer
+from strandline.client.transaction import Stage
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.connection import client_of
 from strandline.spark.decode import record_columns, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 from strandline.spark.options import TableOptions
+from strandline.spark.publication import Part
+from strandline.spark.rows import Fingerprint
 
-_DELIVERY_TIMEOUT_S = 120.0
+_STAGE_TIMEOUT_S = 3600.0
 
 
 def value_schema(options: TableOptions) -> pa.Schema | None:
@@ -42,17 +44,20 @@ def value_schema(options: TableOptions) -> pa.Schema | None:
 
 
 class Decoding:
-    """Turns the records of one task into rows; a context, whose end waits for the dead letters.
+    """Turns the records of one task into rows; a context, which discards what was not finished.
 
     Args:
         options: of the table.
         schema: the table's.
+        batch: transaction and number of the batch that the task works for.
     """
 
-    def __init__(self, options: TableOptions, schema: pa.Schema) -> None:
+    def __init__(self, options: TableOptions, schema: pa.Schema, *, batch: tuple[str, int]) -> None:
         self._options = options
         self._schema = schema
-        self._producer: Producer | None = None
+        self._txn_id, self._batch = f"{batch[0]}/dead-letters", batch[1]
+        self._stage: Stage | None = None
+        self._letters = Fingerprint()
         values = value_schema(options)
         if values is not None:
             self._values = values
@@ -74,9 +79,21 @@ class Decoding:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._producer is not None:
-            self._producer.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._stage is not None:
+            self._stage.__exit__(kind, error, trace)
+
+    def finish(self) -> Part | None:
+        """What was refused, ready to be published; None if nothing was."""
+        if self._stage is None:
+            return None
+        ref = self._stage.finish().ref
+        return Part(txn_id=self._txn_id, batch=self._batch, ref=ref, fingerprint=self._letters)
 
     def _refuse(self, batch: pa.RecordBatch, bad: list[tuple[int, str]]) -> None:
         if self._options.dead_letters is None:
@@ -85,13 +102,13 @@ class Decoding:
                 f"the value of {_source(batch, place)} is not {self._options.values}: {reason}; "
                 "name a stream for such values with the option 'deadLetters'"
             )
-        if self._producer is None:
+        if self._stage is None:
             assert self._options.server is not None
             client = client_of(self._options.server)
-            self._producer = client.producer(
-                self._options.dead_letters, delivery_timeout_s=_DELIVERY_TIMEOUT_S
-            )
-        self._producer.append_batch(_letters(batch, bad, stream=self._options.stream or ""))
+            self._stage = client.stage(self._txn_id, self._batch, timeout_s=_STAGE_TIMEOUT_S)
+        letters = _letters(batch, bad, stream=self._options.stream or "")
+        self._letters += Fingerprint.of(letters)
+        self._stage.append_batch(self._options.dead_letters, letters)
 
 
 def _source(batch: pa.RecordBatch, place: int) -> str:
@@ -99,7 +116,7 @@ def _source(batch: pa.RecordBatch, place: int) -> str:
     return f"partition {partition}, offset {offset}"
 
 
-def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) -> pa.Table:
+def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) -> pa.RecordBatch:
     """Records for the dead-letter stream."""
     rows = batch.take(pa.array([place for place, _ in bad], pa.int64())).to_pylist()
     headers = [
@@ -111,12 +128,10 @@ def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) 
         ]
         for row, (_, reason) in zip(rows, bad, strict=True)
     ]
-    ids = [f"{stream}/{row['partition']}/{row['offset']}" for row in rows]
-    return pa.table(
+    return pa.RecordBatch.from_pydict(
         {
             "value": pa.array([row["value"] for row in rows], pa.binary()),
             "key": pa.array([row.get("key") for row in rows], pa.binary()),
             "headers": pa.array(headers, pa.map_(pa.string(), pa.binary())),
-            "message_id": pa.array(ids, pa.string()),
         }
     )

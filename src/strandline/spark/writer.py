@@ -23,8 +23,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidRequestError
-from strandline.spark.connection import client_of, with_retries
+from strandline.spark.connection import client_of
 from strandline.spark.options import WriteOptions
+from strandline.spark.publication import Part, publish
 from strandline.spark.rows import Fingerprint, Routes, check_columns
 
 
@@ -39,11 +40,7 @@ class Appended(WriterCommitMessage):
 class Staged(WriterCommitMessage):
     """What a task staged, on its way to the driver."""
 
-    txn_id: str
-    batch: int
-    ref: str
-    """Empty if the batch is published already."""
-    fingerprint: Fingerprint
+    part: Part
 
 
 class _Appender:
@@ -76,22 +73,12 @@ class _Appender:
                 for piece in self.routes.pieces(each):
                     stage.append_batch(piece.stream, piece.rows, partition=piece.partition)
             ref = stage.finish().ref
-        return Staged(txn_id, batch, ref, fingerprint)
+        return Staged(Part(txn_id=txn_id, batch=batch, ref=ref, fingerprint=fingerprint))
 
     def publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make everything that the winners staged visible at once, or acknowledge that it is."""
-        staged = [m for m in messages if isinstance(m, Staged) and m.fingerprint.rows]
-        if not staged:
-            return
-        refs = [message.ref for message in staged if message.ref]
-        total = sum((message.fingerprint for message in staged), Fingerprint())
-        with_retries(
-            self.options.server,
-            lambda client: client.publish_staged(
-                staged[0].txn_id, staged[0].batch, refs, fingerprint=str(total)
-            ),
-            timeout_ms=self.options.retry_timeout_ms,
-        )
+        parts = [message.part for message in messages if isinstance(message, Staged)]
+        publish(self.options.server, parts, timeout_ms=self.options.retry_timeout_ms)
 
 
 class BatchAppendWriter(DataSourceArrowWriter):
@@ -133,7 +120,7 @@ class StreamAppendWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
         """Publish the batch, or acknowledge that it is published."""
-        assert all(m.batch == batchId for m in messages if isinstance(m, Staged)), batchId
+        assert all(m.part.batch == batchId for m in messages if isinstance(m, Staged)), batchId
         self.appender.publish(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name

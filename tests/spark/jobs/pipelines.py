@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from pyspark.errors import PySparkException
+
 from strandline.errors import StrandlineError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
@@ -31,7 +33,7 @@ try:
     pipelines = [decode_pipeline(config) for config in configs]
     queries = [query for each in pipelines for query in start_pipeline(spark, each)]
     wait_for_end(queries, report=say)
-except StrandlineError as failed:
+except (StrandlineError, PySparkException) as failed:
     error = str(failed)
 say({"event": "end", "error": error})
 spark.stop()

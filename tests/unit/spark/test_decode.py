@@ -178,7 +178,7 @@ def test_a_bad_value_without_dead_letters_ends_the_load():
         {"partition": [0, 0], "offset": [1, 2], "value": [b'{"id":1}', b"oops"]}, schema=record
     )
     schema = decoded_schema(record, pa.schema([("id", pa.int64())]))
-    decoding = Decoding(options, schema)
+    decoding = Decoding(options, schema, batch=("query", 0))
     assert decoding.rows(batch.slice(0, 1)).to_pylist() == [
         {"_partition": 0, "_offset": 1, "id": 1}
     ]

@@ -19,6 +19,7 @@ from strandline.spark.rows import check_columns
 from strandline.spark.source import COLUMNS
 from strandline.spark.table import read_table
 from strandline.spark.table_io import Staged
+from strandline.spark.table_stage import StagedRows
 
 WRITE = parse_write_options({"server": "s:1", "stream": "x"})
 
@@ -66,7 +67,12 @@ def encoded(first, second, identity="x@1"):
 def test_what_spark_pickles_survives(broker):
     """Sources, readers, partitions and messages travel between Spark's processes."""
     made = source()
-    for thing in (made, made.reader(schema=made.schema()), reader(), Staged("q", 3, None)):
+    for thing in (
+        made,
+        made.reader(schema=made.schema()),
+        reader(),
+        Staged("q", 3, StagedRows(files=[], ranges={}), None),
+    ):
         assert type(pickle.loads(pickle.dumps(thing))) is type(thing)
     partition = RangePartition(OffsetRange(1, 2, 3))
     assert pickle.loads(pickle.dumps(partition)).range == OffsetRange(1, 2, 3)

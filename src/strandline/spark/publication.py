@@ -1,0 +1,49 @@
+"""Parts that tasks staged, and publishing them once from the driver.
+
+Rules: a part is what one task staged under a batch of a transaction; publishing names the parts
+that Spark's winners made, all at once. Publishing again is acknowledged if the fingerprint is the
+same. Must not know Spark.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strandline.spark.connection import with_retries
+from strandline.spark.rows import Fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a task staged."""
+
+    txn_id: str
+    batch: int
+    ref: str
+    """Empty if the batch is published already."""
+    fingerprint: Fingerprint
+
+
+def publish(server: str, parts: Sequence[Part], *, timeout_ms: int) -> None:
+    """Make the rows of all parts visible at once, or acknowledge that they are.
+
+    Args:
+        server: a broker.
+        parts: of one batch; those without rows are left out.
+        timeout_ms: how long a broker may stay away.
+
+    Raises:
+        StrandlineError: the batch is published with other rows, a later one is published, or a
+            part is gone.
+    """
+    wrote = [part for part in parts if part.fingerprint.rows]
+    if not wrote:
+        return
+    refs = [part.ref for part in wrote if part.ref]
+    total = sum((part.fingerprint for part in wrote), Fingerprint())
+    with_retries(
+        server,
+        lambda client: client.publish_staged(
+            wrote[0].txn_id, wrote[0].batch, refs, fingerprint=str(total)
+        ),
+        timeout_ms=timeout_ms,
+    )
