@@ -310,15 +310,17 @@ async def consume(consumer, count):
 
 async def test_consumers_of_asyncio(server, client, stream):
     """The same names, awaited; nothing blocks the loop."""
-    async with await strandline.connect_async(server) as connected:
-        async with connected.consumer("aio", stream, commit_interval_s=None) as consumer:
-            async with asyncio.timeout(PATIENCE_S):
-                await consume(consumer, 40)
-            assert await consumer.assignment() == at(stream, 0, 1, 2, 3)
-            assert set((await consumer.lag()).values()) == {0}
-            await consumer.seek(stream, 0, 9)
-            await consumer.pause(stream, 1)
-            await consumer.resume(stream, 1)
-            assert (await consumer.positions())[PartitionName(stream, 0)] == 9
-            await consumer.commit()
+    async with (
+        await strandline.connect_async(server) as connected,
+        connected.consumer("aio", stream, commit_interval_s=None) as consumer,
+    ):
+        async with asyncio.timeout(PATIENCE_S):
+            await consume(consumer, 40)
+        assert await consumer.assignment() == at(stream, 0, 1, 2, 3)
+        assert set((await consumer.lag()).values()) == {0}
+        await consumer.seek(stream, 0, 9)
+        await consumer.pause(stream, 1)
+        await consumer.resume(stream, 1)
+        assert (await consumer.positions())[PartitionName(stream, 0)] == 9
+        await consumer.commit()
     assert client.groups.positions("aio")[PartitionName(stream, 0)] == 9

@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 BEATS_PER_SESSION = 4
 BEAT_S_MAX = 1.0
-"""However long the session: a member hears of what it gets, or is to give up, with a heartbeat."""
+"""However long the session: a member hears of what it is to give up with a heartbeat."""
+WAITING_BEAT_S = 0.2
+"""While others still have what is meant for it."""
 JOIN_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 5.0
 
@@ -88,6 +90,7 @@ class Membership:
         self._held: frozenset[PartitionName] = frozenset()
         self._starts: dict[PartitionName, int] = {}
         self._is_lost = False
+        self._is_waiting = False
         self._error: StrandlineError | None = None
         self._polled_s = time.monotonic()
         self._wake = threading.Event()
@@ -168,7 +171,7 @@ class Membership:
     def _run(self) -> None:
         interval_s = min(BEAT_S_MAX, self._session_s / BEATS_PER_SESSION)
         while not self._is_over.is_set():
-            self._wake.wait(interval_s)
+            self._wake.wait(min(interval_s, WAITING_BEAT_S) if self._is_waiting else interval_s)
             self._wake.clear()
             if self._is_over.is_set():
                 return
@@ -245,6 +248,7 @@ class Membership:
             self._epoch, self._assigned = answer.epoch, assigned
             self._held |= assigned
             self._starts |= by_name(answer.positions)
+            self._is_waiting = answer.is_waiting
         if is_new:
             self._on_change()
 

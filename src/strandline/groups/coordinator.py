@@ -306,7 +306,7 @@ class GroupCoordinator:
                 member = msgspec.structs.replace(member, assigned=assigned, revoking=revoking)
                 member = self._change(name, member)
         positions = self.state.groups[name].positions_of(member.assigned - held)
-        return Assigned(member.epoch, member.assigned, positions)
+        return Assigned(member.epoch, member.assigned, positions, target != member.assigned)
 
     def _change(self, name: str, member: Member) -> Member:
         """Store a member as it is from now on, under a new epoch."""

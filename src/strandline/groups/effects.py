@@ -61,3 +61,5 @@ class Assigned(NamedTuple):
     """All of them; what the member holds beyond them it is to give up."""
     positions: Positions
     """Where to begin in those that it did not hold, if anything was committed."""
+    is_waiting: bool = False
+    """More is meant for it, which others have not given up yet: it had better ask again soon."""

@@ -89,6 +89,8 @@ class Assignment(Answer, frozen=True, kw_only=True):
     partitions: dict[str, tuple[int, ...]]
     positions: dict[str, dict[int, int]]
     """Offsets to begin at in partitions that it does not hold yet, if any were committed."""
+    is_waiting: bool = False
+    """More is meant for it, which others have not given up yet: ask again soon."""
 
 
 class LeaveGroup(Message, frozen=True, kw_only=True):

@@ -110,6 +110,7 @@ def _assignment(assigned: Assigned) -> wire.Assignment:
         epoch=assigned.epoch,
         partitions=_by_stream(assigned.partitions),
         positions=assigned.positions,
+        is_waiting=assigned.is_waiting,
     )
 
 
