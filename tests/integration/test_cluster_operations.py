@@ -287,10 +287,12 @@ def move_slowly(brokers):
 
 
 def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):
-    """Before it the new disk is kept out, also of the quorum; after it everything is copied."""
+    """The new disk is kept out until then; after it everything is copied, and it leads again."""
     brokers.found(3)
     brokers.create("orders", replicas=3, min_isr=2)
     brokers.append("orders", *"abc")
+    prefer = cluster.ElectLeader(stream="orders", leader=3)
+    brokers.order(cluster.ELECT_LEADER, prefer)
     lost = brokers.running[3]
     lost.kill()
     shutil.rmtree(lost.data_dir)
@@ -306,6 +308,7 @@ def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):
     found = brokers.until(lambda found: voters(found) == {1, 2, 3} and is_whole(found), at=1)
     assert states(found)[3] == "live"
     assert brokers.values("orders", 3, 4) == list("abcd")
+    brokers.until(lambda found: part(found).leader == 3, at=1)  # when all have settled
 
 
 def test_leaders_partitions_and_log_starts_by_order(brokers):

@@ -101,6 +101,7 @@ class Replicas:
         self._session = session
         self._limits = limits or ReplicationLimits()
         self._move_rate = move_rate
+        self._has_controller = True
         self._life: Life | None = None
         self._given: dict[LogId, PartitionImage] = {}
         self._touched: set[ReplicaDriver] = set()
@@ -216,6 +217,9 @@ class Replicas:
         A leader that does not reach all of the ISR needs metadata to make it smaller. Without
         either it would take records, and keep their publishers waiting in vain.
         """
+        if has_controller and self._has_controller:
+            return  # all is well, as always: nothing to look at
+        self._has_controller = has_controller
         for driver in self.drivers.values():
             given = self._given.get(driver.log_id)
             if given is None or driver.replica.leader is None:
