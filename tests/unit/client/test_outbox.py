@@ -38,6 +38,7 @@ class FakeLot:
     deadline_s: float = 100.0
     rows: int = 1
     has_ids: bool = False
+    is_bad: bool = False
 
 
 def outbox(**settings):
@@ -264,6 +265,8 @@ def test_large_sequences_end_an_epoch():
 
 PARTITIONS = LEADERS = (0, 1)
 ANY = st.sampled_from
+OFTEN_0 = (0, 0, 0, 1)
+SELDOM = ANY([False] * 9 + [True])
 
 
 class Journey(RuleBasedStateMachine):
@@ -278,6 +281,8 @@ class Journey(RuleBasedStateMachine):
         """Who leads each partition."""
         self.sent = {leader: [] for leader in LEADERS}
         """(lane, number, numbers, lot) on the way to each leader, in order."""
+        self.strays = {leader: [] for leader in LEADERS}
+        """What a lost connection has left in a broker's buffers, to be read later."""
         self.answers = {leader: [] for leader in LEADERS}
         """(lane, number, error) on the way back."""
         self.producers = [Producers(), Producers()]
@@ -290,70 +295,75 @@ class Journey(RuleBasedStateMachine):
     def lane(self, leader):
         return leader, self.lives[leader]
 
-    @rule(partition=ANY(PARTITIONS), rows=st.integers(1, 3))
-    def put(self, partition, rows):
-        """A lot is ready."""
-        self.given.append(self.box.next_number)
-        self.box.put(FakeLot(partition, rows=rows, deadline_s=float(self.box.next_number)))
+    @rule(partition=ANY(OFTEN_0), rows=st.lists(st.integers(1, 3), max_size=3), is_bad=SELDOM)
+    def put(self, partition, rows, is_bad):
+        """Lots are ready; brokers refuse a bad one always."""
+        for count in rows:
+            number = self.box.next_number
+            self.given.append(number)
+            self.box.put(FakeLot(partition, rows=count, deadline_s=float(number), is_bad=is_bad))
 
-    @rule(leader=ANY(LEADERS))
-    def send(self, leader):
-        """A lane asks for the next."""
-        lane = self.lane(leader)
-        entry = self.box.send(lane, lambda partition: self.leaders[partition] == leader)
-        if entry is not None:
-            self.sent[leader].append((lane, entry.number, entry.numbers, entry.lot))
+    @rule()
+    def send(self):
+        """The lanes send what they may."""
+        for leader in LEADERS:
+            lane = self.lane(leader)
+            for entry in send_all(self.box, lane, lambda at, to=leader: self.leaders[at] == to):
+                self.sent[leader].append((lane, entry.number, entry.numbers, entry.lot))
 
-    @rule(
-        leader=ANY(LEADERS),
-        refusal=ANY([None] * 6 + [InvalidRecordError("i"), LogPoisonedError("p")]),
-    )
-    def store(self, leader, refusal):
-        """A broker takes the next batch off the wire, or refuses it."""
-        if not self.sent[leader]:
-            return
-        lane, number, numbers, lot = self.sent[leader].pop(0)
-        error = None
-        if self.leaders[lot.partition] != leader:
-            error = NotLeaderError("moved")
-        else:
-            try:
-                error = self._take(number, ProducerStamp(1, *numbers), lot, refusal)
-            except StrandlineError as wrong:
-                error = wrong
-        self.answers[leader].append((lane, number, error))
+    @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4), is_poisoned=SELDOM)
+    def store(self, leader, most, is_poisoned):
+        """A broker takes batches off the wire, and answers."""
+        for sent in self.sent[leader][:most]:
+            self.answers[leader].append((*sent[:2], self._error_of(leader, sent, is_poisoned)))
+        del self.sent[leader][:most]
 
-    def _take(self, number, stamp, lot, refusal):
+    @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4))
+    def store_strays(self, leader, most):
+        """A broker takes what a lost connection left; nobody hears the answer."""
+        for sent in self.strays[leader][:most]:
+            self._error_of(leader, sent, False)
+        del self.strays[leader][:most]
+
+    def _error_of(self, leader, sent, is_poisoned):
+        _, number, numbers, lot = sent
         at = lot.partition
-        if self.producers[at].check(stamp, lot.rows) is not None:
-            return None
-        if refusal is None:
-            self.producers[at].note(stamp, lot.rows, offset=self.ends[at], now_ns=0)
-            self.ends[at] += lot.rows
-            self.stored[at].append(number)
-        return refusal
+        if self.leaders[at] != leader:
+            return NotLeaderError("moved")
+        if lot.is_bad:
+            return InvalidRecordError("bad")
+        stamp = ProducerStamp(1, *numbers)
+        try:
+            if self.producers[at].check(stamp, lot.rows) is not None:
+                return None
+        except StrandlineError as error:
+            return error
+        if is_poisoned:
+            return LogPoisonedError("p")
+        self.producers[at].note(stamp, lot.rows, offset=self.ends[at], now_ns=0)
+        self.ends[at] += lot.rows
+        self.stored[at].append(number)
+        return None
 
-    @rule(leader=ANY(LEADERS))
-    def hear(self, leader):
-        """An answer arrives."""
-        if not self.answers[leader]:
-            return
-        lane, number, error = self.answers[leader].pop(0)
-        answered = self.box.answered(lane, number, error)
-        if answered is not None:
-            (self.acked if error is None else self.failed).add(number)
+    @rule(most=st.integers(1, 4))
+    def hear(self, most):
+        """Answers arrive."""
+        for leader in LEADERS:
+            for lane, number, error in self.answers[leader][:most]:
+                if self.box.answered(lane, number, error) is not None:
+                    (self.acked if error is None else self.failed).add(number)
+            del self.answers[leader][:most]
 
-    @rule(leader=ANY(LEADERS), reaches=st.integers(0, 4))
-    def lose(self, leader, reaches):
-        """A connection breaks; some of what was sent is stored, all answers are lost."""
-        for _ in range(min(reaches, len(self.sent[leader]))):
-            self.store(leader, None)
+    @rule(leader=ANY(OFTEN_0), arrives=st.integers(0, 4))
+    def lose(self, leader, arrives):
+        """A connection breaks; some of what was sent arrives all the same, all answers are lost."""
+        self.strays[leader] += self.sent[leader][:arrives]
         self.sent[leader].clear()
         self.answers[leader].clear()
         self.box.lost(self.lane(leader))
         self.lives[leader] += 1
 
-    @rule(partition=ANY(PARTITIONS))
+    @rule(partition=ANY(OFTEN_0))
     def move(self, partition):
         """The other broker leads from now on, with the same log."""
         self.leaders[partition] = 1 - self.leaders[partition]
