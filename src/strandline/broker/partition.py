@@ -170,6 +170,11 @@ class Partition:
         return self._admission.refusal or self._refused_by
 
     @property
+    def absence(self) -> StrandlineError | None:
+        """Why it is not led here now; markers are taken although it is readonly or paused."""
+        return self._admission.refusal or self._closed_by or self._unseated_by
+
+    @property
     def has_pending(self) -> bool:
         """Whether accepted records wait for a turn."""
         return bool(self._chunks)
@@ -280,7 +285,10 @@ class Partition:
         if responder is not None:
             last = self._chunks[-1]
             waiting = Waiting(responder, token, first)
-            (last.waiting if acks is None else self._waiting(last, acks)).append(waiting)
+            if acks is None or is_transactional:
+                last.waiting.append(waiting)
+            else:
+                self._waiting(last, acks).append(waiting)
         if producer is not None:
             kind = Attributes.TRANSACTIONAL if is_transactional else 0
             self._number(self._chunks[-1], producer, attributes=kind)
@@ -302,7 +310,7 @@ class Partition:
         self, kind: MarkerKind, producer: Producer, *, responder: Responder, token: object
     ) -> None:
         """Accept the beginning or the end of a transaction; told when it is committed."""
-        refusal = self._refusal(0)
+        refusal = self.absence
         if refusal is None and self.ledger is None:
             refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
         if refusal is not None:
@@ -312,6 +320,7 @@ class Partition:
         if not self.ledger.needs(kind, producer):
             responder.acked(token, self.name, self.high_watermark, duplicate=True)
             return
+        self.needs_sync = True
         stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
         chunk = MarkerChunk(self.next_offset, stamp, marker_attributes(kind))
         chunk.waiting.append(Waiting(responder, token, self.next_offset))
@@ -637,7 +646,8 @@ class Partition:
             )
         try:
             if self.ledger is None:
-                return pa.py_buffer(self.log.read(offset, bytes_max, below=end).buffer)
+                read = self.log.read if self.config.compact else self.log.read_dense
+                return pa.py_buffer(read(offset, bytes_max, below=end).buffer)
             return pa.py_buffer(self.ledger.readable(offset, bytes_max, below=end))
         except CorruptBatchError as error:
             self.met_damage(error)

@@ -85,10 +85,11 @@ class Scrubber:
             UnavailableError: it was closed.
         """
         offset, end = log.log_start_offset, log.log_end_offset
+        read = log.read if partition.config.compact else log.read_dense
         while offset < end and partition.log is log and not partition.closed:
             size = 0
             try:
-                found = await asyncio.to_thread(log.read, offset, STEP_BYTES, below=end)
+                found = await asyncio.to_thread(read, offset, STEP_BYTES, below=end)
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
                     raise

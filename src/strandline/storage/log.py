@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from strandline.errors import (
+    CorruptBatchError,
     DiskFullError,
     LogPoisonedError,
     OffsetOutOfRangeError,
@@ -446,6 +447,25 @@ class Log:
             return found._replace(next_offset=Offset(max(found.next_offset, offset)))
         end, following = layout.segments[-1], Offset(max(offset, min(limit, below)))
         return LogSlice(memoryview(b""), following, following, end.path, Position(end.size))
+
+    def read_dense(self, offset: int, bytes_max: int, *, below: int = OFFSET_MAX) -> LogSlice:
+        """As ``read``, where compaction has removed nothing: records that are missing are damage.
+
+        Raises:
+            OffsetOutOfRangeError, CorruptBatchError: as ``read``.
+        """
+        found = self.read(offset, bytes_max, below=below)
+        following = found.base_offset
+        if following <= offset:
+            return found
+        raise CorruptBatchError(
+            f"records {offset} to {following - 1} are missing from the files before it;"
+            f" reading can go on from offset {following}",
+            file=str(found.file),
+            position=found.position,
+            first_offset=offset,
+            next_offset=following,
+        )
 
     def _prepare_next(self, layout: _Layout, index: int, found: LogSlice) -> None:
         """Expect a sequential reader: remember its place, ask for data ahead, bound the maps."""

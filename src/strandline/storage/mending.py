@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from strandline.errors import CorruptBatchError, InvalidRecordError
-from strandline.record.batch import BatchHeader, check_batch
+from strandline.record.batch import HEADER_BYTES, BatchHeader, check_batch
 from strandline.storage.disk import Bytes
 from strandline.storage.log import Log
+from strandline.storage.scan import header_at
 from strandline.storage.segment import Hole, Segment
 from strandline.types import Offset
 
@@ -64,11 +65,20 @@ def _segment_of(log: Log, offset: Offset) -> Segment:
 
 
 def _hole_at(segment: Segment, offset: Offset) -> Hole | None:
-    """The hole that begins where the batch of ``offset`` should; None if an intact batch does."""
+    """The hole that begins where the batch of ``offset`` should; None if an intact batch does.
+
+    Raises:
+        InvalidRecordError: neither: the file was cut.
+    """
     try:
-        segment.locate(offset)
+        place = segment.locate(offset)
     except CorruptBatchError as damage:
         return segment.hole(damage.position, damage.first_offset)
+    there = None if place is None else header_at(segment.view(place.position, HEADER_BYTES), 0)
+    if there is None or there.base_offset > offset:
+        raise InvalidRecordError(
+            f"records from {offset} on are missing from {segment.path}: there is no place for them"
+        )
     return None
 
 

@@ -255,3 +255,25 @@ def test_sequential_reads_ask_ahead(tmp_path, make_batch):
     assert 4 <= len(asked) <= 12
     assert asked[0][0] > 0
     assert (0, 2 * AHEAD_BYTES) in asked
+
+
+def test_records_that_are_missing_are_damage_where_nothing_was_compacted(open_log, fill):
+    """A file that was cut between two batches, or is gone, is not passed over in silence."""
+    log = open_log(segment_bytes=1000)
+    batches = fill(log, 30)
+    seal(log, sealed=True)
+    bases = [segment.base_offset for segment in log.segments]
+    log.close()
+    cut, gone = log.segments[1].path, log.segments[3].path
+    last = len(batches[bases[2] // 2 - 1])
+    with cut.open("r+b") as file:
+        file.truncate(cut.stat().st_size - last)
+    gone.unlink()
+    log = open_log(segment_bytes=1000)
+    for first, following in ((bases[2] - 2, bases[2]), (bases[3], bases[4])):
+        assert log.read_dense(first - 2, 1).buffer == batches[first // 2 - 1]
+        assert log.read(first, 1).base_offset == following, "as if compacted"
+        with pytest.raises(CorruptBatchError, match="missing") as caught:
+            log.read_dense(first, 1)
+        assert (caught.value.first_offset, caught.value.next_offset) == (first, following)
+    assert log.read_dense(log.log_end_offset, 1).buffer == b""

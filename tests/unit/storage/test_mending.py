@@ -114,3 +114,16 @@ def test_a_failed_write_says_so(damaged_log, disk):
     disk.fail("sync")
     with pytest.raises(LogPoisonedError):
         mend(log, [batches[20]])
+
+
+def test_there_is_no_place_for_what_a_shorter_file_has_lost(damaged_log, open_log):
+    """It is said, not taken for mended."""
+    log, batches = damaged_log
+    segment = log.segments[1]
+    lost = segment.next_offset - 2
+    log.close()
+    with segment.path.open("r+b") as file:
+        file.truncate(segment.size - len(batches[lost // 2]))
+    log = open_log(segment_bytes=3000)
+    with pytest.raises(InvalidRecordError, match="there is no place for them"):
+        mend(log, [batches[lost // 2]])
