@@ -62,6 +62,11 @@ class RecordChunk:
         self.size = 0
 
     @property
+    def is_transactional(self) -> bool:
+        """Never: records that come one by one belong to no transaction."""
+        return False
+
+    @property
     def is_full(self) -> bool:
         """Whether the next record belongs into another chunk."""
         return self.size >= CHUNK_BYTES_MAX or len(self.values) >= BATCH_RECORDS_MAX
@@ -131,6 +136,11 @@ class ArrowChunk:
         return True
 
     @property
+    def is_transactional(self) -> bool:
+        """Whether it belongs to a transaction: then nobody hears of it before it is committed."""
+        return bool(self.attributes)
+
+    @property
     def count(self) -> int:
         """Records in the chunk."""
         return int(self.batch.num_rows)
@@ -166,6 +176,11 @@ class MarkerChunk:
     @property
     def is_full(self) -> bool:
         """Always: nothing else is in its batch."""
+        return True
+
+    @property
+    def is_transactional(self) -> bool:
+        """Always: it begins or ends a transaction."""
         return True
 
     @property

@@ -392,7 +392,8 @@ class ReplicaDriver:
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
         """The turn wrote a chunk: followers may have it while our own sync runs."""
-        if self.partition.config.acks_in_force == "memory" and chunk.waiting:
+        is_early = self.partition.config.acks_in_force == "memory" and not chunk.is_transactional
+        if is_early and chunk.waiting:
             self._around.answer(self.partition, chunk.waiting)
         header = header_of(batch)
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch))
@@ -406,7 +407,8 @@ class ReplicaDriver:
         if chunk.waiting:
             waiting = list(chunk.waiting)
             chunk.waiting.clear()
-            if self.partition.config.acks_in_force != "replicated":
+            acks = self.partition.config.acks_in_force
+            if acks != "replicated" and not chunk.is_transactional:
                 self._around.answer(self.partition, waiting)
             elif self._refusal in (None, Refusal.RESIGNING):
                 self._uncommitted.append((next_offset, waiting))

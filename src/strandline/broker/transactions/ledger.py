@@ -63,12 +63,10 @@ class Ledger:
         start: no batch below belongs to a transaction, as far as anybody knows.
         high_watermark: as far as it is committed.
 
-    Attributes:
-        stable_offset: where reading ends: the high watermark, or the first open transaction.
     """
 
     def __init__(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
-        self.stable_offset = high_watermark
+        self._stable_offset = high_watermark
         self.load(log, start=start, high_watermark=high_watermark)
 
     def load(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
@@ -126,7 +124,12 @@ class Ledger:
         index.next_offset = high_watermark
         index.forget_below(self._log.log_start_offset)
         # Last: who reads up to here must find what was aborted below.
-        self.stable_offset = index.stable_offset(high_watermark)
+        self._stable_offset = index.stable_offset(high_watermark)
+
+    @property
+    def stable_offset(self) -> Offset:
+        """Where reading ends: the high watermark, or the first open transaction that is kept."""
+        return max(self._stable_offset, self._log.log_start_offset)
 
     def is_beyond(self, high_watermark: Offset) -> bool:
         """Whether more was taken for committed; then the log was replaced by another one."""

@@ -189,7 +189,7 @@ class TransactionOffice(Office[Coordinator]):
             self._step(term, kind(mark.id, mark.producer, mark.place, is_begin))
 
         try:
-            is_here = self._partition(mark.place).refusal is None
+            is_here = self._partition(mark.place).absence is None
         except StrandlineError:
             is_here = True  # gone, perhaps: it is found out the same way
         if is_here:

@@ -305,3 +305,35 @@ async def keyed(ask, kit, partition, id_, rows):
     await answers.wait(1)
     assert not answers.errors
     return who
+
+
+@pytest.mark.parametrize("acks", ["memory", "disk"])
+async def test_a_transaction_is_on_disk_whatever_the_stream_promises(
+    open_broker, make_stream, tx, kit, acks, disk
+):
+    """Its markers must outlive a crash, or its end would be missing for ever."""
+    broker = await open_broker()
+    partition, ask = await make_stream(broker, acks=acks), tx.Asker(broker)
+    syncs = disk.count("sync", "journal")
+    who = await written(ask, kit, "pay", partition)
+    assert disk.count("sync", "journal") >= syncs + 4, "begin, let in, its marker, the records"
+    await ask.end("pay", who, is_commit=True)
+    assert tx.seen(partition) == ["s/0a", "s/0b"]
+
+
+async def test_a_readonly_partition_takes_the_end_of_a_transaction(partition, ask, tx, kit):
+    """Or its readers would wait until somebody lets records in again."""
+    who = await written(ask, kit, "pay", partition)
+    partition.bar(UnavailableError("readonly"))
+    await ask.end("pay", who, is_commit=True)
+    assert tx.seen(partition) == ["s/0a", "s/0b"]
+
+
+async def test_retention_may_remove_the_beginning_of_a_transaction(partition, ask, tx, kit):
+    """Reading goes on where the log begins, and the rest of an aborted one stays hidden."""
+    who = await written(ask, kit, "pay", partition, values=["a", "b"])
+    partition.log.truncate_before(partition.high_watermark)
+    assert partition.stable_offset == partition.log_start_offset
+    assert tx.seen(partition) == []
+    await ask.end("pay", who, is_commit=False)
+    assert partition.stable_offset == partition.high_watermark
