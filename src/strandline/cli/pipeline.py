@@ -51,7 +51,8 @@ def run(
     from strandline.spark.session import spark_session
 
     config = decode_pipeline(_read_yaml(file))
-    spark = spark_session(master, app_name=file.stem, settings=_settings(conf or []))
+    settings = _settings(conf or [])
+    spark = spark_session(master, app_name=file.stem, settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
     try:
         run_pipeline(spark, config, report=print_json if output is OutputFormat.json else _print)

@@ -8,6 +8,7 @@ same. Must not know Spark.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strandline.client.transaction import Stage
 from strandline.spark.connection import with_retries
 from strandline.spark.rows import Fingerprint
 
@@ -21,6 +22,27 @@ class Part:
     ref: str
     """Empty if the batch is published already."""
     fingerprint: Fingerprint
+
+
+def begin_stage(
+    server: str, batch: tuple[str, int], *, timeout_ms: int, stage_timeout_ms: int
+) -> Stage:
+    """Begin to stage rows; a context, whose end discards what was not finished.
+
+    Args:
+        server: a broker.
+        batch: transaction id and number.
+        timeout_ms: how long a broker may stay away before this is an error.
+        stage_timeout_ms: how long what is staged waits to be published.
+
+    Raises:
+        StrandlineError: no broker in time, or a later batch is published.
+    """
+    return with_retries(
+        server,
+        lambda client: client.stage(*batch, timeout_s=stage_timeout_ms / 1000),
+        timeout_ms=timeout_ms,
+    )
 
 
 def publish(server: str, parts: Sequence[Part], *, timeout_ms: int) -> None:

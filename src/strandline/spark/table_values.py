@@ -15,14 +15,14 @@ from pyspark.sql.types import StructType
 
 from strandline.client.transaction import Stage
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.connection import client_of
 from strandline.spark.decode import record_columns, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 from strandline.spark.options import TableOptions
-from strandline.spark.publication import Part
+from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
 
-_STAGE_TIMEOUT_S = 3600.0
+_RETRY_TIMEOUT_MS = 120_000
+_STAGE_TIMEOUT_MS = 3_600_000
 
 
 def value_schema(options: TableOptions) -> pa.Schema | None:
@@ -104,8 +104,12 @@ class Decoding:
             )
         if self._stage is None:
             assert self._options.server is not None
-            client = client_of(self._options.server)
-            self._stage = client.stage(self._txn_id, self._batch, timeout_s=_STAGE_TIMEOUT_S)
+            self._stage = begin_stage(
+                self._options.server,
+                (self._txn_id, self._batch),
+                timeout_ms=_RETRY_TIMEOUT_MS,
+                stage_timeout_ms=_STAGE_TIMEOUT_MS,
+            )
         letters = _letters(batch, bad, stream=self._options.stream or "")
         self._letters += Fingerprint.of(letters)
         self._stage.append_batch(self._options.dead_letters, letters)

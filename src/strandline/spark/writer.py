@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from strandline.errors import InvalidRequestError
 from strandline.spark.connection import client_of
 from strandline.spark.options import WriteOptions
-from strandline.spark.publication import Part, publish
+from strandline.spark.publication import Part, begin_stage, publish
 from strandline.spark.rows import Fingerprint, Routes, check_columns
 
 
@@ -66,8 +66,12 @@ class _Appender:
     def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
         """Stage every row under the batch of a transaction."""
         fingerprint = Fingerprint()
-        client = client_of(self.options.server)
-        with client.stage(txn_id, batch, timeout_s=self.options.stage_timeout_ms / 1000) as stage:
+        with begin_stage(
+            self.options.server,
+            (txn_id, batch),
+            timeout_ms=self.options.retry_timeout_ms,
+            stage_timeout_ms=self.options.stage_timeout_ms,
+        ) as stage:
             for each in batches:
                 fingerprint += Fingerprint.of(each)
                 for piece in self.routes.pieces(each):

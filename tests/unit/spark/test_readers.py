@@ -113,6 +113,25 @@ def test_available_now_stops_at_what_was_there(broker):
     assert broker.waits == []
 
 
+def test_a_slow_stream_gathers_records(broker, monkeypatch):
+    """Until enough bytes wait, or the delay is over, no batch is made; availableNow never waits."""
+    now = [100.0]
+    monkeypatch.setattr(stream_reader.time, "monotonic", lambda: now[0])
+    slow = reader(minBytesPerTrigger="2000", maxTriggerDelayMs="60000", longPollMs="0")
+    start = encoded(0, 0)
+    assert slow.latestOffset(start, ReadAllAvailable()) == start
+    now[0] += 59
+    assert slow.latestOffset(start, ReadAllAvailable()) == start
+    now[0] += 1
+    assert slow.latestOffset(start, ReadAllAvailable()) == encoded(100, 50)
+    assert slow.latestOffset(start, ReadAllAvailable()) == start, "a new wait begins"
+    broker.extents[0] = (0, 150)
+    assert slow.latestOffset(start, ReadAllAvailable()) == encoded(150, 50)
+    run = reader(minBytesPerTrigger="1000000", longPollMs="0")
+    run.prepareForTriggerAvailableNow()
+    assert run.latestOffset(start, ReadAllAvailable()) == encoded(150, 50)
+
+
 def test_a_running_query_waits_for_records(broker):
     """Each question for the end waits on the broker first, unless longPollMs is 0."""
     reader().latestOffset(encoded(100, 50), ReadAllAvailable())

@@ -35,7 +35,7 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
         spark,
         config,
         config.stream,
-        startingOffsets=position or config.starting_offsets,
+        startingOffsets=position,
         maxRecordsPerTrigger=config.batch_records_max,
     )
     rows = with_source(records, config.stream)

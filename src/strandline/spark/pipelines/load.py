@@ -43,7 +43,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         spark,
         config,
         stream,
-        startingOffsets=_start_offsets(state) or config.starting_offsets,
+        startingOffsets=_start_offsets(state),
         maxBytesPerTrigger=config.batch_bytes_max,
         minBytesPerTrigger=config.batch_bytes_min,
         maxTriggerDelayMs=config.batch_delay_ms_max,

@@ -26,8 +26,8 @@ Report = Callable[[Mapping[str, Any]], None]
 
 def read_stream(spark: SparkSession, config: Common, stream: str, **options: Any) -> DataFrame:
     """The records of a stream, as they come; options that are None are left out."""
-    given = {"startingOffsets": config.starting_offsets} | options
-    chosen = {name: str(value) for name, value in given.items() if value is not None}
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    chosen = {"startingOffsets": config.starting_offsets} | given
     reader = spark.readStream.format("strandline")
     return reader.options(server=config.server, stream=stream, **chosen).load()
 
