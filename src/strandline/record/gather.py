@@ -33,7 +33,10 @@ def single_subject(name: bytes) -> pa.Array:
     Raises:
         CorruptBatchError: it is not UTF-8.
     """
-    return pa.array([subject_text(name)], pa.string())
+    subject_text(name)
+    # Not pa.array: from Python objects it imports pandas first, if it is there, for seconds.
+    ends = pa.py_buffer(struct.pack("<ii", 0, len(name)))
+    return pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(name)])
 
 
 def subject_text(name: bytes) -> str:

@@ -7,6 +7,7 @@ Must not know what a client is sent.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
@@ -116,8 +117,10 @@ class Reader:
 
 def cut(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
     """The rows with offsets from ``start`` to ``stop``."""
-    offsets = batch.column(0).to_numpy()
-    if offsets[0] >= start and offsets[-1] < stop:
+    # Not by numpy: pyarrow imports pandas first, if it is there, which takes seconds.
+    column = batch.column(0)
+    if column[0].as_py() >= start and column[-1].as_py() < stop:
         return batch
-    first, last = offsets.searchsorted(start), offsets.searchsorted(stop)
-    return batch.slice(int(first), max(0, int(last - first)))
+    offsets = column.to_pylist()
+    first, last = bisect_left(offsets, start), bisect_left(offsets, stop)
+    return batch.slice(first, max(0, last - first))
