@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from strandline.broker.admission import Admission
 from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.cluster.identity import load_identity
@@ -22,7 +23,7 @@ from strandline.broker.groups.office import GroupOffice
 from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
-from strandline.broker.partition import Admission, Partition
+from strandline.broker.partition import Partition
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream, state_error
 from strandline.broker.syncer import Syncer

@@ -13,11 +13,11 @@ Threads: everything runs on the loop's thread, except ``read``, ``wait_beyond``,
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from strandline.broker.admission import Admission, Waiter
 from strandline.broker.dedup import DedupWindow, load_window
 from strandline.broker.pending import (
     ArrowChunk,
@@ -31,8 +31,7 @@ from strandline.broker.producer_state import Producers, load_producers, note_bat
 from strandline.broker.responder import Responder
 from strandline.broker.seat import Seat
 from strandline.broker.transactions.ledger import Ledger, marker_attributes
-from strandline.clock import Clock
-from strandline.config import Acks, LimitsConfig, StreamConfig
+from strandline.config import Acks, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -59,30 +58,6 @@ from strandline.types import (
 
 RECORD_OVERHEAD_BYTES = 32
 """Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
-
-
-class Admission:
-    """What all partitions of a broker share with its turn."""
-
-    def __init__(self, limits: LimitsConfig, *, clock: Clock, wake: Callable[[], None]) -> None:
-        self.limits = limits
-        self.clock = clock
-        self.wake = wake
-        self.refusal: StrandlineError | None = None
-        self.pending_bytes = 0
-        self.duplicates = 0
-        self.now_ns = TimestampNs(0)
-        self.dirty: list[Partition] = []
-        self.on_damage: Callable[[Partition, CorruptBatchError], None] = _unheard
-        """Told, on any thread, what readers met."""
-
-
-class Waiter(Protocol):
-    """Whom to tell that there may be more to read; a ``threading.Event`` or an asyncio one."""
-
-    def set(self) -> None:
-        """There may be, or there will be none any more."""
-        ...
 
 
 class Partition:
@@ -686,10 +661,6 @@ class Partition:
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""
         return min(self.log.offset_for_timestamp(timestamp_ns), self.stable_offset)
-
-
-def _unheard(_: Partition, error: CorruptBatchError) -> None:
-    """Nobody listens: the reader alone is told."""
 
 
 def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:

@@ -15,7 +15,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from strandline.broker.partition import Admission, Partition
+from strandline.broker.admission import Admission
+from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting, reject_waiting
 from strandline.broker.raw_writes import RawWrite, RawWrites
 from strandline.broker.syncer import Syncer

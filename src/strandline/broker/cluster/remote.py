@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import NoReturn
 
-from strandline.broker.partition import Admission, Partition
+from strandline.broker.admission import Admission
+from strandline.broker.partition import Partition
 from strandline.config import StreamConfig
 from strandline.errors import NotLeaderError
 from strandline.storage.log import Log
