@@ -23,8 +23,11 @@ EXAMPLES ?= 1000
 RUNS ?= 30
 SEEDS ?= 200
 SECONDS ?= 30
+KILLS ?= 20
+KILL_SEED ?= $(SEED)
 
 .PHONY: help demo test check bench sim sim-mutants fuzz chaos crash-pipelines docs setup format
+.PHONY: kill-transactions
 .PHONY: clean
 
 help: ## List these targets
@@ -60,6 +63,10 @@ fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n AR
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
+
+kill-transactions: $(READY) ## Kill brokers -9 at random under transactions (KILLS=n KILL_SEED=n)
+	@KILLS=$(KILLS) KILL_SEED=$(KILL_SEED) $(BIN)/python -m pytest -q -s \
+		tests/integration/test_transactions_kill.py
 
 crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge the output (RUNS=n SEED=n)
 	@$(BIN)/python tests/spark/crash_pipelines.py --runs $(RUNS) --seed $(SEED) \
