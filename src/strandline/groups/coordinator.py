@@ -223,7 +223,8 @@ class GroupCoordinator:
             )
         elif request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
             raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
-        committed = {request.member: request.number} if request.number else {}
+        is_numbered = bool(request.member and request.number)
+        committed = {request.member: request.number} if is_numbered else {}
         self._store(Entry(group=request.group, positions=request.positions, committed=committed))
 
     def _check_committer(self, group: Group, request: ev.Commit) -> None:

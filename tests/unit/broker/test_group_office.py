@@ -60,8 +60,9 @@ async def test_a_restart_keeps_members_and_positions(open_broker, make_stream, k
 
 async def test_cursors_need_no_member(broker):
     """Who is no member commits for a group that has none; deleting forgets it."""
-    await broker.groups.commit("cursor", {"anything": {0: 3}})
-    await broker.groups.commit("cursor", {"anything": {0: 1, 4: 9}})
+    await broker.groups.commit("cursor", {"anything": {0: 3}}, number=1)
+    await broker.groups.commit("cursor", {"anything": {0: 1, 4: 9}}, number=1)
+    assert (await broker.groups.describe("cursor")).committed == {}, "nobody numbered them"
     assert await broker.groups.positions("cursor") == {"anything": {0: 1, 4: 9}}
     await broker.groups.delete("cursor")
     assert await broker.groups.positions("cursor") == {}

@@ -148,7 +148,7 @@ class GroupOffice(Office[GroupCoordinator]):
                 return None
             copy = Group()
             copy.epoch, copy.members = known.epoch, dict(known.members)
-            copy.positions = _copy(known)
+            copy.positions, copy.committed = _copy(known), dict(known.committed)
             return copy
 
         found: Group | None = await self._read(question)

@@ -30,8 +30,8 @@ class DescribeCalls:
     async def metadata(self, request: pb.FetchMetadataRequest, _: Call) -> pb.FetchMetadataResponse:
         """Brokers, streams (none named: all) and the groups named."""
         host = self._host
-        names = list(request.streams) or [stream.name for stream in host.broker.streams()]
-        streams = [(name, host.stream(name)) for name in names]
+        shown = [each.name for each in host.broker.streams() if host.stream(each.name) is not None]
+        streams = [(name, host.stream(name)) for name in list(request.streams) or shown]
         return pb.FetchMetadataResponse(
             brokers=self._brokers(),
             streamMetadata=[self._stream(name, stream) for name, stream in streams],

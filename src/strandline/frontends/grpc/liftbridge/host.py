@@ -6,6 +6,7 @@ from typing import Final
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
+from strandline.broker.internal import is_internal
 from strandline.broker.partition import Partition
 from strandline.broker.routing import PartitionPort
 from strandline.broker.stream import Stream
@@ -56,7 +57,9 @@ class Host:
         return host, self.port
 
     def stream(self, name: str) -> Stream | None:
-        """A stream, if there is one of the name."""
+        """A stream, if there is one of the name; those of other parts of the broker are hidden."""
+        if is_internal(name) and name not in RESERVED:
+            return None
         try:
             return self.broker.stream(name)
         except UnknownStreamError:

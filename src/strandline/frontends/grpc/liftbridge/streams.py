@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import msgspec.structs
 
+from strandline.broker.internal import is_internal
 from strandline.config import GrpcStreamsConfig, StreamConfig
 from strandline.errors import (
     InvalidRequestError,
@@ -19,7 +20,7 @@ from strandline.errors import (
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
-from strandline.frontends.grpc.liftbridge.host import RESERVED, Host
+from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.commands import SetReadonly
 
@@ -84,7 +85,7 @@ def _check_request(request: pb.CreateStreamRequest) -> None:
     subject = request.subject
     if not subject or any(c in subject for c in " \t\r\n") or "" in subject.split("."):
         raise RpcError(Status.INVALID_ARGUMENT, "Subject is invalid")
-    if request.name in RESERVED:
+    if is_internal(request.name):
         raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
     if request.partitions < 0:
         raise RpcError(Status.INVALID_ARGUMENT, "no partitions provided")
@@ -125,7 +126,7 @@ class StreamCalls:
 
     async def delete(self, request: pb.DeleteStreamRequest, _: Call) -> pb.DeleteStreamResponse:
         """Remove a stream and its records."""
-        if request.name in RESERVED:
+        if is_internal(request.name):
             raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
         try:
             await self._host.broker.delete_stream(request.name)
@@ -163,7 +164,7 @@ class StreamCalls:
         if stream is None:
             text = "stream does not exist" if partitions else "stream not found"
             raise RpcError(Status.NOT_FOUND, text)
-        if name in RESERVED:
+        if is_internal(name):
             raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
         if any(not 0 <= number < len(stream.partitions) for number in partitions):
             raise RpcError(Status.NOT_FOUND, "partition does not exist")
