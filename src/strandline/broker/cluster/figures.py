@@ -7,9 +7,10 @@ from collections import defaultdict
 
 from strandline.broker.cluster.membership import Membership
 from strandline.broker.cluster.replicas import Replicas
-from strandline.metadata.image import MetadataImage
+from strandline.metadata.image import MetadataImage, PartitionImage
 from strandline.replication.effects import Refusal
 from strandline.telemetry import Telemetry
+from strandline.types import BrokerId
 
 
 def refresh(telemetry: Telemetry, membership: Membership) -> None:
@@ -34,30 +35,35 @@ def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
     led = under_replicated = under_min_isr = 0
     records: dict[str, int] = defaultdict(int)
     size: dict[str, int] = defaultdict(int)
-    for driver in replicas.drivers.values():
-        leader = driver.replica.leader
-        if leader is None:
+    for log_id, driver in replicas.drivers.items():
+        leader, given = driver.replica.leader, replicas.given(log_id)
+        if leader is None or given is None:
             continue
         led += 1
-        under_replicated += len(leader.isr.members) < len(leader.followers) + 1
+        under_replicated += bool(behind(given))
         under_min_isr += leader.refusal is Refusal.NOT_ENOUGH_REPLICAS
         for broker, progress in leader.followers.items():
-            behind = leader.log.log_end_offset - progress.durable_offset
-            records[str(broker)] += behind
-            size[str(broker)] += driver.log.bytes_from(progress.durable_offset) if behind else 0
+            lag = leader.log.log_end_offset - progress.durable_offset
+            records[str(broker)] += lag
+            size[str(broker)] += driver.log.bytes_from(progress.durable_offset) if lag else 0
     telemetry.led_partitions = led
     telemetry.under_replicated_partitions = under_replicated
     telemetry.under_min_isr_partitions = under_min_isr
     telemetry.replica_lag_records, telemetry.replica_lag_bytes = records, size
 
 
+def behind(partition: PartitionImage) -> set[BrokerId]:
+    """Who should be in sync and is not; those that a move brings in take the time they take."""
+    return set(partition.replicas) - set(partition.adding) - set(partition.isr)
+
+
 def why_behind(replicas: Replicas) -> str:
     """Why this broker does not do its part yet; empty: it does."""
-    me, behind, to_lead = replicas.me, 0, 0
+    me, late, to_lead = replicas.me, 0, 0
     for log_id, driver in replicas.drivers.items():
         given = replicas.given(log_id)
-        behind += given is None or me not in given.isr
+        late += given is None or me in behind(given)
         to_lead += given is not None and given.leader == me and driver.replica.leader is None
-    if behind:
-        return f"{behind} of {len(replicas.drivers)} copies here are not in sync yet"
+    if late:
+        return f"{late} of {len(replicas.drivers)} copies here are not in sync yet"
     return f"{to_lead} leaderships here have not begun yet" if to_lead else ""

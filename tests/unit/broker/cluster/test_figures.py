@@ -1,6 +1,7 @@
 """What a cluster's brokers show: copies that are behind, leaders, elections, and why not ready."""
 
 from strandline.broker.cluster import figures
+from strandline.metadata.image import PartitionImage
 
 
 async def figures_of(cluster, number):
@@ -81,3 +82,9 @@ async def test_a_broker_is_ready_once_its_copies_are_in_sync(cluster, kit):
         assert figures.why_behind(replicas) == "1 of 1 copies here are not in sync yet"
     await kit.until(lambda: not broker.why_not_ready, seconds=20)
     assert lost in replicas.given(cluster.partition(lost).log_id).isr
+
+
+def test_copies_that_a_move_brings_in_are_not_behind():
+    """A broker that is given more copies stays ready, and nothing counts as under-replicated."""
+    partition = PartitionImage(log_id=1, replicas=(1, 2, 3, 4), isr=(1, 2), adding=(4,))
+    assert figures.behind(partition) == {3}
