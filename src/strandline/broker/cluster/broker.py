@@ -500,14 +500,12 @@ class ClusterBroker(Broker):
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
             OffsetOutOfRangeError: beyond the high watermark.
-            NotLeaderError: this broker does not know whether these records are committed.
+            NotLeaderError: another broker leads it, and knows what is committed.
             UnavailableError: the cluster cannot decide it now.
         """
         self._check_member()
         target = self.stream(name).partition(partition)
-        if not 0 <= offset <= target.high_watermark:
-            self.log_starts.refuse(target, offset)
-        await self.operations.move_log_starts({target.name: offset})
+        await self.log_starts.truncate(target, offset)
         await self._until(lambda: target.log_start_offset >= offset)
         return target.log_start_offset
 

@@ -1,24 +1,26 @@
 """Where logs start, the same for all copies of a partition: decided by metadata, followed here.
 
 Rules: a copy lets go of records when the image says so, never by itself, so that readers find the
-same at every replica, and at the next leader. The leader's copy decides what retention takes; what
-is deleted is committed, and a copy that does not know that yet waits. One that is behind what is
-left starts anew at the leader's log start (``replication``).
+same at every replica, and at the next leader. What is deleted is committed, and only the leader
+surely knows what is: it decides, on the partition as it was told of it, so that nothing is decided
+about a stream made anew or a leader elected since. A copy that has not come so far waits; one that
+is behind what is left starts anew at the leader's log start (``replication``).
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import NoReturn
 
 from strandline.broker.cleaner import counted_removal
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.replicas import Replicas
 from strandline.broker.partition import Partition
 from strandline.errors import OffsetOutOfRangeError, StrandlineError
+from strandline.metadata.commands import LogStart, MoveLogStarts
+from strandline.metadata.election import at
 from strandline.metadata.image import MetadataImage
 from strandline.telemetry import Telemetry
-from strandline.types import Offset
+from strandline.types import LogId, Offset
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class LogStarts:
         self._replicas = replicas
         self._operations = operations
         self._telemetry = telemetry
-        self._wanted: dict[Partition, Offset] = {}
+        self._wanted: dict[LogId, LogStart] = {}
         self._is_wanted = asyncio.Event()
 
     def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
@@ -63,7 +65,7 @@ class LogStarts:
     def expired(self, partition: Partition, start: Offset) -> None:
         """Retention gives up what is before ``start``; the leader's word counts."""
         if self._leads(partition):
-            self._wanted[partition] = start
+            self._wanted[partition.log_id] = self._change(partition, start)
             self._is_wanted.set()
 
     async def run(self) -> None:
@@ -73,26 +75,42 @@ class LogStarts:
             self._is_wanted.clear()
             wanted, self._wanted = self._wanted, {}
             try:
-                await self._operations.move_log_starts(
-                    {partition.name: start for partition, start in wanted.items()}
-                )
-            except StrandlineError as error:  # the next round of the cleaner asks again
+                # What is refused was overtaken by others; the next round of the cleaner sees to it.
+                await self._operations.outcome(MoveLogStarts(tuple(wanted.values())))
+            except StrandlineError as error:
                 logger.warning("retention could not be decided, will try again: %s", error)
 
-    def refuse(self, partition: Partition, offset: Offset) -> NoReturn:
-        """Say why records up to an offset cannot be deleted here.
+    async def truncate(self, partition: Partition, offset: Offset) -> None:
+        """Let all copies delete the records before an offset.
 
         Raises:
-            OffsetOutOfRangeError: beyond what is committed.
-            NotLeaderError: the leader knows whether it is.
+            NotLeaderError: the leader knows whether they are committed; it is named.
+            OffsetOutOfRangeError: they are not.
+            UnavailableError: the cluster cannot decide it now.
         """
-        if offset >= 0 and not self._leads(partition):
-            raise self._replicas.not_leader(partition)
-        raise OffsetOutOfRangeError(
-            f"cannot truncate {partition.name} before {offset}: its high watermark is "
-            f"{partition.high_watermark}"
-        )
+
+        def decision() -> MoveLogStarts | None:
+            if not self._leads(partition):
+                raise self._replicas.not_leader(partition)
+            if not 0 <= offset <= partition.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"cannot truncate {partition.name} before {offset}: its high watermark is "
+                    f"{partition.high_watermark}"
+                )
+            is_done = offset <= partition.log_start_offset
+            return None if is_done else MoveLogStarts((self._change(partition, offset),))
+
+        await self._operations.decide(decision)
 
     def _leads(self, partition: Partition) -> bool:
+        """Whether this broker leads the partition, and metadata has nothing newer to say of it."""
         driver = self._replicas.drivers.get(partition.log_id)
-        return driver is not None and driver.replica.leader is not None
+        given = self._replicas.given(partition.log_id)
+        if driver is None or given is None or driver.replica.leader is None:
+            return False
+        return given.leader_epoch == driver.replica.epoch
+
+    def _change(self, partition: Partition, offset: Offset) -> LogStart:
+        given = self._replicas.given(partition.log_id)
+        assert given is not None, "it is led here"
+        return LogStart(at(partition.name, given), offset)

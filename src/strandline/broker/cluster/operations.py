@@ -7,7 +7,7 @@ on an image that has changed meanwhile is decided anew. Must not know who asks.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from strandline.broker.cluster.membership import Membership
 from strandline.errors import InvalidRequestError, NotLeaderError, UnavailableError
@@ -20,9 +20,7 @@ from strandline.metadata.commands import (
     ElectLeader,
     ForgetDirectory,
     LeaderChange,
-    LogStart,
     Move,
-    MoveLogStarts,
     ReassignReplicas,
     RemoveBroker,
     Replicas,
@@ -31,7 +29,7 @@ from strandline.metadata.election import at
 from strandline.metadata.image import MetadataImage, PartitionImage
 from strandline.metadata.outcome import Outcome
 from strandline.metadata.placement import Loads, place, rotated, spread_plan, well_placed
-from strandline.types import BrokerId, Offset, PartitionName
+from strandline.types import BrokerId, PartitionName
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +121,7 @@ class Operations:
         return await self._begin_moves(lambda: spread_plan(self._image, moves_max=SPREAD_MOVES_MAX))
 
     async def _begin_moves(self, plan: Callable[[], tuple[Move, ...]]) -> int:
-        command = await self._decide(lambda: ReassignReplicas(found) if (found := plan()) else None)
+        command = await self.decide(lambda: ReassignReplicas(found) if (found := plan()) else None)
         return len(command.moves) if isinstance(command, ReassignReplicas) else 0
 
     async def elect(self, name: PartitionName, leader: BrokerId, *, is_unclean: bool) -> None:
@@ -164,8 +162,8 @@ class Operations:
                 leader,
                 name,
             )
-        await self._decide(elect)
-        await self._decide(prefer)
+        await self.decide(elect)
+        await self.decide(prefer)
 
     async def add_partitions(self, stream: str, count: int) -> None:
         """Give a stream more partitions, placed as those of a new stream.
@@ -177,25 +175,9 @@ class Operations:
         assignment = place(self._image, partitions=count, replicas=found.config.replicas)
         await self._propose(AddPartitions(stream, count, assignment))
 
-    async def move_log_starts(self, starts: Mapping[PartitionName, Offset]) -> None:
-        """Delete the records before offsets that are committed, on every replica.
-
-        Partitions that are gone are passed over.
-        """
-
-        def move() -> MoveLogStarts | None:
-            changes = tuple(
-                LogStart(at(name, partition), starts[name])
-                for name, partition in self._image.partitions()
-                if starts.get(name, 0) > partition.log_start_offset
-            )
-            return MoveLogStarts(changes) if changes else None
-
-        await self._decide(move)
-
     # Deciding
 
-    async def _decide(self, decision: Callable[[], Command | None]) -> Command | None:
+    async def decide(self, decision: Callable[[], Command | None]) -> Command | None:
         """Propose what is decided on the newest image known here, again if that was not the newest.
 
         Returns:
@@ -209,17 +191,22 @@ class Operations:
             command = decision()
             if command is None:
                 return None
-            outcome = await self._outcome(command)
+            outcome = await self.outcome(command)
             if not _is_stale(outcome):
                 return command
             await asyncio.sleep(RETRY_S)
         raise UnavailableError("the partition is changed by others all the time; retry")
 
     async def _propose(self, command: Command) -> None:
-        outcome = await self._outcome(command)
+        outcome = await self.outcome(command)
         outcome.raise_if_refused()
 
-    async def _outcome(self, command: Command) -> Outcome:
+    async def outcome(self, command: Command) -> Outcome:
+        """What became of a command.
+
+        Raises:
+            UnavailableError: the cluster cannot decide it now.
+        """
         membership = self._membership
         if not membership.is_registered:
             raise NotLeaderError("this broker has not joined the cluster yet; retry at another")
