@@ -29,6 +29,7 @@ KILL_SEED ?= $(SEED)
 .PHONY: help demo test check bench sim sim-mutants fuzz chaos crash-pipelines docs setup format
 .PHONY: kill-transactions
 .PHONY: clean
+.PHONY: bench-cluster
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +50,11 @@ check: $(READY) ## Lint, format, types, layers; under a minute
 
 bench: $(READY) ## Run the benchmarks briefly; results go to benchmarks/results (ARGS=--help)
 	@$(BIN)/python benchmarks/run_all.py $(ARGS)
+
+bench-cluster: $(READY) ## Three brokers beside JetStream R3, then 50 kills of the leader; 30 minutes
+	@$(BIN)/python -m benchmarks.cluster $(ARGS)
+	@$(BIN)/python -m benchmarks.cluster --connections 1 --appenders 1 --label lone $(ARGS)
+	@$(BIN)/python -m benchmarks.failover --kills 50
 
 sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repeats exactly
 	@$(BIN)/python -m strandline.testing.sim histories --seeds $(SEEDS)

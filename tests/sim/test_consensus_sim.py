@@ -4,7 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from strandline.testing.sim.consensus import Group
+from strandline.testing.sim.consensus_aims import AIMS, Figure8, TwoChanges, group
+from strandline.testing.sim.consensus_bugs import CONSENSUS_BUGS
+from strandline.testing.sim.world import ViolationError
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "150"))
 
@@ -35,3 +40,36 @@ def test_a_seed_replays_exactly_under_any_hash_seed():
         prints.add(done.stdout)
     assert len(prints) == 1
     assert Group(8).run().fingerprint not in next(iter(prints))
+
+
+@pytest.mark.parametrize("aim", AIMS)
+def test_aimed_histories_keep_every_promise(aim):
+    """What chance alone seldom makes, right code survives."""
+    for seed in range(5):
+        assert aim(seed).run().counts["partitions"] > 1
+
+
+def run_all(aim, *, seeds):
+    """Histories of an aim, until one breaks a promise."""
+    for seed in range(seeds):
+        aim(seed).run()
+
+
+def test_some_seeds_aim():
+    """Every fourth, at each aim in turn; the others are as they were."""
+    kinds = [type(group(seed)) for seed in range(8)]
+    assert kinds == [Group, Group, Group, AIMS[0], Group, Group, Group, AIMS[1]]
+
+
+@pytest.mark.parametrize(
+    ("aim", "name"),
+    [
+        (Figure8, "entries of older terms are committed by counting (paper, figure 8)"),
+        (TwoChanges, "a second membership change before the first is committed"),
+    ],
+)
+def test_an_aim_meets_what_it_aims_at(aim, name):
+    """The mistake breaks a promise in some of its histories, soon."""
+    [bug] = [bug for bug in CONSENSUS_BUGS if bug.name == name]
+    with bug.planted(), pytest.raises(ViolationError, match="two values"):
+        run_all(aim, seeds=200)

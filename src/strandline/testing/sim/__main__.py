@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from strandline.testing.sim import consensus, metadata, replication, transactions
+from strandline.testing.sim import consensus_aims, metadata, replication, transactions
 from strandline.testing.sim.bugs import SeededBug
 from strandline.testing.sim.consensus_bugs import CONSENSUS_BUGS
 from strandline.testing.sim.metadata_bugs import METADATA_BUGS
@@ -50,7 +50,7 @@ class Simulation(NamedTuple):
 
 
 SIMULATIONS: Final = {
-    "consensus": Simulation(consensus.run, CONSENSUS_BUGS),
+    "consensus": Simulation(consensus_aims.run, CONSENSUS_BUGS),
     "metadata": Simulation(metadata.run, METADATA_BUGS),
     "replication": Simulation(replication.run, REPLICATION_BUGS),
     "transactions": Simulation(transactions.run, TRANSACTION_BUGS),

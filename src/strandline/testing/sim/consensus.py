@@ -237,6 +237,7 @@ class Member:
         self.applied = entry.index
         self.chain = crc32(entry.data, self.chain)
         checker.applied(entry, self.chain)
+        self.group.applied(self, entry)
         command = self.proposed.pop((entry.index, entry.term), None)
         if command is not None:
             if command != entry.data:
@@ -313,11 +314,19 @@ class Group:
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
-        rng = self.world.rng
-        voters = rng.choice((1, 2, 3, 3, 4, 5))
-        self.changes_members = rng.random() < 0.5
+        voters = self.choose()
         spares = 2 if self.changes_members else 0
         self.ids = tuple(BrokerId(number) for number in range(1, voters + spares + 1))
+        members = Members(voters=self.ids[:voters])
+        self.checker = ConsensusChecker(self.world, members)
+        self.members = {me: Member(self, me, members) for me in self.ids}
+        self.commands = 0
+
+    def choose(self) -> int:
+        """Choose how everything behaves, and how many voters there are at first."""
+        rng = self.world.rng
+        voters: int = rng.choice((1, 2, 3, 3, 4, 5))
+        self.changes_members = rng.random() < 0.5
         self.sync_ms: Sequence[float] = rng.choice(
             ((0.1,), (0.1, 1, 5, 20), (5, 20, 60), (1, 1, 1, 200))
         )
@@ -332,10 +341,7 @@ class Group:
             delay_ms_max=rng.choice((2, 10, 30)),
             straggler=rng.choice((0.03, 0.15)),
         )
-        members = Members(voters=self.ids[:voters])
-        self.checker = ConsensusChecker(self.world, members)
-        self.members = {me: Member(self, me, members) for me in self.ids}
-        self.commands = 0
+        return voters
 
     def run(self) -> World:
         """Faults, then healing, then judgement.
@@ -393,8 +399,12 @@ class Group:
         if rng.random() < 0.3:
             self.ask(member)
         elif not member.pause_ms:
-            self.commands += 1
-            member.propose(b"c%d" % self.commands)
+            self.command(member)
+
+    def command(self, member: Member) -> None:
+        """A client's command."""
+        self.commands += 1
+        member.propose(b"c%d" % self.commands)
 
     def ask(self, member: Member) -> None:
         """A client's read."""
@@ -409,8 +419,7 @@ class Group:
         if self.is_over:
             return
         if rng.random() < 0.3:  # somebody was waiting for a leader
-            self.commands += 1
-            member.propose(b"c%d" % self.commands)
+            self.command(member)
         if rng.random() < (0.6 if self.is_stormy else 0.1):
             self.world.after(rng.uniform(0, 80 if self.is_stormy else 10), self.kill, member)
         if self.changes_members and rng.random() < 0.6:
@@ -418,6 +427,9 @@ class Group:
                 self.world.after(0, self.change_members, member)
             if rng.random() < 0.6:
                 self.world.after(rng.uniform(0, 15), self.isolate, member)
+
+    def applied(self, member: Member, entry: Entry) -> None:
+        """A member has applied an entry; nothing comes of it here."""
 
     def isolate(self, member: Member) -> None:
         """Cut a member off, with at most half of the others."""
@@ -492,13 +504,3 @@ class Group:
         member.crash()
         down_ms_max = 80 if self.is_stormy else 400
         self.world.after(self.world.rng.uniform(5, down_ms_max), self.restart, member)
-
-
-def run(seed: int) -> World:
-    """One history of a group.
-
-    Raises:
-        ViolationError: a promise was broken.
-        AssertionError: an invariant of the core was.
-    """
-    return Group(seed).run()

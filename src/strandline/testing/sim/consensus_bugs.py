@@ -17,12 +17,6 @@ CONSENSUS_BUGS: Final = (
         "self._early.append",
     ),
     Rewrite(
-        "the sole voter leads before its term is on disk",
-        _STATE + "send",
-        "early and self.hard == self._saved_hard",
-        "early",
-    ),
-    Rewrite(
         "term and vote are not kept",
         _STATE + "take_ready",
         "hard_state=self.hard if self.hard != self._saved_hard else None",
