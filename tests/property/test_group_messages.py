@@ -1,0 +1,90 @@
+"""What is read from the log of groups, and from clients of groups: any bytes, and every value."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.errors import InvalidRecordError, InvalidRequestError
+from strandline.groups.state import Entry, Member, decode_entry, encode_entry
+from strandline.protocol import groups as wire
+from strandline.protocol.wire import decode, encode
+from strandline.types import PartitionName
+
+names = st.text(min_size=1, max_size=20)
+numbers = st.integers(0, 1 << 40)
+partitions = st.frozensets(st.builds(PartitionName, names, st.integers(0, 9999)), max_size=5)
+positions = st.dictionaries(names, st.dictionaries(st.integers(0, 9999), numbers), max_size=3)
+members = st.builds(
+    Member,
+    id=names,
+    instance=st.text(max_size=5),
+    streams=st.lists(names, max_size=3).map(tuple),
+    session_ms=numbers,
+    epoch=numbers,
+    assigned=partitions,
+    revoking=partitions,
+)
+entries = st.builds(
+    Entry,
+    group=names,
+    epoch=numbers,
+    members=st.lists(members, max_size=3).map(tuple),
+    gone=st.lists(names, max_size=3).map(tuple),
+    positions=positions,
+    committed=st.dictionaries(names, numbers, max_size=3),
+    is_deleted=st.booleans(),
+)
+MESSAGES = (
+    wire.JoinGroup,
+    wire.GroupHeartbeat,
+    wire.LeaveGroup,
+    wire.CommitPositions,
+    wire.GroupRef,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@given(entries)
+def test_an_entry_is_read_as_it_was_written(entry):
+    """Every entry survives the log."""
+    assert decode_entry(encode_entry(entry)) == entry
+
+
+@given(st.binary(max_size=200) | json_values.map(msgspec.json.encode))
+def test_any_bytes_are_an_entry_or_an_error_of_ours(data):
+    """Nothing else comes out of it."""
+    with contextlib.suppress(InvalidRecordError):
+        assert isinstance(decode_entry(data), Entry)
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@given(data=st.binary(max_size=200) | json_values.map(msgspec.json.encode))
+def test_any_bytes_are_a_request_or_an_error_of_ours(kind, data):
+    """Whatever a client sends, it is told so."""
+    with contextlib.suppress(InvalidRequestError):
+        assert isinstance(decode(data, kind, what="request"), kind)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.JoinGroup(group="g" * 401, member="m", streams=("s",), session_ms=1),
+        wire.JoinGroup(group="g", member="m", streams=(), session_ms=1),
+        wire.JoinGroup(group="g", member="m", streams=("s",) * 1001, session_ms=1),
+        wire.CommitPositions(group="g", positions={}),
+        wire.CommitPositions(group="g", positions={"s": {0: -1}}),
+        wire.GroupHeartbeat(group="g", member="", epoch=1),
+    ],
+    ids=["long-name", "no-stream", "many-streams", "no-position", "negative", "nobody"],
+)
+def test_requests_beyond_their_limits_are_refused(message):
+    """Lengths and ranges are checked before anything is done."""
+    with pytest.raises(InvalidRequestError):
+        decode(encode(message), type(message), what="request")
