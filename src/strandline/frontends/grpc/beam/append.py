@@ -6,8 +6,10 @@ the next to be sent. After a redirect, a full disk or a failure nothing more is 
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from strandline.broker.partition import Partition
@@ -83,8 +85,7 @@ class AppendStream:
             self._send()
         elif count >= COLUMNS_FROM:
             due.is_first = True
-            values = pa.array(list(request.proposals), pa.binary())
-            batch = pa.RecordBatch.from_arrays([values], ["value"])
+            batch = pa.RecordBatch.from_arrays([_column(request.proposals)], ["value"])
             self._partition.append_arrow(batch, responder=self, token=due)
         else:
             for value in request.proposals[:-1]:
@@ -140,3 +141,11 @@ class AppendStream:
                 raise self._ended
             self._fewer = asyncio.get_running_loop().create_future()
             await self._fewer
+
+
+def _column(values: Sequence[bytes]) -> pa.Array:
+    """Values as Arrow has them; not ``pa.array``, which imports pandas first if it is there."""
+    ends = np.zeros(len(values) + 1, dtype="<i4")
+    np.cumsum([len(value) for value in values], out=ends[1:])
+    data = pa.py_buffer(b"".join(values))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), data])
