@@ -581,7 +581,7 @@ class Partition:
         self.next_offset = self.log_end_offset
         self._forget_producers()
         self.high_watermark = high_watermark
-        if self.ledger is not None and self.ledger.is_beyond(high_watermark):
+        if self.ledger is not None and self.ledger.is_stale(high_watermark):
             self.keep_ledger(self.log_start_offset)
         elif self.ledger is not None:
             self.ledger.forget_from(self.next_offset)

@@ -131,9 +131,10 @@ class Ledger:
         """Where reading ends: the high watermark, or the first open transaction that is kept."""
         return max(self._stable_offset, self._log.log_start_offset)
 
-    def is_beyond(self, high_watermark: Offset) -> bool:
-        """Whether more was taken for committed; then the log was replaced by another one."""
-        return self._index.next_offset > high_watermark
+    def is_stale(self, high_watermark: Offset) -> bool:
+        """Whether the log was restarted elsewhere: what was taken for committed is not in it."""
+        known = self._index.next_offset
+        return known > high_watermark or known < self._log.log_start_offset
 
     # Who may write
 

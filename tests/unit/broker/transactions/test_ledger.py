@@ -154,3 +154,16 @@ def test_plain_logs_are_served_without_a_copy(log):
         add(log, ledger)
     ledger.commit(3)
     assert isinstance(ledger.readable(0, 1 << 20, below=3), memoryview)
+
+
+def test_a_log_that_was_restarted_elsewhere_makes_it_stale(log):
+    """What it knew of is gone, and with it perhaps an end that it never heard of."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    ledger.commit(1)
+    assert not ledger.is_stale(1)
+    assert ledger.is_stale(0)
+    log.restart_at(9)
+    assert ledger.is_stale(9)
+    ledger.load(log, start=9, high_watermark=9)
+    assert ledger.stable_offset == 9
