@@ -386,6 +386,7 @@ class Delivery:
             return
         with self._changed:
             lots = self._outbox.drop(lambda p: self._leaders.get(p) == lane.address)
+            self._outbox.lost(lane)  # partitions that another leads by now
             lane.waits_since_s = None
             self._resolving += 1
         self._give_up([(lot, error) for lot in lots])

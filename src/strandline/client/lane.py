@@ -134,6 +134,8 @@ class Lane:
         except StrandlineError as error:
             self._lose(error)
             return
+        if self.is_over:
+            return  # abandoned while it waited for an id or for the put: others send it
         if not stream.write(pad(batch, stream.schema), tag):
             self._lose(self._end_stream())
 

@@ -122,6 +122,8 @@ class RoutedRead:
         )
         self._positions = self._resolved(request.start, numbers, request.starts)
         self._stops = self._resolved_stops(numbers)
+        self._has_told_stops = not isinstance(request.stop, int)
+        """Whether leaders said where the ends are."""
         self._left = request.records_max
         extra = [name for name in ("partition", "offset") if name not in self.schema.names]
         self._columns = [*self.schema.names, *extra]
@@ -232,16 +234,18 @@ class RoutedRead:
         [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
         self._avoided = address
         for number in numbers:
-            position, part = self._positions[number], info.partitions[number]
-            is_leader = part.leader == address
-            if not isinstance(position, int) or position < part.log_start_offset:
-                continue
-            # What was read here before was committed; a new leader may not know so yet.
-            may_come = not is_leader or position <= part.log_end_offset
-            if number in self._read or (part.high_watermark < position and may_come):
+            part = info.partitions[number]
+            position, stop = self._positions[number], self._stops[number]
+            if isinstance(position, int) and position < part.log_start_offset:
+                return error
+            # What was read, or told by a leader before, is committed; a new one may not know so.
+            is_sure = number in self._read or (
+                self._has_told_stops and isinstance(stop, int) and stop > part.high_watermark
+            )
+            if is_sure or any(_may_come(at, part, address) for at in (position, stop)):
                 return NotLeaderError(
                     f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
-                    f"not yet to {position}; retry"
+                    "not yet what was read or seen elsewhere; retry"
                 )
         return error
 
@@ -408,6 +412,16 @@ class RoutedRead:
             except queue.Full:
                 continue
             return
+
+
+def _may_come(at: Bound | None, partition: PartitionInfo, address: str) -> bool:
+    """Whether an offset is beyond what a replica knows to be committed, and may exist all the same.
+
+    Only a leader can say that it does not: its log would hold it.
+    """
+    if not isinstance(at, int) or at <= partition.high_watermark:
+        return False
+    return partition.leader != address or at <= partition.log_end_offset
 
 
 def _numbers(request: ReadRequest, known: list[int]) -> list[int]:

@@ -110,6 +110,26 @@ def test_an_offset_that_is_only_late_at_a_replica_is_read_at_another(pair):
     pair.store(1, b"a")
     with Client(pair.addresses[1], timeout_s=20) as near:
         assert values(near.read("s", start=2, replica="any")) == [b"c"]
+    with Client(pair.addresses[1], timeout_s=20) as near:
+        assert values(near.read("s", replica="any")) == [b"a", b"b", b"c"]
+
+
+def test_an_end_that_a_new_leader_does_not_know_yet_is_waited_for(pair, client):
+    """The leader before told it, so what is in front of it was committed."""
+    streams = [broker.make_stream("t", partitions=2) for broker in pair.brokers]
+
+    def lead(number):
+        for copy in (copy for stream in streams for copy in stream.partitions):
+            copy.leader_address, copy.in_sync_addresses = pair.addresses[number], pair.addresses
+
+    lead(0)
+    streams[0].partitions[0].store(b"a")
+    streams[0].partitions[1].store(b"b", b"c")
+    rows = client.read("t")
+    lead(1)
+    timer = later(lambda: streams[1].partitions[1].store(b"b", b"c"))
+    assert values(rows) == [b"a", b"b", b"c"]
+    timer.join()
 
 
 def test_an_offset_that_does_not_exist_is_told_at_once(pair, client):
