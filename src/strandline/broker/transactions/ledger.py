@@ -5,8 +5,8 @@ Rules:
   log before that is forgotten, so the index itself never goes back;
 - records of a transaction are let in only while it is open here, and none behind its end, from the
   moment the end was accepted: so no record can lie behind the end of its transaction;
-- the log knows everything, and ``load`` reads it back: headers only, without checksums, as
-  ``producer_state`` does.
+- the log knows everything, and a ledger that begins reads it back: headers only, without checksums,
+  as ``producer_state`` does.
 
 Threads: the loop's, except ``readable``, and ``stable_offset``, which is read on any.
 """
@@ -63,25 +63,25 @@ class Ledger:
         start: no batch below belongs to a transaction, as far as anybody knows.
         high_watermark: as far as it is committed.
 
+    Raises:
+        UnavailableError: the log cannot be read.
     """
 
     def __init__(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
-        self._stable_offset = high_watermark
-        self.load(log, start=start, high_watermark=high_watermark)
-
-    def load(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
-        """Begin anew from a log; costs about a third of a microsecond for each batch.
-
-        Raises:
-            UnavailableError: the log cannot be read.
-        """
         self._log = log
+        self._stable_offset = high_watermark
         offset = max(start, log.log_start_offset)
         self._index = TransactionIndex(offset)
         self._noted: deque[_Noted] = deque()
         self._noted_to = offset
-        """Batches below were noted: one that ``load`` has read may be told a second time."""
+        """Batches below were noted: one that was read back may be told a second time."""
         self._ending: set[Producer] = set()
+        self._load(offset)
+        self.commit(high_watermark)
+
+    def _load(self, offset: Offset) -> None:
+        """Note what the log has from ``offset`` on; a third of a microsecond for each batch."""
+        log = self._log
         while offset < log.log_end_offset:
             try:
                 found = log.read(offset, LOAD_READ_BYTES, verify=False)
@@ -90,7 +90,6 @@ class Ledger:
                 continue
             self.written(found.buffer)
             offset = found.next_offset
-        self.commit(high_watermark)
 
     # What happens to the log
 
