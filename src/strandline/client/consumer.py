@@ -22,6 +22,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -52,7 +53,8 @@ POLL_BYTES = 8 << 20
 """About as much as one poll hands out."""
 
 
-class ConsumedBatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ConsumedBatch:
     """Records of one partition, in order."""
 
     stream: str
@@ -132,6 +134,7 @@ class Consumer:
         self._changed = threading.Event()
         self._fetches: dict[PartitionName, Fetch] = {}
         """Who reads each partition; those that are paused are read by nobody."""
+        self._failed: dict[Fetch, StrandlineError] = {}
         self._next: dict[PartitionName, int] = {}
         """The next record to hand out, of each partition we have."""
         self._committed: dict[PartitionName, int] = {}
@@ -162,11 +165,13 @@ class Consumer:
 
         Raises:
             MemberFencedError: another consumer took the place of this static member.
-            StrandlineError: a partition cannot be read on, or a callback's error.
+            StrandlineError: a partition cannot be read on, at every poll until it is paused or
+                sought past; or a callback's error.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._settle()
+            self._raise_failure()
             batches = self._taken(deadline_s)
             if batches or time.monotonic() >= deadline_s:
                 return batches
@@ -188,17 +193,14 @@ class Consumer:
         return found
 
     def _accepted(self, fetched: Fetched | None) -> ConsumedBatch | None:
-        """A batch to hand out; None if it is not ours any more.
-
-        Raises:
-            StrandlineError: the partitions cannot be read on.
-        """
+        """A batch to hand out; None if there is none, or it is not ours any more."""
         if fetched is None:
             return None
         if fetched.batch is None:
-            if fetched.fetch in self._fetches.values():
-                assert fetched.error is not None, "no batch, so an error"
-                raise fetched.error
+            assert fetched.error is not None, "no batch, so an error"
+            # Told by the next poll: this one may have batches, which must not be lost.
+            self._failed[fetched.fetch] = fetched.error
+            self._changed.set()
             return None
         name = PartitionName(fetched.fetch.stream, fetched.partition)
         if self._fetches.get(name) is not fetched.fetch:
@@ -206,6 +208,17 @@ class Consumer:
         batch = ConsumedBatch(name.stream, name.partition, fetched.batch)
         self._next[name] = batch.next_offset
         return batch
+
+    def _raise_failure(self) -> None:
+        """Tell of a read that has ended while it was wanted.
+
+        Raises:
+            StrandlineError: why it has.
+        """
+        in_use = set(self._fetches.values())
+        self._failed = {fetch: e for fetch, e in self._failed.items() if fetch in in_use}
+        for error in self._failed.values():
+            raise error
 
     # What we have
 

@@ -1,0 +1,161 @@
+"""A consumer whose partitions cannot be read on: nothing that was read is lost by that."""
+
+import queue
+
+import pyarrow as pa
+import pytest
+
+from strandline.client.consumer import Consumer, Options
+from strandline.client.fetching import Fetch, split
+from strandline.client.office import Office
+from strandline.client.subscription import SUBSCRIPTION_COLUMNS
+from strandline.errors import CorruptBatchError, DisconnectedError, OffsetOutOfRangeError
+from strandline.protocol import groups as wire
+from strandline.types import PartitionName
+
+END = 10
+
+
+def rows(pairs):
+    """A batch of (partition, offset)."""
+    count = len(pairs)
+    columns = {
+        "partition": pa.array([partition for partition, _ in pairs], pa.int32()),
+        "offset": pa.array([offset for _, offset in pairs], pa.int64()),
+        "timestamp": pa.array([0] * count, pa.timestamp("ns", tz="UTC")),
+        "subject": pa.array(["s"] * count),
+        "key": pa.array([None] * count, pa.binary()),
+        "value": pa.array([b"v"] * count),
+        "headers": pa.array([None] * count, pa.map_(pa.string(), pa.binary())),
+    }
+    return pa.record_batch([columns[name] for name in SUBSCRIPTION_COLUMNS], SUBSCRIPTION_COLUMNS)
+
+
+class Reading:
+    """Each partition from its start, two records at a time, to the end or to the damage."""
+
+    def __init__(self, source, starts):
+        self.source = source
+        self.starts = starts
+        self.is_cancelled = False
+
+    def batches(self):
+        for offset in range(0, END, 2):
+            for partition, start in sorted(self.starts.items()):
+                if offset == self.source.breaks_at:
+                    self.source.breaks_at = None
+                    raise DisconnectedError("gone")
+                if (partition, offset) == self.source.damage:
+                    raise CorruptBatchError("damaged")
+                wanted = [(partition, o) for o in (offset, offset + 1) if o >= start]
+                if wanted:
+                    yield rows(wanted)
+        self.source.is_at_end.get()
+
+    def cancel(self):
+        self.source.is_at_end.put(None)
+
+
+class Source:
+    """Two partitions in memory."""
+
+    def __init__(self):
+        self.damage = None
+        self.breaks_at = None
+        self.first = 0
+        self.is_at_end = queue.Queue()
+        self.opened = []
+
+    def open_read(self, stream, *, starts, columns, follow):
+        assert follow
+        assert columns == SUBSCRIPTION_COLUMNS
+        self.opened.append(dict(starts))
+        if any(not self.first <= start <= END for start in starts.values()):
+            raise OffsetOutOfRangeError("there is none")
+        return Reading(self, starts)
+
+    def offsets(self, stream, at="latest"):
+        return dict.fromkeys((0, 1), END if at == "latest" else self.first)
+
+
+class Coordinator(Office):
+    """Gives one member everything, and remembers commits."""
+
+    def __init__(self):
+        self.committed = {}
+
+    def ask(self, name, body, kind, *, timeout_s):
+        if name == wire.COMMIT_POSITIONS:
+            self.committed |= body.positions["s"]
+        elif name != wire.LEAVE_GROUP:
+            return [wire.Assignment(epoch=1, partitions={"s": (0, 1)}, positions={})]
+        return []
+
+
+def take(source, count):
+    """What a fetch of both partitions puts out."""
+    inbox = queue.Queue()
+    fetch = Fetch(source, "s", {0: 0, 1: 0}, inbox=inbox, restart="earliest")
+    found = []
+    while len(found) < count:
+        fetched = inbox.get(timeout=30)
+        assert fetched.error is None
+        offsets = fetched.batch.column("offset").to_pylist()
+        found += [(fetched.partition, offset) for offset in offsets]
+    fetch.cancel()
+    return found
+
+
+def test_runs_of_a_batch_are_split():
+    """Each piece is of one partition; order is kept."""
+    pieces = [
+        (number, piece.column("offset").to_pylist())
+        for number, piece in split(rows([(1, 0), (1, 1), (0, 7), (1, 2)]))
+    ]
+    assert pieces == [(1, [0, 1]), (0, [7]), (1, [2])]
+
+
+def test_a_fetch_goes_on_where_it_broke_off():
+    """After a lost connection each record comes once."""
+    source = Source()
+    source.breaks_at = 4
+    found = take(source, 2 * END)
+    assert sorted(found) == [(partition, offset) for partition in (0, 1) for offset in range(END)]
+    assert len(source.opened) == 2
+
+
+def test_a_fetch_begins_anew_where_its_offsets_are_gone():
+    """What retention has deleted is passed over."""
+    source = Source()
+    source.first = 6
+    assert sorted(take(source, 8)) == [(p, o) for p in (0, 1) for o in range(6, END)]
+
+
+def test_damage_is_told_at_every_poll_and_loses_nothing():
+    """Batches that came before it are handed out first; seeking past it goes on."""
+    source, coordinator = Source(), Coordinator()
+    source.damage = (1, 4)
+    options = Options(commit_interval_s=0.0)
+    found = []
+    consumer = Consumer(source, coordinator, "g", streams=["s"], options=options)
+
+    def poll():
+        for batch in consumer.poll(5):
+            found.extend((record.partition, record.offset) for record in batch)
+
+    with pytest.raises(CorruptBatchError):
+        list(iter(poll, "never"))
+    assert {offset for partition, offset in found if partition == 1} == set(range(4))
+    with pytest.raises(CorruptBatchError):
+        consumer.poll(0)
+    assert coordinator.committed == {0: 6, 1: 4}
+    source.damage = None
+    consumer.seek("s", 1, 6)
+    consumer.seek("s", 0, consumer.positions()[PartitionName("s", 0)])
+    while len(found) < 2 * END - 2:
+        poll()
+    assert sorted(found) == [
+        (p, o) for p in (0, 1) for o in range(END) if (p, o) not in ((1, 4), (1, 5))
+    ]
+    consumer.close()
+    assert coordinator.committed == {0: END, 1: END}
