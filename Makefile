@@ -27,7 +27,7 @@ KILLS ?= 20
 KILL_SEED ?= $(SEED)
 
 .PHONY: help demo test check bench sim sim-mutants fuzz chaos crash-pipelines docs setup format
-.PHONY: kill-transactions
+.PHONY: kill-transactions kill-clients
 .PHONY: clean
 .PHONY: bench-cluster
 
@@ -66,6 +66,10 @@ fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n AR
 	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
 	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m 'hypothesis and not spark' \
 		--hypothesis-seed=$(SEED) --timeout 3600 -n $(WORKERS) $(ARGS)
+
+kill-clients: $(READY) ## Kill and stop leaders under producers and subscribers (KILLS=n)
+	@KILL_ROUNDS=$(KILLS) $(BIN)/pytest -p no:cacheprovider -k ride_through \
+		tests/integration/test_cluster_clients.py $(ARGS)
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
