@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
-from strandline.frontends.nats.tasks import end_task, start_task
+from strandline.frontends.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from strandline.frontends.nats.flow import OVERLOAD, Gate
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
-from strandline.frontends.nats.tasks import end_task, start_task
+from strandline.frontends.tasks import end_task, start_task
 from strandline.frontends.tls import listening_context
 from strandline.version import __version__
 

@@ -26,7 +26,7 @@ from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX, Link, ServerInfo
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
-from strandline.frontends.nats.tasks import end_task, start_task
+from strandline.frontends.tasks import end_task, start_task
 from strandline.version import __version__
 
 logger = logging.getLogger(__name__)

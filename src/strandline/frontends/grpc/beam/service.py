@@ -26,6 +26,7 @@ from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.tasks import end_task, start_task
 from strandline.types import Offset
 
 NAME: Final = "logspec.Log"
@@ -59,7 +60,8 @@ class BeamService:
             InvalidConfigError: the port cannot be had, or the stream has several partitions.
             StrandlineError: the stream cannot be made.
         """
-        health = HealthService((NAME,), lambda: self._is_ready)
+        broker = self._broker
+        health = HealthService((NAME,), lambda: self._is_ready and broker.is_ready)
         self._listener = GrpcListener(
             {**self._methods(), **health.methods()}, self._broker.telemetry
         )
@@ -68,7 +70,7 @@ class BeamService:
         self.port = self._listener.port
         self._broker.on_turn_end(self._listener.count)
         if isinstance(self._broker, ClusterBroker):
-            self._making = asyncio.create_task(self._make_stream(), name="beam-stream")
+            self._making = start_task(self._make_stream(), "beam-stream")
         else:
             await self._make_stream()
         self._is_ready = True
@@ -78,10 +80,7 @@ class BeamService:
         self._is_ready = False
         if self._listener is not None:
             await self._listener.stop()
-        if self._making is not None:
-            self._making.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._making
+        await end_task(self._making)
 
     async def _make_stream(self) -> None:
         """See to it that there is the stream; in a cluster as soon as it decides anything."""

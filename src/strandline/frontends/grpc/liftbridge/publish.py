@@ -16,18 +16,17 @@ from strandline.errors import (
     NotLeaderError,
     PausedError,
     ReadonlyError,
-    RecordTooLargeError,
     StrandlineError,
-    WrongLastSequenceError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call, parsed
+from strandline.frontends.grpc.liftbridge.acks import AckStream, Receipt, RefusedError, SingleAck
 from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.protocol.routing import default_subject
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers
-from strandline.types import Offset, PartitionName
+from strandline.types import PartitionName
 
 HEADERS_MAX: Final = 4096
 HEADER_NAME_BYTES_MAX: Final = 1024
@@ -38,170 +37,13 @@ UNANSWERED_MAX: Final = 100_000
 UNCHECKED: Final = -1
 """The expected offset of who expects nothing."""
 
-_Code = pb.PublishAsyncError.Code
-_STATUSES: Final[dict[Any, Status]] = {
-    pb.PublishAsyncError.NOT_FOUND: Status.NOT_FOUND,
-    pb.PublishAsyncError.BAD_REQUEST: Status.INVALID_ARGUMENT,
-    pb.PublishAsyncError.READONLY: Status.FAILED_PRECONDITION,
-    pb.PublishAsyncError.ENCRYPTION_FAILED: Status.INTERNAL,
-}
-
-
-class RefusedError(Exception):
-    """A publish that was not stored: what a stream of publishes says in band."""
-
-    def __init__(self, code: Any, text: str) -> None:
-        super().__init__(code, text)
-        self.code = code
-        self.text = text
-
-    @property
-    def status(self) -> RpcError:
-        """What a single publish ends with."""
-        return RpcError(_STATUSES.get(self.code, Status.UNKNOWN), self.text)
-
-
-def refused(error: StrandlineError, partition: int) -> RefusedError:
-    """What became of a publish that the broker rejected."""
-    if isinstance(error, WrongLastSequenceError):
-        return RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, "incorrect expected offset")
-    if isinstance(error, RecordTooLargeError):
-        text = f"message exceeds max replication size: {error.message}"
-        return RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
-    if isinstance(error, ReadonlyError):
-        return RefusedError(pb.PublishAsyncError.READONLY, f"readonly partition: {partition}")
-    return RefusedError(pb.PublishAsyncError.INTERNAL, error.message)
-
 
 class Aim(NamedTuple):
-    """Where a publish goes."""
+    """Where a publish goes, and what is stored there."""
 
     partition: Partition
     stream_subject: str
-    subject: str
-
-
-class Receipt:
-    """Makes the ack of one publish; a responder's ``acked`` calls ``ack``.
-
-    Args:
-        request: the publish.
-        host: shared.
-        subject: the record's.
-        stream_subject: what the stream is bound to.
-    """
-
-    __slots__ = ("_host", "_received_ns", "_stream_subject", "_subject", "request")
-
-    def __init__(
-        self,
-        request: pb.PublishRequest | pb.PublishToSubjectRequest,
-        host: Host,
-        *,
-        subject: str,
-        stream_subject: str,
-    ) -> None:
-        self.request = request
-        self._host = host
-        self._subject = subject
-        self._stream_subject = stream_subject
-        self._received_ns = host.broker.clock.now_ns()
-
-    def ack(self, partition: PartitionName, offset: Offset) -> pb.Ack:
-        """The record is safe at ``offset``."""
-        request = self.request
-        return pb.Ack(
-            stream=partition.stream,
-            partitionSubject=self._stream_subject,
-            msgSubject=self._subject,
-            offset=offset,
-            ackInbox=request.ackInbox,
-            correlationId=request.correlationId,
-            ackPolicy=request.ackPolicy,
-            receptionTimestamp=self._received_ns,
-            commitTimestamp=self._host.broker.clock.now_ns(),
-        )
-
-
-class SingleAck:
-    """Waits for one ack: a responder."""
-
-    def __init__(self, receipt: Receipt, partition: int) -> None:
-        self._receipt = receipt
-        self._partition = partition
-        self.answer: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
-
-    def acked(
-        self,
-        token: object,  # noqa: ARG002  the responder's signature
-        partition: PartitionName,
-        offset: Offset,
-        *,
-        duplicate: bool,  # noqa: ARG002  an ack does not say
-    ) -> None:
-        """Hand on the ack; of several streams' the first."""
-        if not self.answer.done():
-            self.answer.set_result(self._receipt.ack(partition, offset))
-
-    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  see acked
-        """Hand on why not."""
-        if not self.answer.done():
-            self.answer.set_exception(refused(error, self._partition))
-
-
-class AckStream:
-    """Sends the acks of one stream of publishes as they come: a responder, its token a receipt.
-
-    Args:
-        call: the stream.
-    """
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.unanswered = 0
-        self._fewer: asyncio.Future[None] | None = None
-
-    def acked(
-        self,
-        token: object,
-        partition: PartitionName,
-        offset: Offset,
-        *,
-        duplicate: bool,  # noqa: ARG002  an ack does not say
-    ) -> None:
-        """Send the ack."""
-        assert isinstance(token, Receipt), "given with the record"
-        self._answered()
-        ack = token.ack(partition, offset)
-        self._call.send(pb.PublishResponse(ack=ack, correlationId=ack.correlationId))
-
-    def rejected(self, token: object, error: StrandlineError) -> None:
-        """Say in band why not."""
-        assert isinstance(token, Receipt), "given with the record"
-        self._answered()
-        request = token.request
-        assert isinstance(request, pb.PublishRequest), "of a stream of them"
-        self.refuse(request.correlationId, refused(error, request.partition))
-
-    def refuse(self, correlation_id: str, error: RefusedError) -> None:
-        """Say in band why a publish was not taken; the stream goes on."""
-        response = pb.PublishResponse(
-            ack=pb.Ack(),
-            asyncError=pb.PublishAsyncError(code=error.code, message=error.text),
-            correlationId=correlation_id,
-        )
-        self._call.send(response)
-
-    def _answered(self) -> None:
-        self.unanswered -= 1
-        if self._fewer is not None and not self._fewer.done():
-            self._fewer.set_result(None)
-
-    async def below(self, limit: int) -> None:
-        """Wait until fewer than ``limit`` publishes wait for their ack."""
-        while self.unanswered >= limit:
-            self._fewer = asyncio.get_running_loop().create_future()
-            await self._fewer
+    record: Handed
 
 
 class PublishCalls:
@@ -235,7 +77,7 @@ class PublishCalls:
             if request.ackPolicy == pb.NONE or call.timeout_s is None:
                 self._append(request, aim, None)
                 return pb.PublishResponse()
-            waiting = SingleAck(self._receipt(request, aim), request.partition)
+            waiting = SingleAck(request.partition)
             self._append(request, aim, waiting)
             return pb.PublishResponse(ack=await waiting.answer)
         except RefusedError as error:
@@ -264,7 +106,7 @@ class PublishCalls:
                 self._append(request, aim, None)
                 return
             acks.unanswered += 1
-            self._append(request, aim, acks, token=self._receipt(request, aim))
+            self._append(request, aim, acks)
         except RefusedError as error:
             acks.refuse(request.correlationId, error)
 
@@ -289,7 +131,8 @@ class PublishCalls:
             text = "stream with concurrency control must have AckPolicy set"
             raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
         subject = default_subject(config.subject)
-        return Aim(partition, config.subject, f"{subject}.{number}" if number else subject)
+        record = _record(request, partition.name, f"{subject}.{number}" if number else subject)
+        return Aim(partition, config.subject, record)
 
     async def _wake(self, partition: Partition) -> None:
         if isinstance(partition.barred_by, PausedError):
@@ -299,133 +142,103 @@ class PublishCalls:
                 text = f"failed to resume stream: {error.message}"
                 raise RefusedError(pb.PublishAsyncError.INTERNAL, text) from error
 
-    def _receipt(self, request: pb.PublishRequest, aim: Aim) -> Receipt:
-        return Receipt(request, self._host, subject=aim.subject, stream_subject=aim.stream_subject)
-
     def _append(
         self,
         request: pb.PublishRequest,
         aim: Aim,
         responder: SingleAck | AckStream | None,
-        *,
-        token: Receipt | None = None,
     ) -> None:
-        expects = aim.partition.config.optimistic_concurrency
-        expected = request.expectedOffset if expects else UNCHECKED
-        headers = checked_headers(request.headers)
-        if self._is_elsewhere(aim.partition):
-            self._hand_on(request, aim, responder, token=token)
-            return
-        aim.partition.append(
-            request.value,
-            subject=aim.subject,
-            key=request.key or None,
-            headers=headers,
-            responder=responder,
-            token=token,
-            message_id=_message_id(request.headers) if headers else None,
-            expected_last=None if expected == UNCHECKED else expected,
+        checks = aim.partition.config.optimistic_concurrency
+        expected = request.expectedOffset if checks else UNCHECKED
+        self._store(
+            aim.partition,
+            aim.record,
+            responder,
+            token=Receipt(
+                request,
+                self._host,
+                subject=aim.record.subject,
+                stream_subject=aim.stream_subject,
+            ),
+            expected=None if expected == UNCHECKED else expected,
             acks=acks_of(request.ackPolicy),
         )
 
-    def _is_elsewhere(self, partition: PartitionPort) -> bool:
-        return self._forwarder is not None and self._host.leader(partition) != self._host.me
-
-    def _hand_on(
+    def _store(
         self,
-        request: pb.PublishRequest,
-        aim: Aim,
+        partition: PartitionPort,
+        record: Handed,
         responder: SingleAck | AckStream | None,
         *,
-        token: Receipt | None,
+        token: Receipt,
+        expected: int | None,
+        acks: Acks | None,
     ) -> None:
-        """Let the leader store it."""
-        assert self._forwarder is not None, "somebody else leads"
-        checks = aim.partition.config.optimistic_concurrency
-        if checks and request.expectedOffset != UNCHECKED and responder is not None:
-            text = "another broker leads: an expected offset has to be sent to the leader"
-            responder.rejected(token, NotLeaderError(text))
+        """Append here, or let the leader do it."""
+        if self._forwarder is not None and self._host.leader(partition) != self._host.me:
+            if expected is None:
+                self._forwarder.append(record, responder=responder, token=token)
+            elif responder is not None:
+                text = "another broker leads: an expected offset has to be sent to the leader"
+                responder.rejected(token, NotLeaderError(text))
             return
-        record = Handed(
-            aim.partition.name,
-            request.value,
-            subject=aim.subject,
-            key=request.key or None,
-            headers=checked_headers(request.headers),
-            message_id=_message_id(request.headers),
+        partition.append(
+            record.value,
+            subject=record.subject,
+            key=record.key,
+            headers=record.headers,
+            responder=responder,
+            token=token,
+            message_id=record.message_id,
+            expected_last=expected,
+            acks=acks,
         )
-        self._forwarder.append(record, responder=responder, token=token)
 
     # To a subject
 
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, call: Call
     ) -> pb.PublishToSubjectResponse:
-        """Store a message in every stream that records a subject; the first ack counts."""
+        """Store a message in every stream that records a subject; the first outcome counts."""
         try:
             route = self._routes.route(request.subject.encode())
         except InvalidSubjectError:
             raise RpcError(Status.UNKNOWN, "nats: invalid subject") from None
         waits = request.ackPolicy != pb.NONE and call.timeout_s is not None
-        waiting: SingleAck | None = None
-        for target in route.targets():
-            partition = target.partition_for(request.key or None)
-            receipt = Receipt(
-                request,
-                self._host,
-                subject=request.subject,
-                stream_subject=target.stream_subject,
-            )
-            each = SingleAck(receipt, partition.name.partition) if waits else None
-            waiting = waiting or each
-            self._append_to(target, request, each)
-        if not waits:
-            return pb.PublishToSubjectResponse()
-        if waiting is None:  # nobody records it: as with NATS, nobody answers
-            await asyncio.Event().wait()
-        assert waiting is not None, "waited for above"
+        waiting = SingleAck(0) if waits else None
         try:
+            for target in route.targets():
+                self._store_in(target, request, waiting)
+        except RefusedError as error:
+            raise error.status from error
+        if waiting is None:
+            return pb.PublishToSubjectResponse()
+        try:
+            # If nobody records it nobody answers, as with NATS, and the deadline ends this.
             return pb.PublishToSubjectResponse(ack=await waiting.answer)
         except RefusedError as error:
-            code = _ACK_ERRORS.get(error.code, pb.Ack.UNKNOWN)
             ack = pb.Ack(
                 ackInbox=request.ackInbox,
                 correlationId=request.correlationId,
                 ackPolicy=request.ackPolicy,
                 msgSubject=request.subject,
-                ackError=code,
+                ackError=_ACK_ERRORS.get(error.code, pb.Ack.UNKNOWN),
             )
             return pb.PublishToSubjectResponse(ack=ack)
 
-    def _append_to(
-        self,
-        target: Target,
-        request: pb.PublishToSubjectRequest,
-        responder: SingleAck | None,
+    def _store_in(
+        self, target: Target, request: pb.PublishToSubjectRequest, responder: SingleAck | None
     ) -> None:
-        headers = checked_headers(request.headers)
-        message_id = _message_id(request.headers) if headers else None
         partition = target.partition_for(request.key or None)
-        if self._is_elsewhere(partition):
-            assert self._forwarder is not None, "somebody else leads"
-            record = Handed(
-                partition.name,
-                request.value,
-                subject=request.subject,
-                key=request.key or None,
-                headers=headers,
-                message_id=message_id,
-            )
-            self._forwarder.append(record, responder=responder, token=None)
-            return
-        partition.append(
-            request.value,
-            subject=request.subject,
-            key=request.key or None,
-            headers=headers,
-            responder=responder,
-            message_id=message_id,
-            expected_last=0 if target.checks_offsets else None,
+        receipt = Receipt(
+            request, self._host, subject=request.subject, stream_subject=target.stream_subject
+        )
+        self._store(
+            partition,
+            _record(request, partition.name, request.subject),
+            responder,
+            token=receipt,
+            expected=0 if target.checks_offsets else None,
             acks=acks_of(request.ackPolicy),
         )
 
@@ -434,6 +247,25 @@ _ACK_ERRORS: Final[dict[Any, Any]] = {
     pb.PublishAsyncError.INCORRECT_OFFSET: pb.Ack.INCORRECT_OFFSET,
     pb.PublishAsyncError.BAD_REQUEST: pb.Ack.TOO_LARGE,
 }
+
+
+def _record(
+    request: pb.PublishRequest | pb.PublishToSubjectRequest, partition: PartitionName, subject: str
+) -> Handed:
+    """What is stored.
+
+    Raises:
+        RefusedError: its headers are none that a record may have.
+    """
+    headers = checked_headers(request.headers)
+    return Handed(
+        partition,
+        request.value,
+        subject=subject,
+        key=request.key or None,
+        headers=headers,
+        message_id=_message_id(request.headers) if headers else None,
+    )
 
 
 def acks_of(policy: Any) -> Acks | None:

@@ -1,7 +1,6 @@
 """Liftbridge's service: which part answers which rpc, and what runs beside."""
 
 import asyncio
-import contextlib
 from concurrent.futures import Executor
 
 from strandline.broker.broker import Broker
@@ -21,6 +20,7 @@ from strandline.frontends.grpc.liftbridge.publish import PublishCalls
 from strandline.frontends.grpc.liftbridge.streams import StreamCalls
 from strandline.frontends.grpc.liftbridge.subscribe import SubscribeCalls
 from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.tasks import end_task, start_task
 
 NAME = "proto.API"
 
@@ -65,7 +65,7 @@ class LiftbridgeService:
         groups, subscribing = GroupCalls(host), SubscribeCalls(host)
         self._forwarder = Forwarder(broker) if broker.config.cluster.is_on else None
         publishing = PublishCalls(host, self._forwarder)
-        health = HealthService((NAME,), lambda: self._is_ready)
+        health = HealthService((NAME,), lambda: self._is_ready and broker.is_ready)
         methods = {
             **_methods(host, groups, subscribing, publishing=publishing),
             **health.methods(),
@@ -77,11 +77,9 @@ class LiftbridgeService:
         if not broker.config.cluster.is_on:
             await ensure_streams(host)
         self._tasks = [
-            asyncio.create_task(self._keep(activity), name="liftbridge-streams"),
-            asyncio.create_task(groups.expire(), name="liftbridge-groups"),
-            asyncio.create_task(
-                AutoPause(host, subscribing.subscribers).run(), name="liftbridge-idle"
-            ),
+            start_task(self._keep(activity), "liftbridge-streams"),
+            start_task(groups.expire(), "liftbridge-groups"),
+            start_task(AutoPause(host, subscribing.subscribers).run(), "liftbridge-idle"),
         ]
         self._is_ready = True
 
@@ -99,9 +97,7 @@ class LiftbridgeService:
         if self._forwarder is not None:
             await self._forwarder.stop()
         for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_task(task)
         self._tasks = []
 
 

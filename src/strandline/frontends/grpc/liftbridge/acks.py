@@ -1,0 +1,175 @@
+"""What becomes of a publish: an ack, or why it was not stored; told to one call or along a stream.
+
+Rule: the broker tells outcomes on the loop, and nothing here waits but the caller.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from strandline.errors import (
+    ReadonlyError,
+    RecordTooLargeError,
+    StrandlineError,
+    WrongLastSequenceError,
+)
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.liftbridge.host import Host
+from strandline.frontends.grpc.status import RpcError, Status
+from strandline.types import Offset, PartitionName
+
+_STATUSES: Final[dict[Any, Status]] = {
+    pb.PublishAsyncError.NOT_FOUND: Status.NOT_FOUND,
+    pb.PublishAsyncError.BAD_REQUEST: Status.INVALID_ARGUMENT,
+    pb.PublishAsyncError.READONLY: Status.FAILED_PRECONDITION,
+    pb.PublishAsyncError.ENCRYPTION_FAILED: Status.INTERNAL,
+}
+
+
+class RefusedError(Exception):
+    """A publish that was not stored: what a stream of publishes says in band."""
+
+    def __init__(self, code: Any, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+
+    @property
+    def status(self) -> RpcError:
+        """What a single publish ends with."""
+        return RpcError(_STATUSES.get(self.code, Status.UNKNOWN), self.text)
+
+
+def refused(error: StrandlineError, partition: int) -> RefusedError:
+    """What became of a publish that the broker rejected."""
+    if isinstance(error, WrongLastSequenceError):
+        return RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, "incorrect expected offset")
+    if isinstance(error, RecordTooLargeError):
+        text = f"message exceeds max replication size: {error.message}"
+        return RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+    if isinstance(error, ReadonlyError):
+        return RefusedError(pb.PublishAsyncError.READONLY, f"readonly partition: {partition}")
+    return RefusedError(pb.PublishAsyncError.INTERNAL, error.message)
+
+
+class Receipt:
+    """Makes the ack of one publish; a responder's ``acked`` calls ``ack``.
+
+    Args:
+        request: the publish.
+        host: shared.
+        subject: the record's.
+        stream_subject: what the stream is bound to.
+    """
+
+    __slots__ = ("_host", "_received_ns", "_stream_subject", "_subject", "request")
+
+    def __init__(
+        self,
+        request: pb.PublishRequest | pb.PublishToSubjectRequest,
+        host: Host,
+        *,
+        subject: str,
+        stream_subject: str,
+    ) -> None:
+        self.request = request
+        self._host = host
+        self._subject = subject
+        self._stream_subject = stream_subject
+        self._received_ns = host.broker.clock.now_ns()
+
+    def ack(self, partition: PartitionName, offset: Offset) -> pb.Ack:
+        """The record is safe at ``offset``."""
+        request = self.request
+        return pb.Ack(
+            stream=partition.stream,
+            partitionSubject=self._stream_subject,
+            msgSubject=self._subject,
+            offset=offset,
+            ackInbox=request.ackInbox,
+            correlationId=request.correlationId,
+            ackPolicy=request.ackPolicy,
+            receptionTimestamp=self._received_ns,
+            commitTimestamp=self._host.broker.clock.now_ns(),
+        )
+
+
+class SingleAck:
+    """Waits for the first of some acks: a responder, its token a receipt."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self.answer: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  an ack does not say
+    ) -> None:
+        """Hand on the ack."""
+        assert isinstance(token, Receipt), "given with the record"
+        if not self.answer.done():
+            self.answer.set_result(token.ack(partition, offset))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  the responder's signature
+        """Hand on why not."""
+        if not self.answer.done():
+            self.answer.set_exception(refused(error, self._partition))
+
+
+class AckStream:
+    """Sends the acks of one stream of publishes as they come: a responder, its token a receipt.
+
+    Args:
+        call: the stream.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.unanswered = 0
+        self._fewer: asyncio.Future[None] | None = None
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  an ack does not say
+    ) -> None:
+        """Send the ack."""
+        assert isinstance(token, Receipt), "given with the record"
+        self._answered()
+        ack = token.ack(partition, offset)
+        self._call.send(pb.PublishResponse(ack=ack, correlationId=ack.correlationId))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Say in band why not."""
+        assert isinstance(token, Receipt), "given with the record"
+        self._answered()
+        request = token.request
+        assert isinstance(request, pb.PublishRequest), "of a stream of them"
+        self.refuse(request.correlationId, refused(error, request.partition))
+
+    def refuse(self, correlation_id: str, error: RefusedError) -> None:
+        """Say in band why a publish was not taken; the stream goes on."""
+        response = pb.PublishResponse(
+            ack=pb.Ack(),
+            asyncError=pb.PublishAsyncError(code=error.code, message=error.text),
+            correlationId=correlation_id,
+        )
+        self._call.send(response)
+
+    def _answered(self) -> None:
+        self.unanswered -= 1
+        if self._fewer is not None and not self._fewer.done():
+            self._fewer.set_result(None)
+
+    async def below(self, limit: int) -> None:
+        """Wait until fewer than ``limit`` publishes wait for their ack."""
+        while self.unanswered >= limit:
+            self._fewer = asyncio.get_running_loop().create_future()
+            await self._fewer
