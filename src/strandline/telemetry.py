@@ -157,6 +157,12 @@ class Telemetry(Collector):
         "Transactions aborted because their time was over, by transactional id.",
     )
 
+    # Consumer groups; counted where their coordinator is.
+    groups: int = gauge("Consumer groups.")
+    group_members: int = gauge("Members of consumer groups.")
+    group_members_expired: int = counter("Members removed because they were not heard of.")
+    group_commits: int = counter("Commits of positions that were noted.")
+
     # The cluster; all 0 where a broker stands alone.
     replicas: int = gauge("Copies of partitions kept here.")
     led_partitions: int = gauge("Partitions led here.")

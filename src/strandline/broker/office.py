@@ -32,6 +32,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.record.decode import decode_batches
+from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Surroundings(Protocol):
     """What an office needs of its broker."""
 
     clock: Clock
+    telemetry: Telemetry
 
     @property
     def stands_alone(self) -> bool:

@@ -93,8 +93,12 @@ async def test_a_silent_member_is_removed(broker, make_stream, clock, kit):
     await broker.groups.join("g", "bob", ["s"], session_ms=9000)
     clock.advance_ms(1500)
     await kit.until(lambda: "ann" not in broker.groups.term.machine.state.groups["g"].members)
+    assert broker.telemetry.group_members_expired == 1
+    await kit.until(lambda: broker.telemetry.group_members == 1)
     beat = await broker.groups.heartbeat("g", "bob", epoch=2, held=NOTHING)
     assert beat.partitions == parts(0)
+    await broker.groups.commit("g", {"s": {0: 1}}, member="bob", epoch=beat.epoch)
+    assert (broker.telemetry.groups, broker.telemetry.group_commits) == (1, 1)
 
 
 async def test_members_hear_of_streams_that_come_and_go(broker, make_stream):

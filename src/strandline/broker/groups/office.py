@@ -111,6 +111,7 @@ class GroupOffice(Office[GroupCoordinator]):
             StrandlineError: as ``Office.request``; whether they were noted may be unknown.
         """
         await self._ask(lambda token: ev.Commit(token, group, positions, member, epoch, number))
+        self.broker.telemetry.group_commits += 1
 
     async def positions(self, group: str) -> Positions:
         """What was committed last.
@@ -184,6 +185,13 @@ class GroupOffice(Office[GroupCoordinator]):
     def tick(self, term: Term[GroupCoordinator]) -> None:
         """Look at the clock."""
         self._step(term, ev.TimePassed())
+        groups = term.machine.state.groups
+        self.broker.telemetry.groups = len(groups)
+        self.broker.telemetry.group_members = sum(len(each.members) for each in groups.values())
+
+    def ended(self) -> None:
+        """Others count now."""
+        self.broker.telemetry.groups = self.broker.telemetry.group_members = 0
 
     def _streams_changed(self) -> None:
         term = self.term
@@ -220,6 +228,7 @@ class GroupOffice(Office[GroupCoordinator]):
                 case fx.Forget(before):
                     self.spawn(self.forget(Offset(before)), "forget")
                 case fx.Expired(group, member):
+                    self.broker.telemetry.group_members_expired += 1
                     logger.warning(
                         "member %s of group %s was not heard of and is removed", member, group
                     )
