@@ -6,8 +6,8 @@ A line that begins with ``>`` is a command, the lines after it are what came of 
 Commands: ``begin ID [after=P.E] [batch=TX/N] [nonce=N] [timeout=MS]`` · ``add ID place ...`` ·
 ``prepare|commit|abort ID [as=P.E] [cursor=group/stream/partition/offset]`` ·
 ``commit_staged|abort_staged ID P.E`` · ``publish TX N fingerprint [part ...]`` ·
-``store [n]``: what was to be stored is · ``mark [place]``: partitions store the markers given · ``lose [place]``:
-they do not · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``last TX`` ·
+``store [n]``: what was to be stored is · ``mark [place]``: partitions store the markers given ·
+``lose [place]``: they do not · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``last TX`` ·
 ``write P.E place``: a record arrives · ``status``. ``P.E`` is producer id and epoch.
 """
 
