@@ -7,8 +7,9 @@ Commands: ``begin ID [after=P.E] [batch=TX/N] [nonce=N] [timeout=MS]`` · ``add 
 ``prepare|commit|abort ID [as=P.E] [cursor=group/stream/partition/offset]`` ·
 ``commit_staged|abort_staged ID P.E`` · ``publish TX N fingerprint [part ...]`` ·
 ``store [n]``: what was to be stored is · ``mark [place]``: partitions store the markers given ·
-``lose [place]``: they do not · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``last TX`` ·
-``write P.E place``: a record arrives · ``status``. ``P.E`` is producer id and epoch.
+``lose [place]``: they do not · ``time MS`` · ``last TX`` · ``write P.E place``: a record arrives ·
+``crash``: a new coordinator begins from what is stored · ``status``. ``P.E`` is producer id and
+epoch.
 """
 
 import os
