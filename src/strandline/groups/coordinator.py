@@ -78,6 +78,7 @@ class GroupCoordinator:
         self._held: deque[tuple[int, Effect]] = deque()
         self._out: list[Effect] = []
         self._since_rewrite = entries
+        self._rewrite_at = REWRITE_ENTRIES_MIN
         self._targets: dict[str, Readers] = {}
         self._deadlines: dict[tuple[str, str], int] = {}
         for name, group in state.groups.items():
@@ -339,15 +340,16 @@ class GroupCoordinator:
 
     def _rewrite_if_due(self) -> None:
         """Write the state anew when the entries are many more than it needs."""
-        if self._since_rewrite < REWRITE_ENTRIES_MIN:
+        if self._since_rewrite < self._rewrite_at:
             return
         entries = list(self.state.entries(ITEMS_PER_ENTRY))
         if self._since_rewrite < REWRITE_RATIO * len(entries):
+            self._rewrite_at = REWRITE_RATIO * len(entries)  # not to count them all each time
             return
         first = self._next
         for entry in entries:
             self._store(entry)
-        self._since_rewrite = 0
+        self._since_rewrite, self._rewrite_at = 0, REWRITE_ENTRIES_MIN
         self._give(Forget(first))
 
 
