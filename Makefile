@@ -51,7 +51,7 @@ check: $(READY) ## Lint, format, types, layers; under a minute
 bench: $(READY) ## Run the benchmarks briefly; results go to benchmarks/results (ARGS=--help)
 	@$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-bench-cluster: $(READY) ## Three brokers beside JetStream R3, then 50 kills of the leader; 30 minutes
+bench-cluster: $(READY) ## Three brokers beside JetStream R3, then 50 kills of the leader; 30 min
 	@$(BIN)/python -m benchmarks.cluster $(ARGS)
 	@$(BIN)/python -m benchmarks.cluster --connections 1 --appenders 1 --label lone $(ARGS)
 	@$(BIN)/python -m benchmarks.failover --kills 50
