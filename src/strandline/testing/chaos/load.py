@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-import strandline
-from strandline.client.client import Client
 from strandline.errors import StrandlineError
 from strandline.frontends.nats.protocol import (
     Parser,
@@ -27,6 +25,7 @@ from strandline.frontends.nats.protocol import (
 from strandline.testing.chaos.cluster import HOST
 from strandline.testing.history import History
 from strandline.testing.process import ProcessServer
+from strandline.testing.replica import ReplicaReader
 
 ANSWER_TIMEOUT_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 1.0
@@ -231,24 +230,24 @@ class Reader:
             server = self._servers[turn % len(self._servers)]
             turn += 1
             try:
-                with strandline.connect(server.flight, timeout_s=READ_TIMEOUT_S) as client:
-                    self._follow(client)
+                with ReplicaReader(server.flight, timeout_s=READ_TIMEOUT_S) as replica:
+                    self._follow(replica)
             except StrandlineError:
                 time.sleep(RETRY_S)
 
-    def _follow(self, client: Client) -> None:
+    def _follow(self, replica: ReplicaReader) -> None:
         for _ in range(ROAM_AFTER):
-            ends = client.wait_for(self._stream, beyond=self._next, timeout_s=READ_TIMEOUT_S / 2)
+            ends = replica.wait_for(self._stream, self._next, timeout_s=READ_TIMEOUT_S / 2)
             for partition, end in ends.items():
                 if end > self._next[partition]:
-                    self._take(client, partition, end)
+                    self._take(replica, partition, end)
             if self.is_stopping:
                 return
 
-    def _take(self, client: Client, partition: int, end: int) -> None:
+    def _take(self, replica: ReplicaReader, partition: int, end: int) -> None:
         first, columns = self._next[partition], ["offset", "value"]
         history = self._histories[partition]
-        batches = client.read(
+        batches = replica.read(
             self._stream, partition=partition, start=first, stop=end, columns=columns
         )
         for batch in batches:
@@ -264,6 +263,6 @@ def read_log(server: ProcessServer, stream: str, partition: int) -> list[bytes]:
     Raises:
         StrandlineError: the broker cannot be read.
     """
-    with strandline.connect(server.flight) as client:
-        batches = client.read(stream, partition=partition, columns=["value"])
+    with ReplicaReader(server.flight) as replica:
+        batches = replica.read(stream, partition=partition)
         return [value for batch in batches for value in batch.column(0).to_pylist()]

@@ -1,0 +1,157 @@
+"""Catching up: how fast a follower copies what it missed, and what that costs live appends.
+
+Run it from the root of the repository: `python -m benchmarks.catch_up --gib 5`. Three brokers, one
+partition; a follower is killed, the others take `--gib` of records, and it is started again under
+a live load. The bare disk stands beside it: how fast one file of that size is written and synced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks import figures, machine, runner
+from benchmarks.aims import Aim
+from benchmarks.figures import Figure, Findings
+from benchmarks.loadgen import Load, run_load
+from benchmarks.peers.process import LOOPBACK, fresh_dir
+from strandline.testing.chaos.cluster import ChaosCluster
+from strandline.testing.chaos.run import STREAM
+from strandline.testing.replica import ReplicaReader
+
+OURS: Final = "strandline"
+RECORD_BYTES: Final = 64 << 10
+LIVE_BYTES: Final = 2048
+APPENDERS: Final = 32
+FILL_S: Final = 5.0
+LIVE_S: Final = 5.0
+SHARE_AIM, LIVE_AIM = 0.5, 0.7
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+INTRO: Final = (
+    "A follower of three is {gib:g} GiB behind when it starts; caught up: until it has all there "
+    "was when it was ready. Live appends: 32 appenders of 2 KiB over 4 connections at the leader, "
+    "without the follower and while it catches up. Disk: one file as large, written in pieces of "
+    "1 MiB, and synced."
+)
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """What was measured."""
+
+    disk_mib_s: float
+    copy_mib_s: float
+    seconds: float
+    alone_per_s: float
+    meanwhile_per_s: float
+
+
+def disk_speed(folder: Path, size: int) -> float:
+    """MiB/s of one large file, its sync included."""
+    piece, path = os.urandom(MIB), folder / "plain"
+    started = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size // MIB):
+            file.write(piece)
+        os.fdatasync(file.fileno())
+    took = time.perf_counter() - started
+    path.unlink()
+    return size / MIB / took
+
+
+def end_of(cluster: ChaosCluster, number: int) -> int:
+    """How many records a broker serves."""
+    with ReplicaReader(cluster.servers[number].flight) as replica:
+        return replica.ends(STREAM)[0]
+
+
+async def load(cluster: ChaosCluster, number: int, wanted: Load) -> float:
+    """One load at a broker; appends/s."""
+    port = cluster.servers[number].ready["ingest_port"]
+    result = await asyncio.to_thread(run_load, wanted, LOOPBACK, port)
+    return result.appends_per_s
+
+
+async def fill(cluster: ChaosCluster, leader: int, records: int) -> None:
+    """So many large records."""
+    wanted = Load(4, APPENDERS, RECORD_BYTES, FILL_S, subject=STREAM)
+    start = end_of(cluster, leader)
+    while end_of(cluster, leader) - start < records:
+        await load(cluster, leader, wanted)
+
+
+async def measure(folder: Path, args: argparse.Namespace) -> CatchUp:
+    """One follower, killed, left behind and started again."""
+    size = int(args.gib * GIB)
+    live = Load(4, APPENDERS, LIVE_BYTES, LIVE_S, subject=STREAM)
+    async with ChaosCluster(folder, 3) as cluster:
+        await cluster.create_stream(STREAM, partitions=1)
+        await cluster.in_sync(STREAM)
+        leader = await cluster.leader(STREAM)
+        assert leader is not None, "all replicas are in sync"
+        behind = next(number for number in cluster.ids if number != leader)
+        await asyncio.to_thread(cluster.servers[behind].kill)
+        await fill(cluster, leader, size // RECORD_BYTES)
+        alone_per_s = await load(cluster, leader, live)
+        disk_mib_s = await asyncio.to_thread(disk_speed, folder, size)
+        missed = end_of(cluster, leader)
+        await asyncio.to_thread(cluster.servers[behind].start)
+        started = time.perf_counter()
+        loading = asyncio.create_task(load(cluster, leader, live))
+        await cluster.until(
+            lambda: end_of(cluster, behind) >= missed, what="the follower has caught up"
+        )
+        seconds = time.perf_counter() - started
+        meanwhile_per_s = await loading
+    return CatchUp(disk_mib_s, size / MIB / seconds, seconds, alone_per_s, meanwhile_per_s)
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.catch_up",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--gib", type=float, default=5.0, help="how far behind (5)")
+    runner.add_place_options(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    args = parse_args()
+    host = machine.describe(args.data_root, RECORD_BYTES)
+    with fresh_dir(args.data_root, "catch-up") as folder:
+        found = asyncio.run(measure(folder, args))
+    listed = [
+        Figure("one file written and synced", "disk", "MiB/s", [found.disk_mib_s]),
+        Figure("follower catching up", OURS, "MiB/s", [found.copy_mib_s], f"{found.seconds:.1f} s"),
+        Figure("live appends without the follower", OURS, "appends/s", [found.alone_per_s]),
+        Figure("live appends meanwhile", OURS, "appends/s", [found.meanwhile_per_s]),
+    ]
+    share, live = found.copy_mib_s / found.disk_mib_s, found.meanwhile_per_s / found.alone_per_s
+    findings = Findings(
+        name="catch-up",
+        title=f"A follower {args.gib:g} GiB behind",
+        intro=INTRO.format(**vars(args)),
+        machine=host,
+        settings={"GiB": args.gib, "record bytes": RECORD_BYTES, "live record bytes": LIVE_BYTES},
+        figures=listed,
+        aims=[
+            Aim("catching up ÷ disk", SHARE_AIM, share, "x"),
+            Aim("live appends meanwhile ÷ without", LIVE_AIM, live, "x"),
+        ],
+        module="benchmarks.catch_up",
+    )
+    figures.publish(findings, args.results, args.label)
+
+
+if __name__ == "__main__":
+    main()
