@@ -589,6 +589,17 @@ def test_a_long_subscription_gets_every_record_in_order(api, stream):
     assert all((m.key != b"") == (m.offset % 5 == 0) for m in reading.messages)
 
 
+def test_hundreds_of_subscriptions_on_one_connection(api, stream):
+    """Each waits without cost, and gets what is published."""
+    request = pb.SubscribeRequest(stream=stream)
+    calls = [api.Subscribe(request, timeout=TIMEOUT_S) for _ in range(300)]
+    assert all(next(call) == pb.Message() for call in calls)
+    publish(api, stream, b"for all")
+    assert all(next(call).value == b"for all" for call in calls)
+    for call in calls:
+        call.cancel()
+
+
 # Pause and readonly
 
 
