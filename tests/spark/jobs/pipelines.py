@@ -7,6 +7,7 @@ Writes a JSON line for each micro-batch that ended, and one at the end.
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -26,12 +27,26 @@ def say(line):
     sys.stdout.flush()
 
 
+def wait_until_busy(started):
+    """Until each query has ended a batch: on a slow machine Spark gives up on Python processes
+    that take ten seconds to start, and all queries at once would start dozens.
+    """
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if all(query.lastProgress is not None or not query.isActive for query in started):
+            return
+        time.sleep(0.1)
+
+
 spark = spark_session(master, app_name="pipelines", settings=QUICK_START)
 spark.sparkContext.setLogLevel("OFF")
 error = None
 try:
-    pipelines = [decode_pipeline(config) for config in configs]
-    queries = [query for each in pipelines for query in start_pipeline(spark, each)]
+    queries = []
+    for config in configs:
+        started = start_pipeline(spark, decode_pipeline(config))
+        queries += started
+        wait_until_busy(started)
     wait_for_end(queries, report=say)
 except (StrandlineError, PySparkException) as failed:
     error = str(failed)

@@ -76,6 +76,11 @@ class Child:
         """Whether the child itself runs."""
         return self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """How the child ended; None while it runs, negative if a signal ended it."""
+        return self._process.poll()
+
     def wait_for(self, event: str, *, timeout_s: float) -> dict[str, Any]:
         """The next line whose ``event`` is this.
 
