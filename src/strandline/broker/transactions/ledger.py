@@ -102,6 +102,9 @@ class Ledger:
                 self._noted_to = Offset(base + 1)
                 noted = _Noted(Offset(base), Producer(producer_id, epoch), _kind_of(attributes))
                 self._noted.append(noted)
+                if noted.kind in (MarkerKind.COMMIT, MarkerKind.ABORT):
+                    # Not committed yet, as a new leader may find it: nothing gets behind it.
+                    self._ending.add(noted.producer)
             position += length
 
     def forget_from(self, offset: Offset) -> None:

@@ -166,3 +166,16 @@ def test_a_log_that_was_restarted_elsewhere_makes_it_stale(log):
     log.restart_at(9)
     assert ledger.is_stale(9)
     assert Ledger(log, start=0, high_watermark=9).stable_offset == 9
+
+
+def test_a_new_leader_lets_nothing_behind_an_end_that_is_not_committed(log):
+    """It has the end in its log, and commits it with what follows."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    ledger.commit(1)
+    add(log, ledger, ONE, ABORT)
+    for each in (ledger, Ledger(log, start=0, high_watermark=1)):
+        with pytest.raises(ProducerFencedError):
+            each.check(ONE)
+        each.commit(2)
+        assert not each.needs(ABORT, ONE)
