@@ -7,8 +7,8 @@ Commands: ``streams NAME=PARTITIONS ...`` · ``join MEMBER stream ... [as=INSTAN
 ``beat MEMBER ...``: each says what it holds, gives up what it was told to, and takes what it gets ·
 ``slow MEMBER``: it gives nothing up yet · ``leave MEMBER`` · ``commit MEMBER place=offset ...
 [epoch=N] [number=N]`` (``-``: nobody) · ``delete`` · ``positions`` · ``store``: what was to be
-stored is · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``status``. Sessions last
-1000 ms; the group is ``g``.
+stored is · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``status``.
+Sessions last 1000 ms; the group is ``g``.
 """
 
 import os
