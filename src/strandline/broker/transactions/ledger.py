@@ -122,7 +122,8 @@ class Ledger:
                 index.note_records(producer, offset)
             else:
                 index.note(kind, producer, offset)
-                self._ending.discard(producer)
+                if kind is not MarkerKind.BEGIN:
+                    self._ending.discard(producer)
         index.next_offset = high_watermark
         index.forget_below(self._log.log_start_offset)
         # Last: who reads up to here must find what was aborted below.
