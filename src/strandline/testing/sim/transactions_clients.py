@@ -254,6 +254,10 @@ class Driver(Zombie):
         for part in self.parts:
             self._stage(part)
 
+    def _begin_next(self) -> None:
+        """A driver has nothing prepared to forget."""
+        self.begin()
+
     def _stage(self, part: str) -> None:
         history, nonce = self.history, f"nonce {part}"
         history.fresh_id += 1
