@@ -97,7 +97,7 @@ def test_one_member_reads_everything_and_the_next_goes_on(client, stream):
 def test_a_second_member_gets_a_share_and_disturbs_nobody_else(client, stream):
     """What stays is neither revoked nor read again; what moves goes on where it was."""
     revoked = []
-    options = {"commit_interval_s": 0.01, "session_timeout_s": 2.0}
+    options = {"commit_interval_s": 0.01}
     with client.consumer(
         "share", [stream], on_revoked=lambda _, gone: revoked.append(gone), **options
     ) as ann:
@@ -210,7 +210,7 @@ def test_a_static_member_finds_its_partitions_again(client, stream):
 
 def test_who_does_not_poll_leaves_and_comes_back(client, stream):
     """A stuck consumer holds nothing for long; what it does then is not committed."""
-    options = {"session_timeout_s": 1.0, "commit_interval_s": 0.01}
+    options = {"commit_interval_s": 0.01}
     lost = []
     stuck = client.consumer(
         "stuck",
@@ -233,7 +233,7 @@ def test_streams_come_and_go(client, stream):
     """A member of several streams goes on when one is deleted; an unknown one is refused."""
     other = next(NAMES)
     client.create_stream(other, partitions=2)
-    with client.consumer("several", [stream, other], session_timeout_s=1.0) as consumer:
+    with client.consumer("several", [stream, other]) as consumer:
         until(lambda: len(consumer.assignment()) == 6, consumer)
         client.delete_stream(other)
         until(lambda: consumer.assignment() == at(stream, 0, 1, 2, 3), consumer)

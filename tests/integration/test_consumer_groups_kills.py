@@ -49,7 +49,7 @@ with strandline.connect(address, timeout_s=30) as client:
         "g",
         "s",
         instance=instance,
-        session_timeout_s=3.0,
+        session_timeout_s=6.0,
         commit_interval_s=0.1,
         on_assigned=changed("assigned"),
         on_revoked=changed("revoked"),

@@ -25,7 +25,7 @@ from strandline.server.ports import free_ports
 from strandline.testing import Server
 from strandline.types import PartitionName
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 ZOOKEEPER = (
     ("org.apache.zookeeper", "zookeeper", "3.9.3"),
     # What it takes for granted and does not bring along.
@@ -82,16 +82,16 @@ def postgres(tmp_path_factory):
     process = subprocess.Popen([found[-1], "-D", data, *options], **run)
     try:
         url = f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
-        until(lambda: answers(url), "PostgreSQL takes connections")
+        until(lambda: answers(SqlPositions, url), "PostgreSQL takes connections")
         yield url
     finally:
         stop(process)
         process.stderr.close()
 
 
-def answers(url):
+def answers(store, where):
     with contextlib.suppress(UnavailableError):
-        SqlPositions(url).close()
+        store(where).close()
         return True
     return False
 
@@ -145,7 +145,9 @@ def zookeeper(tmp_path_factory):
     try:
         until(lambda: process.poll() is not None or listens(port), "ZooKeeper takes connections")
         assert process.poll() is None, (folder / "log").read_text()
-        yield f"127.0.0.1:{port}"
+        address = f"127.0.0.1:{port}"
+        until(lambda: answers(ZooKeeperPositions, address), "ZooKeeper answers")
+        yield address
     finally:
         stop(process)
 
@@ -222,7 +224,7 @@ def test_consumers_keep_positions_in_a_store_of_their_own(store):
         client.create_stream("s", partitions=4)
         for number in range(40):
             client.append("s", str(number), partition=number % 4)
-        options = {"positions": store, "commit_interval_s": 0.01, "session_timeout_s": 2.0}
+        options = {"positions": store, "commit_interval_s": 0.01}
         found = []
         with client.consumer("kept", "s", **options) as ann:
             until(lambda: _take(found, ann) >= 40, "everything is consumed")

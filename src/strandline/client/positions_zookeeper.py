@@ -24,7 +24,7 @@ from strandline.errors import StaleMemberError, UnavailableError
 from strandline.types import PartitionName
 
 ROOT = "/strandline/positions"
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 30.0
 ATTEMPTS = 10
 T = TypeVar("T")
 
@@ -50,8 +50,12 @@ class ZooKeeperPositions:
     def __init__(self, hosts: str, *, root: str = ROOT) -> None:
         self._root = root
         self._client = KazooClient(hosts=hosts)
-        with _translated():
-            self._client.start(timeout=CONNECT_TIMEOUT_S)
+        try:
+            with _translated():
+                self._client.start(timeout=CONNECT_TIMEOUT_S)
+        except UnavailableError:
+            self.close()  # or its threads would go on trying
+            raise
 
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner
