@@ -19,6 +19,7 @@ from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.protocol.put import BatchTag, PutRequest, put_schema
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
+from strandline.testing.replica import ReplicaReader
 
 IDS = (1, 2, 3)
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "6"))
@@ -65,8 +66,9 @@ def create(server, name, **settings):
 
 def read(server, name, count):
     """The first ``count`` values at a broker; an error if it has fewer."""
-    with strandline.connect(server.flight) as client:
-        values = client.read(name, stop=count).read_all()["value"].to_pylist()
+    with ReplicaReader(server.flight) as replica:
+        batches = replica.read(name, stop=count)
+        values = [value for batch in batches for value in batch["value"].to_pylist()]
     if len(values) < count:
         raise StrandlineError(f"{len(values)} of {count}")
     return values
