@@ -49,8 +49,12 @@ class Patient(Liftbridge):
 
 @pytest.fixture(scope="session")
 def liftbridge():
-    with Patient(path=os.environ["LAUNCHER"], broker=os.environ["BROKER"]) as running:
-        yield running
+    running = Patient(path=os.environ["LAUNCHER"], broker=os.environ["BROKER"])
+    try:
+        with running:
+            yield running
+    finally:
+        running._stop()  # also what did not start in time
 """
 ATTEMPTS = 3
 """The suite gives each of its tests 3 to 20 s, whatever else the machine does."""
