@@ -20,6 +20,7 @@ from nats.js.errors import APIError
 
 import strandline
 from strandline.errors import StrandlineError
+from strandline.testing.replica import ReplicaReader
 
 
 @pytest.fixture(scope="session")
@@ -141,13 +142,12 @@ async def _ignore(_):
 
 
 def read_log(address, stream):
-    """Every record: partition → list of (offset, subject, value)."""
+    """Every record of a broker's copy: partition → list of (offset, subject, value)."""
     found = defaultdict(list)
-    with strandline.connect(address) as client:
-        for partition in client.stream_info(stream).partitions:
-            number = partition.partition
-            rows = client.read(stream, partition=number, columns=["offset", "subject", "value"])
-            for batch in rows:
+    columns = ["offset", "subject", "value"]
+    with ReplicaReader(address) as replica:
+        for number in replica.ends(stream):
+            for batch in replica.read(stream, partition=number, columns=columns):
                 found[number] += zip(*(column.to_pylist() for column in batch.columns), strict=True)
     return dict(found)
 
