@@ -78,6 +78,15 @@ class Checker:
         if is_open:
             raise ViolationError(f"{place} still waits for a transaction that is over")
 
+    def may_be_gone(self, name: str, *, is_so: bool) -> None:
+        """Nobody knows of a transaction any more that was prepared.
+
+        Raises:
+            ViolationError: nobody had decided it.
+        """
+        if not is_so:
+            raise ViolationError(f"{name} was prepared, and is gone without a decision")
+
     def gets_on(self, id_: str, *, is_so: bool) -> None:
         """For a while there were no faults.
 

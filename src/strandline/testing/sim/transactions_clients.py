@@ -38,6 +38,8 @@ class Zombie:
         self.is_stopping = False
         self.after: Producer | None = None
         self.staged: tuple[str, Producer] | None = None
+        self.is_prepared = False
+        """Whether it heard that what is staged is prepared, and nobody has tried to end it."""
 
     @property
     def rng(self) -> Any:
@@ -117,7 +119,7 @@ class Zombie:
         if chance < 0.2:
             self._end(name, producer, is_commit=False)
         elif chance < 0.5:
-            self.staged = (name, producer)
+            self.staged, self.is_prepared = (name, producer), False
             self.history.checker.ended(name, UNKNOWN)
             self.ask(lambda token: ev.Prepare(token, self.id, producer), self._prepared)
         else:
@@ -125,7 +127,11 @@ class Zombie:
 
     def _prepared(self, is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
         if is_done:
-            self.later(self._decide_staged)
+            self.is_prepared = True
+            if self.rng.random() < 0.1:
+                self.crash()
+            else:
+                self.later(self._decide_staged)
         else:
             self._refused(value)
 
@@ -141,6 +147,7 @@ class Zombie:
         """End what is prepared, from outside; a life may have passed since."""
         assert self.staged is not None, "prepared before"
         name, producer = self.staged
+        must_be_there, self.is_prepared = self.is_prepared, False
         is_commit = len(name) % 2 == 0 or self.rng.random() < 0.7
 
         def ended(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
@@ -151,6 +158,7 @@ class Zombie:
                 self.decided += 1
                 self.later(self.begin)
             elif value.code == "unknown_transaction":
+                self.history.checker.may_be_gone(name, is_so=not must_be_there)
                 self._after_unknown(name)
             else:
                 self._refused(value)
