@@ -285,16 +285,17 @@ def crash(runs, seed, kinds):
 
 
 def as_markdown(found, kinds, seed):
-    """The results as a table."""
+    """The results of runs in which every check held: a violation would have raised."""
     killed = ", ".join(f"{count} x {victim}" for victim, count in sorted(found["victims"].items()))
     lines = [
         f"Seed {seed}: killed {killed}; two drivers at once: {found['refused']} of 2 ended.",
         "",
-        "| pipeline | kills | records in | duplicates | missing | out of order |",
-        "|---|---|---|---|---|---|",
+        "| pipeline | kills | records in | output |",
+        "|---|---|---|---|",
     ]
     kills = sum(found["victims"].values())
-    lines += [f"| {kind} | {kills} | {found['records']} | 0 | 0 | 0 |" for kind in kinds]
+    verdict = "equals the function of the input"
+    lines += [f"| {kind} | {kills} | {found['records']} | {verdict} |" for kind in kinds]
     return "\n".join(lines) + "\n"
 
 
