@@ -103,13 +103,28 @@ class Zombie:
         if not is_done:
             if value.code == "producer_fenced":
                 self.after = None  # an operator starts it anew
-            self.later(self.begin)  # one that is prepared is decided first
+            if value.code == "transaction_prepared" and self.staged is None:
+                self._abort_forgotten()
+            else:
+                self.later(self.begin)  # one that is prepared is decided first
             return
         begun: Begun = value
         self.after = begun.producer
         name = f"{self.id}/{self.history.tokens}"
         self.history.checker.begun(name)
         Work(self, name, begun.producer, id_=self.id).go(lambda: self._written(name))
+
+    def _abort_forgotten(self) -> None:
+        """A prepare came late, when it had been given up: the coordinator tells its staged id."""
+
+        def told(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            assert is_done, value
+            self.ask(
+                lambda token: ev.EndStaged(token, self.id, value, is_commit=False),
+                lambda *_: self.later(self.begin),
+            )
+
+        self.ask(lambda token: ev.Read(token, lambda s: s.transactions[self.id].producer), told)
 
     def _written(self, name: str) -> None:
         """Everything is stored: decide."""
