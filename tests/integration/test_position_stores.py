@@ -6,10 +6,10 @@ Maven; where they are not to be had their tests are skipped, and say why.
 
 import contextlib
 import os
-import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -60,19 +60,17 @@ def listens(port):
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
+def postgres():
     """URL of a PostgreSQL of our own."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     if not found:
         pytest.skip("no PostgreSQL: apt-get install postgresql")
-    folder, [port] = tmp_path_factory.mktemp("postgres"), free_ports(1)
-    # It refuses to run as root.
+    [port] = free_ports(1)
+    # It refuses to run as root, and another user cannot look into pytest's folders.
     user = "postgres" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="strandline-postgres-"))
     if user:
-        owner = pwd.getpwnam(user)
-        for parent in (folder, *folder.parents[:2]):
-            parent.chmod(parent.stat().st_mode | 0o055)
-        os.chown(folder, owner.pw_uid, owner.pw_gid)
+        shutil.chown(folder, user)
     data = folder / "data"
     run = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     initdb = [found[-1].with_name("initdb"), "-D", data, "-A", "trust", "-U", "test", "-N"]
@@ -87,6 +85,7 @@ def postgres(tmp_path_factory):
     finally:
         stop(process)
         process.stderr.close()
+        shutil.rmtree(folder)
 
 
 def answers(store, where):

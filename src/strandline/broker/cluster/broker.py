@@ -460,10 +460,9 @@ class ClusterBroker(Broker):
             UnavailableError: the cluster cannot decide it now.
         """
         self._check_member()
-        before = self._image
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
-        await self._until(lambda: self._image is not before)
+        await self._until(lambda: self.membership.has_told)
 
     async def delete_stream(self, name: str) -> None:
         """Let the cluster delete a stream and its records.

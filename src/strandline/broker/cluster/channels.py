@@ -46,6 +46,8 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     number: int
     outcome: Outcome
+    index: int = 0
+    """The image that has it, for the asker to wait for: an index of the quorum's log."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):

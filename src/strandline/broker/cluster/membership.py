@@ -325,6 +325,11 @@ class Membership:
     def _newest(self) -> MetadataImage:
         return self.machine.image
 
+    @property
+    def has_told(self) -> bool:
+        """Whether the broker knows the newest image that is applied here."""
+        return not self._is_told
+
     def _image_changed(self) -> None:
         """Look at it once the entries at hand are applied."""
         if not self._is_told:

@@ -31,6 +31,7 @@ from strandline.types import BrokerId
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
+APPLIED_POLL_S = 0.005
 ATTEMPT_S = 5.0
 """After so long without an answer the command is proposed again."""
 
@@ -39,7 +40,7 @@ class _Asked(NamedTuple):
     """A request to another broker."""
 
     to: BrokerId
-    answer: asyncio.Future[Outcome]
+    answer: asyncio.Future[Decided]
 
 
 class Requests:
@@ -58,7 +59,7 @@ class Requests:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def propose(self, entry: Entry, *, timeout_s: float) -> Outcome:
-        """What became of the entry; tried again until it is decided.
+        """What became of the entry, which this broker has applied; tried again until then.
 
         Raises:
             RequestTimeoutError: not decided in time; it may be applied later.
@@ -93,13 +94,17 @@ class Requests:
             return outcome
         self._last_number += 1
         number = self._last_number
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
         self._asked[number] = _Asked(leader, answer)
         try:
             if not self._send(leader, Propose(number, data, max(1, int(timeout_s * 1e3)))):
                 raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
             async with asyncio.timeout(timeout_s):
-                return await answer
+                decided = await answer
+                # Whoever asked may look at once for what it changed.
+                while self._quorum.applied_index < decided.index:  # noqa: ASYNC110  soon enough
+                    await asyncio.sleep(APPLIED_POLL_S)
+                return decided.outcome
         except TimeoutError:
             raise RequestTimeoutError(f"broker {leader} did not answer") from None
         finally:
@@ -113,7 +118,7 @@ class Requests:
         if asked is None or asked.answer.done():
             return
         if isinstance(answer, Decided):
-            asked.answer.set_result(answer.outcome)
+            asked.answer.set_result(answer)
         else:
             asked.answer.set_exception(UnavailableError(answer.message))
 
@@ -135,7 +140,7 @@ class Requests:
         try:
             outcome = await self._quorum.propose(request.entry, timeout_s=timeout_s)
             assert isinstance(outcome, Outcome), "what the machine answers"
-            answer = Decided(request.number, outcome)
+            answer = Decided(request.number, outcome, self._quorum.applied_index)
         except StrandlineError as error:
             answer = Failed(request.number, error.code, error.message)
         self._send(sender, answer)  # lost with the link, of which the asker hears

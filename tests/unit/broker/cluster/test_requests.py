@@ -23,6 +23,9 @@ class Group:
         self.lost_answers = 0
         self.requests = {}
         self.is_cut = False
+        self.is_lagging = False
+        """Whether those that do not lead apply nothing new; ``known`` is what they have."""
+        self.known = 0
 
     def join(self, number):
         group = self
@@ -38,10 +41,16 @@ class Group:
             def is_leading(self):
                 return group.leader == number
 
+            @property
+            def applied_index(self):
+                return len(group.applied) if self.is_leading else group.known
+
             async def propose(self, data, *, timeout_s):
                 if not self.is_leading:
                     raise NotLeaderError("another leads")
                 group.applied.append(decode_entry(data))
+                if not group.is_lagging:
+                    group.known = len(group.applied)
                 group.image, outcome = apply_entry(group.image, group.applied[-1])
                 return outcome
 
@@ -80,6 +89,19 @@ async def test_a_command_reaches_the_leader_from_anywhere(group, number):
     group.join(1), group.join(2)
     outcome = await group.requests[number].propose(AllocateProducerIds(5), timeout_s=5)
     assert (outcome.value, len(group.applied)) == (1, 1)
+
+
+async def test_whoever_asked_has_applied_it_when_it_is_answered(group):
+    """A forwarded command is answered only when this broker's own image has it."""
+    group.join(1), group.join(2)
+    group.is_lagging = True
+    asked = asyncio.create_task(group.requests[2].propose(OpenSession(), timeout_s=5))
+    while not group.applied:  # noqa: ASYNC110  a round of the loop or two
+        await asyncio.sleep(0)
+    done, _ = await asyncio.wait({asked}, timeout=0.1)
+    assert not done
+    group.known = len(group.applied)
+    assert (await asked).is_applied
 
 
 async def test_it_is_tried_again_until_somebody_leads_and_is_reached(group):
