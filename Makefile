@@ -23,13 +23,12 @@ EXAMPLES ?= 1000
 RUNS ?= 30
 SEEDS ?= 200
 SECONDS ?= 30
-KILLS ?= 20
+KILLS ?= 50
+KILL_TESTS := kill_rounds cluster_processes cluster_clients transactions_kill consumer_groups_kills
 KILL_SEED ?= $(SEED)
 
-.PHONY: help demo test check bench sim sim-mutants fuzz chaos crash-pipelines docs setup format
-.PHONY: kill-transactions kill-clients
-.PHONY: clean
-.PHONY: bench-cluster
+.PHONY: help demo test check bench bench-cluster sim sim-mutants fuzz kills chaos crash-pipelines
+.PHONY: docs setup format clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 14
@@ -67,16 +66,12 @@ fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n AR
 	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m 'hypothesis and not spark' \
 		--hypothesis-seed=$(SEED) --timeout 3600 -n $(WORKERS) $(ARGS)
 
-kill-clients: $(READY) ## Kill and stop leaders under producers and subscribers (KILLS=n)
-	@KILL_ROUNDS=$(KILLS) $(BIN)/pytest -p no:cacheprovider -k ride_through \
-		tests/integration/test_cluster_clients.py $(ARGS)
+kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARGS='-k transactions')
+	@KILLS=$(KILLS) KILL_SEED=$(KILL_SEED) $(BIN)/pytest -p no:cacheprovider -s \
+		-k 'kill or lost' $(KILL_TESTS:%=tests/integration/test_%.py) $(ARGS)
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
-
-kill-transactions: $(READY) ## Kill brokers -9 at random under transactions (KILLS=n KILL_SEED=n)
-	@KILLS=$(KILLS) KILL_SEED=$(KILL_SEED) $(BIN)/python -m pytest -q -s \
-		tests/integration/test_transactions_kill.py
 
 crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge the output (RUNS=n SEED=n)
 	@$(BIN)/python tests/spark/crash_pipelines.py --runs $(RUNS) --seed $(SEED) \

@@ -30,7 +30,7 @@ from strandline.testing import ProcessServer
 IDS = (1, 2, 3)
 PARTITIONS = 3
 PATIENCE_S = 90
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("KILLS", "2"))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nats_publisher.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200 + ROUNDS * 60)]
 

@@ -22,7 +22,7 @@ from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
 
 IDS = (1, 2, 3)
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("KILLS", "3"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + ROUNDS * 20)]
 

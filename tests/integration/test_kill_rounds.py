@@ -1,6 +1,6 @@
 """Kill -9 of the broker, its nats-server or both, at random moments under load, many times.
 
-``KILL_ROUNDS`` sets how often (50 by default), ``KILL_SEED`` at which moments.
+``KILLS`` sets how often (10 by default; `make kills` does more), ``KILL_SEED`` at which moments.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 import strandline
 from strandline.testing import ProcessServer
 
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "50"))
+ROUNDS = int(os.environ.get("KILLS", "10"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
 VICTIMS = ("broker", "nats", "nats", "both")
 

@@ -11,7 +11,7 @@ from strandline.testing.sim.consensus_aims import AIMS, Figure8, TwoChanges, gro
 from strandline.testing.sim.consensus_bugs import CONSENSUS_BUGS
 from strandline.testing.sim.world import ViolationError
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "150"))
+SEEDS = int(os.environ.get("SIM_SEEDS", "60"))
 
 
 def test_histories_keep_every_promise():

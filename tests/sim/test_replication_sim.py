@@ -11,7 +11,7 @@ import pytest
 
 from strandline.testing.sim.replication import run
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "24"))
+SEEDS = int(os.environ.get("SIM_SEEDS", "16"))
 
 
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, 8))
