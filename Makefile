@@ -31,7 +31,7 @@ KILL_SEED ?= $(SEED)
 .PHONY: docs setup format clean
 
 help: ## List these targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 17
 
 demo: $(READY) ## Replay real flights through NATS, log and Spark; kill both; check every record
 	@$(BIN)/strandline demo $(ARGS)
