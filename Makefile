@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 # Variables a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim SEEDS=17:18
 # (that one again), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif

@@ -481,14 +481,15 @@ def test_who_does_not_belong_is_refused(run, caplog, *, cluster_id, broker, call
     """Another cluster, another broker at the address, our own id, a broker nobody told us of."""
 
     async def scenario():
-        one, other = await start(ONE), await start(broker, cluster=cluster_id)
-        one.links.add_peer(called, Address("127.0.0.1", other.links.port))
-        if words == "is of cluster":
-            other.links.add_peer(ONE, Address("127.0.0.1", one.links.port))
-        await until_logged(caplog, words)
-        assert one.told == other.told == []
-        await one.links.stop()
-        await other.links.stop()
+        async with AsyncExitStack() as stack:
+            one, other = await start(ONE), await start(broker, cluster=cluster_id)
+            for owner in (one, other):
+                stack.push_async_callback(owner.links.stop)
+            one.links.add_peer(called, Address("127.0.0.1", other.links.port))
+            if words == "is of cluster":
+                other.links.add_peer(ONE, Address("127.0.0.1", one.links.port))
+            await until_logged(caplog, words)
+            assert one.told == other.told == []
 
     run(scenario())
 

@@ -16,7 +16,7 @@ from strandline.spark.demo.story import free_port
 from strandline.spark.java import find_java_home
 
 JOB = Path(__file__).parent / "jobs" / "land.py"
-KILLS = int(os.environ.get("EXECUTOR_KILLS", "3"))
+KILLS = int(os.environ.get("EXECUTOR_KILLS", "2"))
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

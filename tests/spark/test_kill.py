@@ -1,6 +1,6 @@
 """kill -9 of the whole Spark driver at random moments: the table still equals the log.
 
-``KILLS`` sets how often (10 by default), ``KILL_SEED`` which moments.
+``KILLS`` sets how often (4 by default), ``KILL_SEED`` which moments.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 from strandline.spark.demo.processes import Child
 from strandline.spark.table import table_summary
 
-ROUNDS = int(os.environ.get("KILLS", "10"))
+ROUNDS = int(os.environ.get("KILLS", "4"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
 JOB = Path(__file__).parent / "jobs" / "land.py"
 SLOW_COMMITS = JOB.parent / "slow_commits"

@@ -9,7 +9,7 @@ ours too, is told once, from the loop and never from inside a call of ours.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
 from strandline.broker.peers.errors import FrameError, HandshakeError
@@ -144,6 +144,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _put(self, buffers: Iterable[Data]) -> None:
+        """Hand buffers to the transport, unless it is on its way out: uvloop's would raise."""
+        if not self._live().is_closing():
+            self._live().writelines(buffers)
+
     def _live(self) -> asyncio.Transport:
         assert self._transport is not None, "used before it was made"
         return self._transport
@@ -197,11 +202,11 @@ class Incoming(Connection):
             frame_bytes_max=self._limits.frame_bytes_max,
             attachments_max=self._limits.attachments_max,
         )
-        self._live().writelines(encode_hello(me, self.peer))
+        self._put(encode_hello(me, self.peer))
 
     def refuse(self, error: HandshakeError) -> None:
         """Say why not, and close."""
-        self._live().writelines(encode_refusal(error))
+        self._put(encode_refusal(error))
         self.close(f"refused: {error}")
 
     def release(self) -> None:
@@ -251,7 +256,7 @@ class Outgoing(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say who we are."""
         super().connection_made(transport)
-        self._live().writelines(encode_hello(self._me, self._to))
+        self._put(encode_hello(self._me, self._to))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop what is queued: it has nowhere to go."""
@@ -332,9 +337,8 @@ class Outgoing(Connection):
         """One write: joined if small, so that the kernel gets few long pieces."""
         size = sum(map(len, buffers))
         if size <= JOIN_BYTES or size < len(buffers) * JOIN_MEAN_BYTES:
-            self._live().write(b"".join(buffers))
-        else:
-            self._live().writelines(buffers)
+            buffers = [b"".join(buffers)]
+        self._put(buffers)
 
     def _drop_queue(self) -> None:
         self._queue.clear()

@@ -206,6 +206,17 @@ async def test_finishing_writes_what_is_queued(transport, log):
     await one_iteration()
 
 
+async def test_finishing_what_the_peer_has_ended_writes_nothing(transport, log):
+    """The transport knows of the end before the connection is told; uvloop's then takes no more."""
+    connection = make_outgoing(transport, log)
+    connection.pause_writing()
+    connection.send(encode_frame(1, b"last"))
+    transport.end = "lost"
+    connection.finish("done")
+    assert transport.writes == []
+    await one_iteration()
+
+
 async def test_more_than_an_answer_is_a_violation(transport, log):
     """The broker that was called sends its frames on its own connection."""
     connection = make_outgoing(transport, log)
