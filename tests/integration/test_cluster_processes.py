@@ -14,7 +14,7 @@ import pytest
 import strandline
 from strandline.client.connection import Connection
 from strandline.client.put_stream import PutStream
-from strandline.errors import StrandlineError
+from strandline.errors import StrandlineError, UnknownStreamError
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.protocol.put import BatchTag, PutRequest, put_schema
 from strandline.server.ports import free_ports
@@ -192,19 +192,26 @@ async def test_kills_and_pauses_under_load(cluster, kit):
 
 
 def leader_of(server, name):
-    """The leader's number, as a broker knows it."""
+    """The leader's number, as a broker knows it.
+
+    Raises:
+        UnknownStreamError: the broker has not heard of the stream yet.
+    """
     connection = Connection(server.flight, timeout_s=5)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     finally:
         connection.close()
-    return next(part.leader for part in found.partitions if part.stream == name)
+    leaders = [part.leader for part in found.partitions if part.stream == name]
+    if not leaders:
+        raise UnknownStreamError(f"no {name} yet")
+    return leaders[0]
 
 
 async def test_flight_names_the_leader_and_every_copy(cluster):
     """A put at the leader is on every replica; others refuse, and name its address."""
     await persist(lambda: asyncio.to_thread(create, cluster[3], "orders"))
-    leader = leader_of(cluster[1], "orders")
+    leader = await persist(lambda: asyncio.to_thread(leader_of, cluster[1], "orders"))
     with strandline.connect(cluster[leader].flight) as client:
         for number in range(20):
             assert client.append("orders", f"v{number}").offset == number
