@@ -27,7 +27,7 @@ from strandline.broker.partition import Partition
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream, state_error
 from strandline.broker.syncer import Syncer
-from strandline.broker.transactions.office import TRANSACTIONS_STREAM, TransactionOffice
+from strandline.broker.transactions.office import TransactionOffice
 from strandline.broker.turn import Turn
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
@@ -55,6 +55,7 @@ from strandline.metadata.image import (
     unknown_stream_message,
 )
 from strandline.metadata.placement import open_brokers
+from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
@@ -432,7 +433,7 @@ class Broker:
 
     def _keep_ledgers(self) -> None:
         """Look after transactions in every partition, from the time on when there can be any."""
-        used = self._image.streams.get(TRANSACTIONS_STREAM)
+        used = self._image.streams.get(COORDINATOR_STREAM)
         if used is None:
             return
         since_ns = TimestampNs(used.created_ns - CLOCKS_DIFFER_NS)

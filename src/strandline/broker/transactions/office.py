@@ -13,6 +13,7 @@ from strandline.broker.office import Office, Term, Token
 from strandline.broker.office import Surroundings as OfficeSurroundings
 from strandline.broker.partition import Partition
 from strandline.errors import StrandlineError, UnknownStreamError
+from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.telemetry import Telemetry
 from strandline.transactions import effects as fx
 from strandline.transactions import events as ev
@@ -22,7 +23,6 @@ from strandline.types import Offset, PartitionName
 
 logger = logging.getLogger(__name__)
 
-TRANSACTIONS_STREAM = "__transactions"
 LABELS_MAX = 100
 """Names of timed-out transactions told apart in metrics; more are counted together."""
 
@@ -81,7 +81,7 @@ class TransactionOffice(Office[Coordinator]):
     broker: Surroundings
 
     def __init__(self, broker: Surroundings) -> None:
-        super().__init__(broker, TRANSACTIONS_STREAM, "transaction coordinator")
+        super().__init__(broker, COORDINATOR_STREAM, "transaction coordinator")
         self._markers = MarkerWriter()
 
     # Requests
