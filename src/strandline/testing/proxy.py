@@ -8,6 +8,7 @@ gets through them; ``break_connections`` and ``stop`` are for those who want an 
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -88,8 +89,9 @@ class TcpProxy:
         """Reset every open connection, at both ends."""
         for writer in self._writers:
             sock = writer.get_extra_info("socket")
-            # Without lingering a close is a reset, whether or not something is unread.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):  # it has ended by itself
+                # Without lingering a close is a reset, whether or not something is unread.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
     def passed_bytes(self, direction: Direction) -> int:

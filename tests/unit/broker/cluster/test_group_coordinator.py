@@ -60,6 +60,7 @@ async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypat
     """Whoever cannot reach enough replicas neither notes positions nor reads old ones."""
     monkeypatch.setattr("strandline.broker.office.REQUEST_TIMEOUT_S", 2.0)
     await cluster.start(*IDS)
+    await cluster.until_live()  # an internal stream gets as many copies as there are brokers
     await ask(cluster, "commit", "g", {"s": {0: 1}})
     leader = await cluster.leader(GROUPS_STREAM)
     for number in IDS:
