@@ -15,6 +15,8 @@ READY := $(VENV)/.ready
 # Variables a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim SEEDS=17:18
 # (that one again), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
 ARGS ?=
+# Real processes on a shared machine: what failed is tried once more, alone, and has to pass then.
+FAILED := --last-failed --last-failed-no-failures none
 WORKERS ?= 3
 ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -37,8 +39,10 @@ demo: $(READY) ## Replay real flights through NATS, log and Spark; kill both; ch
 	@$(BIN)/strandline demo $(ARGS)
 
 test: check ## All checks, then all tests (ARGS='-k word' to choose)
-	@$(BIN)/pytest -m 'not spark' -n $(WORKERS) --dist loadfile $(ARGS)
-	@$(BIN)/pytest -m spark $(ARGS) || test $$? -eq 5  # 5: ARGS chose no Spark test
+	@$(BIN)/pytest -m 'not spark' -n $(WORKERS) --dist loadfile $(ARGS) || { test $$? -eq 1 && \
+		echo "What failed, once more and alone:" && $(BIN)/pytest -m 'not spark' $(FAILED) $(ARGS); }
+	@$(BIN)/pytest -m spark $(ARGS) || case $$? in 5) ;; 1) \
+		echo "What failed, once more:" && $(BIN)/pytest -m spark $(FAILED) $(ARGS) ;; *) exit 1 ;; esac
 
 check: $(READY) ## Lint, format, types, layers; under a minute
 	@$(BIN)/ruff check --quiet
