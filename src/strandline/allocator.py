@@ -1,9 +1,9 @@
 """Keeps memory that was freed, instead of giving it back and faulting it in again at once.
 
 Reading a stream allocates and frees megabytes per batch. glibc gives all but a few of them back to
-the system, so every batch lands in pages that fault one by one, which costs most on virtual machines
-(docs/adr/0022 has figures). Rules: only thresholds are set, the process keeps at
-most ``KEPT_BYTES_MAX`` more than it would; whoever has set them by environment is left alone; other
+the system, so every batch lands in pages that fault one by one, which costs most on a virtual
+machine (docs/adr/0022 has figures). Rules: only thresholds are set, the process keeps at most
+``KEPT_BYTES_MAX`` more than it would; whoever has set them by environment is left alone; other
 allocators than glibc's are not touched.
 """
 
