@@ -11,7 +11,6 @@ stored is · ``time MS`` · ``crash``: a new coordinator begins from what is sto
 Sessions last 1000 ms; the group is ``g``.
 """
 
-import os
 from pathlib import Path
 
 import pytest
@@ -174,22 +173,7 @@ class Story:
         return [*lines, *([f"positions {group.positions}"] if group.positions else [])]
 
 
-def played(script):
-    """The script with what comes now after each command."""
-    story, lines = Story(), []
-    for line in script.splitlines():
-        if line.startswith("> "):
-            lines += [line, *story.run(line[2:])]
-        elif line.startswith("#") or not line:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_stories_of_groups_go_as_they_are_told(path):
+def test_stories_of_groups_go_as_they_are_told(path, golden):
     """Each script's commands lead to exactly what it says."""
-    script = path.read_text()
-    now = played(script)
-    if os.environ.get("GOLDEN_UPDATE"):
-        path.write_text(now)
-    assert now == script
+    golden.judge(path, Story().run)

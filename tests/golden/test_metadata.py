@@ -11,7 +11,6 @@ Commands: ``brokers 1 2 3 [racks=a,b,a]``: they register and are heard · ``admi
 ``successor``: the controller dies, another decides from then on · ``status``.
 """
 
-import os
 import textwrap
 from pathlib import Path
 
@@ -192,25 +191,10 @@ def told(command):
     raise AssertionError(msgspec.to_builtins(command))
 
 
-def played(text):
-    """A script with what comes now in the place of what came when it was written."""
-    story, lines = Story(), []
-    for line in text.splitlines():
-        if line.startswith(">"):
-            lines += [line, *story.play(line[1:])]
-        elif line.startswith("#") or not line:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_the_story_is_as_told(script):
+def test_the_story_is_as_told(script, golden):
     """What is ordered leads to what the script says, line by line."""
-    text = script.read_text("utf-8")
-    now = played(text)
-    if os.environ.get("GOLDEN_UPDATE"):
-        script.write_text(now, "utf-8")
-    assert now == text
+    golden.judge(script, Story().play)
 
 
 def test_there_are_stories():

@@ -11,7 +11,6 @@ notices its link to b · ``decide|refuse``: metadata on the oldest proposal · `
 by itself · ``time n`` · ``damage b first`` · ``retain b offset`` · ``resign b`` · ``status``.
 """
 
-import os
 from collections import deque
 from pathlib import Path
 
@@ -346,24 +345,10 @@ def parsed(link):
     return int(sender), int(to)
 
 
-def played(text):
-    """The script with what really comes of its commands."""
-    story, lines = Story(), []
-    for line in text.splitlines():
-        if line.startswith(">"):
-            lines += [line, *story.command(line[1:])]
-        elif not line or line.startswith("#"):
-            lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_the_replicas_do_what_the_script_says(path):
+def test_the_replicas_do_what_the_script_says(path, golden):
     """Every command of the script has exactly the consequences that are written below it."""
-    script = path.read_text("utf-8")
-    if os.environ.get("GOLDEN_UPDATE"):
-        path.write_text(played(script), "utf-8")
-    assert played(script) == path.read_text("utf-8")
+    golden.judge(path, Story().command)
 
 
 def test_there_are_scripts():
