@@ -204,8 +204,8 @@ class _Options:
     def server(self) -> str:
         hint = "give the broker's Flight address, for example .option('server', 'localhost:9293')"
         value = self.text("server") or self.required("servers", hint)
-        # One broker serves everything today; several addresses are for clusters to come.
-        return value.split(",")[0].strip().removeprefix("grpc://")
+        # All of them: a process that starts while one broker is away has to reach another.
+        return ",".join(each.strip().removeprefix("grpc://") for each in value.split(","))
 
 
 def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOptions:
