@@ -1,0 +1,352 @@
+"""A partition as publishers see it: records are accepted, or refused with the reason.
+
+Invariants:
+- ``log_end_offset <= next_offset``; the records between are pending, in the order in which they
+  were accepted;
+- the outcome of each reaches its responder, once, and never the caller.
+
+Rules: on the loop's thread; nothing is written here, that is the turn's.
+"""
+
+import pyarrow as pa
+
+from strandline.broker.admission import Admission
+from strandline.broker.dedup import DedupWindow, load_window
+from strandline.broker.partition_reads import PartitionReads
+from strandline.broker.pending import ArrowChunk, Chunk, MarkerChunk, RecordChunk, Waiting
+from strandline.broker.producer_state import Producers, load_producers
+from strandline.broker.responder import Responder
+from strandline.broker.seat import Seat
+from strandline.broker.transactions.ledger import marker_attributes
+from strandline.config import Acks, StreamConfig
+from strandline.errors import (
+    InvalidRecordError,
+    ProducerFencedError,
+    RecordTooLargeError,
+    StrandlineError,
+    UnavailableError,
+    WrongLastSequenceError,
+)
+from strandline.record.batch import Attributes
+from strandline.record.codec import BATCH_RECORDS_MAX, Headers
+from strandline.storage.log import Log
+from strandline.transactions.effects import MarkerKind
+from strandline.transactions.state import Producer
+from strandline.types import Offset, PartitionName, ProducerStamp
+
+RECORD_OVERHEAD_BYTES = 32
+"""Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
+
+
+class PartitionAppends(PartitionReads):
+    """What publishers use of a partition, besides reading it."""
+
+    def __init__(
+        self, name: PartitionName, config: StreamConfig, log: Log, *, admission: Admission
+    ) -> None:
+        super().__init__(name, config, log, admission=admission)
+        self.dedup: DedupWindow | None = None
+        self.producers: Producers | None = None
+        """None until it is needed, and while only the log knows."""
+        self.next_offset = log.log_end_offset
+        self._chunks: list[Chunk] = []
+        self._open: RecordChunk | None = None
+        self._late: list[Waiting] = []
+        self._is_dirty = False
+        self._unseated_by: StrandlineError | None = None
+        self._barred_by: StrandlineError | None = None
+        self._refused_by: StrandlineError | None = None
+        """Of these two and ``_closed_by`` the one that matters most."""
+        self.seat: Seat | None = None
+        self.needs_sync = config.acks_in_force != "memory"
+        """Whether a turn with its records has to sync."""
+
+    @property
+    def refusal(self) -> StrandlineError | None:
+        """Why it takes no records now, such as who leads it instead; None: it does."""
+        return self._admission.refusal or self._refused_by
+
+    @property
+    def absence(self) -> StrandlineError | None:
+        """Why it is not led here now; markers are taken although it is readonly or paused."""
+        return self._admission.refusal or self._closed_by or self._unseated_by
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether accepted records wait for a turn."""
+        return bool(self._chunks)
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        subject: str,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        responder: Responder | None = None,
+        token: object = None,
+        message_id: str | None = None,
+        expected_last: int | None = None,
+        acks: Acks | None = None,
+    ) -> None:
+        """Accept a record; the outcome reaches ``responder``, never the caller.
+
+        Args:
+            value: the payload; None deletes its key when the stream is compacted.
+            subject: NATS subject.
+            key: key for compaction and partitioning.
+            headers: kept as they are.
+            responder: whom to tell; None: nobody.
+            token: handed back to the responder.
+            message_id: deduplicates within the stream's window.
+            expected_last: reject unless the last record's sequence (offset + 1) is this.
+            acks: less than the stream's, to be told sooner.
+        """
+        admission = self._admission
+        size = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None or headers:
+            size += _extra_bytes(key, headers)
+        refusal = self._refusal(size)
+        if refusal is None and (message_id is not None or expected_last is not None):
+            # A repeat is recognised first: what it expected was true when it was stored.
+            try:
+                if message_id is not None and self._is_duplicate(message_id, responder, token):
+                    return
+                self._check_last(message_id, expected_last)
+            except StrandlineError as error:
+                refusal = error
+        if refusal is not None:
+            if responder is not None:
+                responder.rejected(token, refusal)
+            return
+        chunk = self._open
+        if chunk is None or chunk.is_full:
+            chunk = self._open = RecordChunk(self.next_offset)
+            self._chunks.append(chunk)
+        chunk.add(value, subject)
+        if key is not None or headers:
+            chunk.decorate(key, headers)
+        if responder is not None:
+            waiting = Waiting(responder, token, self.next_offset)
+            (chunk.waiting if acks is None else self._waiting(chunk, acks)).append(waiting)
+        chunk.size += size
+        admission.pending_bytes += size
+        self.next_offset = Offset(self.next_offset + 1)
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def append_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        responder: Responder | None = None,
+        token: object = None,
+        acks: Acks | None = None,
+        producer: ProducerStamp | None = None,
+        is_transactional: bool = False,
+    ) -> None:
+        """Accept the rows of an Arrow batch, in order; told once, with the offset of the first.
+
+        Args:
+            batch: column ``value`` and perhaps ``key``, ``subject``, ``headers``; not empty.
+            responder: whom to tell when all rows are safe.
+            token: handed back to the responder.
+            acks: less than the stream's, to be told sooner.
+            producer: who numbered the rows; they become one batch, and are stored once.
+            is_transactional: they count if the producer's transaction is committed.
+        """
+        refusal = self._refusal(0) or self._batch_refusal(batch, producer)
+        if refusal is None and producer is not None:
+            try:
+                if is_transactional:
+                    self._check_transaction(producer)
+                rows = batch.num_rows
+                if self._is_repeat(producer, rows, responder=responder, token=token):
+                    return
+            except StrandlineError as error:
+                refusal = error
+        if refusal is not None:
+            if responder is not None:
+                responder.rejected(token, refusal)
+            return
+        first = self.next_offset
+        for start in range(0, batch.num_rows, BATCH_RECORDS_MAX):
+            piece = batch.slice(start, BATCH_RECORDS_MAX)
+            self._chunks.append(ArrowChunk(self.next_offset, piece, self.config.subject))
+            self.next_offset = Offset(self.next_offset + piece.num_rows)
+            self._admission.pending_bytes += self._chunks[-1].size
+        if responder is not None:
+            last = self._chunks[-1]
+            waiting = Waiting(responder, token, first)
+            if acks is None or is_transactional:
+                last.waiting.append(waiting)
+            else:
+                self._waiting(last, acks).append(waiting)
+        if producer is not None:
+            kind = Attributes.TRANSACTIONAL if is_transactional else 0
+            self._number(self._chunks[-1], producer, attributes=kind)
+        self._open = None
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def _check_transaction(self, producer: ProducerStamp) -> None:
+        """Let records of an open transaction in, and no others.
+
+        Raises:
+            ProducerFencedError: it is not open here.
+        """
+        if self.ledger is None:
+            raise ProducerFencedError(f"no transaction is open in {self.name}")
+        self.ledger.check(Producer(producer.producer_id, producer.epoch))
+
+    def mark(
+        self, kind: MarkerKind, producer: Producer, *, responder: Responder, token: object
+    ) -> None:
+        """Accept the beginning or the end of a transaction; told when it is committed."""
+        refusal = self.absence
+        if refusal is None and self.ledger is None:
+            refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
+        if refusal is not None:
+            responder.rejected(token, refusal)
+            return
+        assert self.ledger is not None, "else it was refused"
+        if not self.ledger.needs(kind, producer):
+            responder.acked(token, self.name, self.high_watermark, duplicate=True)
+            return
+        self.needs_sync = True
+        stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
+        chunk = MarkerChunk(self.next_offset, stamp, marker_attributes(kind))
+        chunk.waiting.append(Waiting(responder, token, self.next_offset))
+        self._chunks.append(chunk)
+        self._open = None
+        self.next_offset = Offset(self.next_offset + 1)
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def _number(self, chunk: Chunk, producer: ProducerStamp, *, attributes: int) -> None:
+        """Note whose a chunk is; its offsets are certain now."""
+        assert isinstance(chunk, ArrowChunk), "only batches are numbered"
+        assert self.producers is not None, "it was checked"
+        chunk.producer, chunk.attributes = producer, attributes
+        now_ns = self._admission.clock.now_ns()
+        self.producers.note(producer, chunk.count, offset=chunk.base_offset, now_ns=now_ns)
+
+    def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
+        """Who is told of the chunk at the same time as a publish that asked for ``acks``."""
+        if acks == "memory":
+            return chunk.early
+        is_less = (
+            acks == "disk" and self.seat is not None and self.config.acks_in_force == "replicated"
+        )
+        return chunk.on_disk if is_less else chunk.waiting
+
+    def _refusal(self, size: int) -> StrandlineError | None:
+        """Why a record of ``size`` bytes is not accepted, or None."""
+        admission = self._admission
+        if admission.refusal is not None:
+            return admission.refusal
+        if self._refused_by is not None:
+            return self._refused_by
+        if admission.pending_bytes > admission.limits.pending_bytes:
+            limit = admission.limits.pending_bytes
+            return UnavailableError(
+                f"more than limits.pending_bytes, {limit}, waits to be stored; retry later"
+            )
+        if size > admission.limits.record_bytes + RECORD_OVERHEAD_BYTES:
+            limit = admission.limits.record_bytes
+            return RecordTooLargeError(
+                f"record of {size - RECORD_OVERHEAD_BYTES} bytes; limits.record_bytes is {limit}"
+            )
+        return None
+
+    def _batch_refusal(
+        self, batch: pa.RecordBatch, producer: ProducerStamp | None
+    ) -> StrandlineError | None:
+        """Why a batch is not accepted, whenever it comes, or None."""
+        size, limit = int(batch.nbytes), self._admission.limits.batch_bytes
+        if size > limit:
+            return RecordTooLargeError(
+                f"batch of {size} bytes; limits.batch_bytes is {limit}: send smaller batches"
+            )
+        if producer is not None and batch.num_rows > BATCH_RECORDS_MAX:
+            return InvalidRecordError(
+                f"numbered batch of {batch.num_rows} records; at most {BATCH_RECORDS_MAX} are "
+                "stored as one: send smaller batches"
+            )
+        return None
+
+    def _check_last(self, message_id: str | None, expected_last: int | None) -> None:
+        """Check the last sequence; a record that passes is certain of its offset, so note its id.
+
+        Raises:
+            WrongLastSequenceError: somebody else was first.
+        """
+        if expected_last is not None and expected_last != self.next_offset:
+            raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+        if message_id is not None and self.dedup is not None:
+            self.dedup.add(message_id, self.next_offset, self._admission.clock.now_ns())
+
+    def _is_duplicate(self, message_id: str, responder: Responder | None, token: object) -> bool:
+        """Whether the id is known; then the responder hears of the first record's offset.
+
+        Raises:
+            UnavailableError: the window could not be read back from the log.
+        """
+        if self.config.dedup_window_ms == 0:
+            return False
+        now_ns = self._admission.clock.now_ns()
+        if self.dedup is None:
+            self.dedup = load_window(self.log, self.config.dedup_window_ms, now_ns)
+        known = self.dedup.find(message_id, now_ns)
+        if known is None:
+            return False
+        self._answer_repeat(known, responder, token)
+        return True
+
+    def _is_repeat(
+        self, producer: ProducerStamp, records: int, *, responder: Responder | None, token: object
+    ) -> bool:
+        """Whether the batch was stored before; then the responder hears of its first offset.
+
+        Raises:
+            OutOfOrderSequenceError, ProducerFencedError: it is not the next one either.
+            UnavailableError: what is known could not be read back from the log.
+        """
+        if self.producers is None:
+            self.producers = load_producers(self.log, self._admission.clock.now_ns())
+        known = self.producers.check(producer, records)
+        if known is None:
+            return False
+        self._answer_repeat(known, responder, token)
+        return True
+
+    def _answer_repeat(self, known: Offset, responder: Responder | None, token: object) -> None:
+        """Tell who repeats what is, or is about to be, at ``known``, as soon as that is safe."""
+        self._admission.duplicates += 1
+        if responder is None:
+            return
+        waiting = Waiting(responder, token, known, duplicate=True)
+        if known < self.high_watermark:
+            responder.acked(token, self.name, known, duplicate=True)
+            self._admission.wake()
+        elif known < self.log_end_offset:
+            self._late.append(waiting)
+        else:
+            holder = next(chunk for chunk in reversed(self._chunks) if chunk.base_offset <= known)
+            holder.waiting.append(waiting)
+
+    def _mark_dirty(self) -> None:
+        """Ask for a place in the next turn."""
+        self._is_dirty = True
+        self._admission.dirty.append(self)
+        self._admission.wake()
+
+
+def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
+    """Bytes of key and headers."""
+    size = len(key) if key is not None else 0
+    for name, value in headers or ():
+        size += len(name) + len(value)
+    return size

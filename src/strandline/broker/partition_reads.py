@@ -1,0 +1,135 @@
+"""A partition as readers see it: what it holds, how far they may go, and waking them.
+
+Threads: any may use ``read``, ``wait_beyond``, ``offset_for_timestamp`` and the offsets; the rest is
+for the loop's. Must not know how records come in.
+"""
+
+import threading
+
+import pyarrow as pa
+
+from strandline.broker.admission import Admission, Waiter
+from strandline.broker.transactions.ledger import Ledger
+from strandline.config import StreamConfig
+from strandline.errors import CorruptBatchError, OffsetOutOfRangeError, StrandlineError
+from strandline.record.batch import Attributes, BatchHeader
+from strandline.storage.log import Log
+from strandline.types import Offset, PartitionName, TimestampNs
+
+
+class PartitionReads:
+    """What readers use of a partition."""
+
+    def __init__(
+        self, name: PartitionName, config: StreamConfig, log: Log, *, admission: Admission
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.log = log
+        self.ledger: Ledger | None = None
+        """None as long as nobody has used transactions."""
+        self.high_watermark = log.log_end_offset
+        self._admission = admission
+        self._waiters: list[Waiter] = []
+        self._closed_by: StrandlineError | None = None
+        self.addresses: tuple[str, ...] = ()
+        """In a cluster: where Flight reads it, the leader first."""
+        self.leader_address = ""
+        """In a cluster: Flight of its leader, if it has one."""
+        self.in_sync_addresses: tuple[str, ...] = ()
+        """In a cluster: Flight of the in-sync replicas in service."""
+        self.elsewhere: StrandlineError | None = None
+        """In a cluster: why it cannot be read here at all; None: it can."""
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """Offset of the first record kept."""
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Offset after the last record in the log, committed or not."""
+        return self.log.log_end_offset
+
+    @property
+    def stable_offset(self) -> Offset:
+        """Where reading ends: the high watermark, or the first open transaction below it."""
+        return self.high_watermark if self.ledger is None else self.ledger.stable_offset
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more records: the stream was deleted or the broker stops."""
+        return self._closed_by is not None
+
+    @property
+    def closed_by(self) -> StrandlineError | None:
+        """Why it is closed."""
+        return self._closed_by
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """Whole batches from the one that holds ``offset``, up to the stable offset.
+
+        Committed batches: none that a transaction in doubt or an aborted one has written, and no
+        markers. The caller drops records below ``offset``.
+
+        Returns:
+            Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
+
+        Raises:
+            OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
+            CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
+        """
+        end = self.stable_offset
+        if not self.log_start_offset <= offset <= end:
+            name = "high watermark" if end == self.high_watermark else "first open transaction"
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
+                f"{end} ({name})"
+            )
+        try:
+            if self.ledger is None:
+                read = self.log.read if self.config.compact else self.log.read_dense
+                return pa.py_buffer(read(offset, bytes_max, below=end).buffer)
+            return pa.py_buffer(self.ledger.readable(offset, bytes_max, below=end))
+        except CorruptBatchError as error:
+            self.met_damage(error)
+            raise
+
+    def counts(self, header: BatchHeader) -> bool:
+        """Whether the records of a batch below the stable offset do; any thread."""
+        if self.ledger is None or not header.attributes & Attributes.TRANSACTIONAL:
+            return True
+        return self.ledger.counts(header.producer_id, header.base_offset)
+
+    def met_damage(self, error: CorruptBatchError) -> None:
+        """Report what was met while reading the log."""
+        self._admission.on_damage(self, error)
+
+    def watch(self, waiter: Waiter) -> None:
+        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``."""
+        self._waiters.append(waiter)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Set it no more."""
+        self._waiters.remove(waiter)
+
+    def wait_beyond(self, offset: Offset, timeout_s: float) -> bool:
+        """Block until the stable offset is above ``offset``; False on timeout or close."""
+        waiter = threading.Event()
+        self._waiters.append(waiter)
+        try:
+            if self.stable_offset > offset or self.closed:
+                return self.stable_offset > offset
+            waiter.wait(timeout_s)
+            return self.stable_offset > offset
+        finally:
+            self._waiters.remove(waiter)
+
+    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
+        """The first offset stored at or after a time; the stable offset if there is none."""
+        return min(self.log.offset_for_timestamp(timestamp_ns), self.stable_offset)
+
+    def _wake_waiters(self) -> None:
+        """Wake who waits for records; they leave the list meanwhile, on their own threads."""
+        for waiter in tuple(self._waiters):
+            waiter.set()
