@@ -89,6 +89,26 @@ def subject_matches(pattern: str, subject: str) -> bool:
     )
 
 
+def subject_covers(pattern: str, asked: str) -> bool:
+    """Whether every subject that ``asked`` matches is one that ``pattern`` matches.
+
+    Both are valid; ``asked`` is a pattern too, or a plain subject.
+    """
+    if not has_wildcard(asked):
+        return subject_matches(pattern, asked)
+    if pattern[0] in "*>" and is_reserved(asked):
+        return False
+    wanted, tokens = pattern.split("."), asked.split(".")
+    for place, want in enumerate(wanted):
+        if want == ">":
+            return len(tokens) > place
+        if place >= len(tokens) or tokens[place] == ">":
+            return False
+        if want not in ("*", tokens[place]):
+            return False
+    return len(wanted) == len(tokens)
+
+
 class _Node(Generic[TargetT]):
     """A place in the trie of wildcard patterns."""
 

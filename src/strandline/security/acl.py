@@ -1,0 +1,168 @@
+"""Access rules: which principal may do which operation on which resources.
+
+A rule allows; there are none that forbid, so their order does not matter and what no rule allows is
+refused. A rule names resources of one kind by a pattern:
+
+| kind | what it is | pattern | operations |
+|---|---|---|---|
+| stream | a stream by its name | a name, or a prefix and ``*`` | read, publish, admin |
+| subject | a NATS subject | wildcards of NATS | publish; read: to record it in a stream |
+| group | a consumer group, cursor, transactional id | as of a stream | group, admin |
+| cluster | brokers, rules, tokens | ``*`` | read, admin |
+
+Rules: no operation includes another, with one exception: who may administer the cluster may do
+everything, because it could give itself any rule. Who asks for a wildcard subject is allowed it
+only if every subject it stands for is (CVE-2026-73499: a check of a range by its first key). The
+table is immutable; whoever holds one holds one moment's rules.
+"""
+
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from strandline.config import NAME_BYTES_MAX
+from strandline.errors import InvalidRequestError
+from strandline.record.subjects import subject_covers, validate_subject
+from strandline.security.principal import Principal, check_user_name, is_clean_name
+
+Operation = Literal["read", "publish", "group", "admin"]
+Kind = Literal["stream", "subject", "group", "cluster"]
+
+OPERATIONS: Final[dict[Kind, frozenset[Operation]]] = {
+    "stream": frozenset({"read", "publish", "admin"}),
+    "subject": frozenset({"read", "publish"}),
+    "group": frozenset({"group", "admin"}),
+    "cluster": frozenset({"read", "admin"}),
+}
+"""What may be allowed of each kind."""
+ANYTHING: Final = "*"
+"""The pattern of a name, or of the cluster, that stands for all."""
+
+
+class Resource(NamedTuple):
+    """What an operation is about."""
+
+    kind: Kind
+    name: str
+    """Of a subject also a pattern of NATS: all that it stands for."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}" if self.name else self.kind
+
+
+CLUSTER: Final = Resource("cluster", "")
+
+
+class Rule(msgspec.Struct, frozen=True, array_like=True):
+    """Allows a principal an operation on the resources of a pattern."""
+
+    principal: str
+    operation: Operation
+    kind: Kind
+    pattern: str
+
+    def __str__(self) -> str:
+        return f"{self.principal} may {self.operation} {self.kind} {self.pattern}"
+
+
+def check_rule(rule: Rule) -> None:
+    """Refuse a rule that could not mean what it says.
+
+    Raises:
+        InvalidRequestError: naming what is wrong, and what to write.
+        InvalidSubjectError: the pattern is to be a subject and is none.
+    """
+    check_user_name(rule.principal)
+    if rule.operation not in get_args(Operation) or rule.kind not in OPERATIONS:
+        raise InvalidRequestError(
+            f"no rule: {rule.operation!r} on {rule.kind!r}; operations are "
+            f"{', '.join(get_args(Operation))}, kinds {', '.join(OPERATIONS)}"
+        )
+    if rule.operation not in OPERATIONS[rule.kind]:
+        known = ", ".join(sorted(OPERATIONS[rule.kind]))
+        raise InvalidRequestError(
+            f"there is no {rule.operation!r} of a {rule.kind}; there is: {known}"
+        )
+    if rule.kind == "subject":
+        validate_subject(rule.pattern, wildcards=True)
+    elif rule.kind == "cluster":
+        if rule.pattern != ANYTHING:
+            raise InvalidRequestError("the cluster is one: its pattern is '*'")
+    else:
+        _check_name_pattern(rule.pattern)
+
+
+def _check_name_pattern(pattern: str) -> None:
+    """A ``*`` stands at the end or nowhere: anywhere else it would not mean what it seems to."""
+    if not is_clean_name(pattern) or ANYTHING in pattern[:-1]:
+        raise InvalidRequestError(
+            f"{pattern[:NAME_BYTES_MAX]!r} is no pattern of names: write a name, or the "
+            "beginning of one and '*'"
+        )
+
+
+class _Patterns:
+    """What one principal may do one operation on, of one kind that has names."""
+
+    __slots__ = ("names", "prefixes")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        patterns = tuple(patterns)
+        self.names = frozenset(p for p in patterns if not p.endswith(ANYTHING))
+        self.prefixes = tuple(p.removesuffix(ANYTHING) for p in patterns if p.endswith(ANYTHING))
+
+    def allows(self, name: str) -> bool:
+        return name in self.names or (bool(name) and name.startswith(self.prefixes))
+
+
+_Key = tuple[str, Operation, Kind]
+
+
+class Acls:
+    """The rules of one moment, indexed for decisions; immutable.
+
+    Args:
+        rules: each once, checked when they were made.
+    """
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.rules = tuple(rules)
+        by_key: dict[_Key, list[str]] = {}
+        for rule in self.rules:
+            key = (rule.principal, rule.operation, rule.kind)
+            by_key.setdefault(key, []).append(rule.pattern)
+        self._patterns = {key: tuple(patterns) for key, patterns in by_key.items()}
+        self._names = {
+            key: _Patterns(patterns)
+            for key, patterns in by_key.items()
+            if key[2] in ("stream", "group")
+        }
+        self._known = frozenset(rule.principal for rule in self.rules)
+
+    def allows(self, principal: Principal, operation: Operation, resource: Resource) -> bool:
+        """Whether a rule allows it."""
+        name = principal.name
+        if self.is_admin(principal):
+            return True
+        if resource.kind == "subject":
+            patterns = self._patterns.get((name, operation, "subject"), ())
+            return any(subject_covers(pattern, resource.name) for pattern in patterns)
+        if resource.kind == "cluster":
+            return (name, operation, "cluster") in self._patterns
+        names = self._names.get((name, operation, resource.kind))
+        return names is not None and names.allows(resource.name)
+
+    def is_admin(self, principal: Principal) -> bool:
+        """Whether it may administer the cluster, and so do everything."""
+        return (principal.name, "admin", "cluster") in self._patterns
+
+    def knows(self, principal: Principal) -> bool:
+        """Whether any rule names it; who is not named may do nothing at all."""
+        return principal.name in self._known
+
+    def patterns(self, principal: Principal, operation: Operation, kind: Kind) -> tuple[str, ...]:
+        """What it may do an operation on, as patterns; for an admin the one that stands for all."""
+        if self.is_admin(principal):
+            return (">",) if kind == "subject" else (ANYTHING,)
+        return self._patterns.get((principal.name, operation, kind), ())

@@ -1,0 +1,61 @@
+"""Principals: who asks.
+
+Rules: a principal is a name and nothing else; what it may do is said by rules about the name
+(``acl``). Names that begin with two underscores are the broker's own and can be claimed by no
+certificate and given to no token. Who has shown nothing is ``ANONYMOUS``, whose empty name no rule
+can name: it is never allowed anything.
+"""
+
+from typing import Final, NamedTuple
+
+from strandline.config import NAME_BYTES_MAX
+from strandline.errors import InvalidRequestError
+
+INTERNAL_PREFIX: Final = "__"
+
+
+class Principal(NamedTuple):
+    """Who asks."""
+
+    name: str
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it has not shown who it is."""
+        return not self.name
+
+    def __str__(self) -> str:
+        return self.name or "(anonymous)"
+
+
+ANONYMOUS: Final = Principal("")
+"""Who has not shown who it is."""
+BOOTSTRAP_ADMIN: Final = Principal("__admin")
+"""Who shows the token of the broker's settings; may do everything."""
+BROKERS: Final = Principal("__broker")
+"""The brokers of the cluster among themselves, where one is the client of another."""
+
+
+def is_user_name(name: str) -> bool:
+    """Whether certificates and tokens may stand for a principal of this name."""
+    return is_clean_name(name) and not name.startswith(INTERNAL_PREFIX)
+
+
+def is_clean_name(name: str) -> bool:
+    """Whether a text is short and printable, with no white space around it."""
+    is_printable = name.isprintable() and name == name.strip()
+    return is_printable and 0 < len(name.encode()) <= NAME_BYTES_MAX
+
+
+def check_user_name(name: str) -> None:
+    """Refuse a name that is none for a user.
+
+    Raises:
+        InvalidRequestError: saying what a name may be.
+    """
+    if not is_user_name(name):
+        raise InvalidRequestError(
+            f"{name[:NAME_BYTES_MAX]!r} is no name for a principal: it has 1 to {NAME_BYTES_MAX} "
+            "bytes of printable characters, begins and ends with no white space, and does not "
+            f"begin with {INTERNAL_PREFIX!r}"
+        )
