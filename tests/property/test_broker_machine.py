@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strandline.broker import broker as broker_module
+from strandline.broker import base as base_module
 from strandline.broker.broker import Broker
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
@@ -46,7 +46,7 @@ publishes = st.fixed_dictionaries(
 @pytest.fixture(autouse=True)
 def quick_healing(monkeypatch):
     """A failed broker reopens at once."""
-    monkeypatch.setattr(broker_module, "HEAL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(base_module, "HEAL_INTERVAL_S", 0.001)
 
 
 class Publish:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from strandline.broker import broker as broker_module
+from strandline.broker import base as base_module
 from strandline.broker import checkpointer
 from strandline.broker.broker import Broker
 from strandline.clock import ManualClock
@@ -233,7 +233,7 @@ def kit():
 @pytest.fixture
 async def open_broker(tmp_path, disk, clock, monkeypatch):
     """Start brokers on one directory; what is left running is stopped."""
-    monkeypatch.setattr(broker_module, "HEAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(base_module, "HEAL_INTERVAL_S", 0.01)
     started = []
 
     async def start(*, journal=None, **settings):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from strandline.broker import broker as broker_module
+from strandline.broker import base as base_module
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig, StreamConfig
 from strandline.errors import StrandlineError
@@ -157,7 +157,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path, kit, monkeypatch):
-    monkeypatch.setattr(broker_module, "HEAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(base_module, "HEAL_INTERVAL_S", 0.01)
     made = Cluster(tmp_path, kit)
     yield made
     for number in list(made.brokers):

@@ -1,0 +1,326 @@
+"""What every broker stands on: its parts, its logs on the disk, and who is to hear of what.
+
+Rules: opening is recovery, at the start and after the disk has failed: the same road. Must not know
+where the metadata comes from, nor how streams come and go.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from strandline.broker.admission import Admission
+from strandline.broker.checkpointer import CheckpointSchedule
+from strandline.broker.cleaner import Cleaner
+from strandline.broker.damage import DamageReports
+from strandline.broker.partition import Partition
+from strandline.broker.scrubber import Scrubber
+from strandline.broker.stream import Stream
+from strandline.broker.syncer import Syncer
+from strandline.broker.turn import Turn
+from strandline.clock import Clock, SystemClock
+from strandline.config import BrokerConfig
+from strandline.errors import (
+    LogPoisonedError,
+    ShuttingDownError,
+    StrandlineError,
+    UnknownStreamError,
+)
+from strandline.metadata.commands import Command
+from strandline.metadata.image import MetadataImage, unknown_stream_message
+from strandline.storage.disk import Disk
+from strandline.storage.recovery import Recovered
+from strandline.storage.reserve import Reserve
+from strandline.telemetry import Telemetry
+from strandline.types import LogId
+
+logger = logging.getLogger(__name__)
+
+HEAL_INTERVAL_S = 1.0
+BIND_TIMEOUT_S = 5.0
+T = TypeVar("T")
+
+
+class BrokerBase(ABC):
+    """The data directory of one broker, opened, and who is to hear of what.
+
+    Args:
+        config: settings.
+        clock: where the time comes from.
+        disk: the door to the file system; tests inject faults here.
+        telemetry: counters; a fresh set if not given.
+    """
+
+    _loop: asyncio.AbstractEventLoop
+    _storage: Recovered
+    _syncer: Syncer
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.disk = disk or Disk()
+        self.telemetry = telemetry or Telemetry()
+        self.data_dir = Path(config.data_dir)
+        self.is_ready = False
+        self._streams: dict[str, Stream] = {}
+        self._stream_callbacks: list[Callable[[], None]] = []
+        self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._changed_callbacks: list[Callable[[Command], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._admin = asyncio.Lock()
+        self._producer_ids = range(0)
+        self._producer_lock = asyncio.Lock()
+
+    # Life
+
+    def _assemble(self) -> None:
+        """Make the parts; nothing is opened yet but the metadata."""
+        self._reserve = Reserve(self.data_dir, self.disk)
+        self._load_metadata()
+        self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
+        self.admission.now_ns = self.clock.now_ns()
+        self.turn = Turn(
+            self._loop,
+            admission=self.admission,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            on_poisoned=self._on_poisoned,
+        )
+        self._checkpoints = CheckpointSchedule(
+            self.config.journal,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            on_poisoned=self.turn.poison,
+        )
+        self._damage = DamageReports(self.call_soon, telemetry=self.telemetry)
+        self.admission.on_damage = self._damage.met
+        self._scrubber = Scrubber(
+            self.partitions,
+            self._damage,
+            telemetry=self.telemetry,
+            interval_ms=self.config.scrub_interval_ms,
+            bytes_per_s=self.config.scrub_bytes_per_s,
+        )
+        self._cleaner = Cleaner(
+            self.partitions,
+            turn_passed=self.turn.passed,
+            lock=self._admin,
+            disk=self.disk,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            interval_ms=self.config.cleaner_interval_ms,
+        )
+
+    async def quiesce(self) -> None:
+        """Wait until no turn is between write and answer and nothing waits for one."""
+        while not self.turn.is_idle:  # noqa: ASYNC110  no bookkeeping in the hot path for this
+            await asyncio.sleep(0.001)
+
+    # Health
+
+    @property
+    def why_not_ready(self) -> str:
+        """Why records cannot be stored and read here now; empty: they can."""
+        if self.telemetry.journal_poisoned:
+            return "storage failed: nothing is stored until it is reopened"
+        if not self.is_ready:
+            return "starting or stopping"
+        if self.telemetry.disk_full:
+            return "the disk is full: publishes are refused"
+        return ""
+
+    def refresh_telemetry(self) -> None:
+        """Bring up to date what is only looked at, not counted; before each scrape."""
+        telemetry = self.telemetry
+        telemetry.ready = int(not self.why_not_ready)
+        telemetry.pending_bytes = self.admission.pending_bytes
+        telemetry.duplicates = self.admission.duplicates
+        telemetry.journal_bytes = self._storage.journal.bytes_since_recycle
+        self._count_streams()
+
+    # Streams
+
+    def streams(self) -> list[Stream]:
+        """All streams, by name."""
+        return [self._streams[name] for name in sorted(self._streams)]
+
+    def stream(self, name: str) -> Stream:
+        """The stream called ``name``; from any thread.
+
+        Raises:
+            UnknownStreamError: there is none.
+        """
+        try:
+            return self._streams[name]
+        except KeyError:
+            message = unknown_stream_message(name, self._image.streams)
+            raise UnknownStreamError(message) from None
+
+    def partitions(self) -> list[Partition]:
+        """Every partition of every stream."""
+        return [partition for stream in self.streams() for partition in stream.partitions]
+
+    # Front ends
+
+    def on_streams_changed(self, callback: Callable[[], None]) -> None:
+        """Call back, on the loop, after streams were created or deleted."""
+        self._stream_callbacks.append(callback)
+
+    def on_changed(self, callback: Callable[[Command], None]) -> None:
+        """Call back, on the loop, after a command to the metadata took effect."""
+        self._changed_callbacks.append(callback)
+
+    def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Await, before a creation is answered, that records can reach the stream."""
+        self._bound_callbacks.append(callback)
+
+    def on_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call back, on the loop, after the responders of each turn."""
+        self.turn.turn_end_callbacks.append(callback)
+
+    def call_soon(self, function: Callable[..., None], *args: object) -> None:
+        """Run a function on the loop; from any thread."""
+        self._loop.call_soon_threadsafe(function, *args)
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop; from any thread but the loop's."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    # Inside
+
+    @property
+    def image(self) -> MetadataImage:
+        """What there is, as far as it is known here; any thread."""
+        return self._image
+
+    @property
+    def flight_addresses(self) -> tuple[str, ...]:
+        """Where clients find the brokers of the cluster; none: this one stands alone."""
+        return self._image.flight_addresses(sorted(self._image.brokers))
+
+    def _wake(self) -> None:
+        self.turn.wake()
+
+    def _check_available(self) -> None:
+        if self.admission.refusal is not None:
+            raise self.admission.refusal
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something beside the turn until the stop; if a bug ends it, say so loudly."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                logger.critical("task %s died, please report", name, exc_info=task.exception())
+
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    def _announce(self) -> None:
+        for callback in self._stream_callbacks:
+            callback()
+
+    async def _wait_until_bound(self, name: str) -> None:
+        """A publish right after the creation must find the stream, not overtake its subscription.
+
+        A NATS server that is away does not hold up the creation for ever: the subscription follows
+        when it is back.
+        """
+        try:
+            async with asyncio.timeout(BIND_TIMEOUT_S):
+                for callback in self._bound_callbacks:
+                    await callback()
+        except TimeoutError:
+            logger.warning("stream %s waits for NATS to take its subscription", name)
+
+    def _count_streams(self) -> None:
+        self.telemetry.streams = len(self._streams)
+        self.telemetry.partitions = len(self.partitions())
+
+    def _open(self) -> Recovered:
+        """Recover the logs of the streams in the image and attach the journal to the turn."""
+        started_ms = self.clock.monotonic_ms()
+        storage = self._open_storage()
+        seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
+        report = storage.report
+        logger.info(
+            "recovered %d records (%d bytes) from the journal in %.2f s, cut %d torn bytes",
+            report.records_replayed,
+            report.bytes_replayed,
+            seconds,
+            report.torn_bytes,
+        )
+        for damage in report.damage:
+            logger.error("damage in %s at byte %d: %s", *damage)
+            self._scrubber.hurry()
+        self.telemetry.recovery_seconds = seconds
+        self.telemetry.recovery_records = report.records_replayed
+        self.telemetry.recovery_torn_bytes = report.torn_bytes
+        self.telemetry.damaged_batches += len(report.damage)
+        self.turn.attach(storage.journal, self._syncer)
+        self._checkpoints.attach(storage)
+        return storage
+
+    def _close_storage(self) -> None:
+        """Let go of all files; a journal that cannot be synced any more is only let go."""
+        try:
+            self._storage.journal.close()
+        except LogPoisonedError as error:
+            logger.warning("closing the journal: %s", error)
+        for log in self._storage.logs.values():
+            log.close()
+
+    def _on_poisoned(self, error: StrandlineError) -> None:
+        """Try to reopen until the disk works again."""
+        logger.error("storage failed, refusing appends until it is reopened: %s", error)
+        self._spawn(self._heal(), "heal")
+
+    async def _heal(self) -> None:
+        """Reopen the data directory as after a crash, verifying it; repeat until it works."""
+        while True:
+            await asyncio.sleep(HEAL_INTERVAL_S)
+            async with self._admin, self._checkpoints.lock:
+                await self.turn.passed()
+                try:
+                    self._close_storage()
+                    self._storage = self._open()
+                    self._reopened()
+                except StrandlineError as error:
+                    logger.error("storage is still failing: %s", error)  # noqa: TRY400  no trace
+                    continue
+            if not isinstance(self.admission.refusal, ShuttingDownError):
+                self.admission.refusal = None
+            self.telemetry.journal_poisoned = 0
+            logger.warning("storage was reopened and verified; accepting appends again")
+            return
+
+    def _reopened(self) -> None:
+        """Let the partitions go on with the logs as they were verified."""
+        for partition in self.partitions():
+            partition.rebind(self._storage.logs[LogId(partition.log_id)])
+
+    # Of the kinds of broker
+
+    @property
+    @abstractmethod
+    def _image(self) -> MetadataImage:
+        """What streams there are."""
+
+    @abstractmethod
+    def _load_metadata(self) -> None:
+        """Read what streams there are."""
+
+    @abstractmethod
+    def _open_storage(self) -> Recovered:
+        """Recover the logs of the streams there are."""

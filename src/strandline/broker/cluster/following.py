@@ -1,0 +1,243 @@
+"""Following the image: a broker's streams, partitions and replicas become what the metadata says.
+
+Rules: what exists is decided by the metadata; this broker follows the image, also when it was the
+one to propose the change. What the image shows to be deleted is removed, and what it has never
+heard of is left alone.
+"""
+
+import asyncio
+import logging
+
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.log_starts import LogStarts
+from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.remote import RemotePartition
+from strandline.broker.cluster.replicas import not_leader
+from strandline.broker.cluster.watermarks import save_watermarks
+from strandline.broker.opening import log_plan
+from strandline.broker.partition import Partition
+from strandline.broker.quorum_store import LOG_ID
+from strandline.broker.stream import Stream
+from strandline.config import StreamConfig
+from strandline.errors import StrandlineError, UnavailableError, UnknownStreamError
+from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
+from strandline.storage.log import Log
+from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+WATERMARK_INTERVAL_S = 5.0
+RETRY_S = 1.0
+
+
+class FollowingBroker(Broker):
+    """A broker whose streams are those of the metadata log; arguments as for ``Broker``."""
+
+    membership: Membership
+    log_starts: LogStarts
+    _watermarks: dict[LogId, Offset]
+    _has_swept: bool
+    _is_stopping: bool
+    _retry: asyncio.TimerHandle | None
+
+    @property
+    def _image(self) -> MetadataImage:
+        return self.membership.machine.image
+
+    # Following the image
+
+    def _follow(self, image: MetadataImage) -> None:
+        """Make streams and replicas what the image says."""
+        streams: dict[str, Stream] = {}
+        is_changed, is_whole = False, True
+        for name, wanted in image.streams.items():
+            known = self._streams.get(name)
+            if known is not None and self._is_same(known, wanted):
+                streams[name] = known
+                continue
+            try:
+                streams[name] = self._make_stream(wanted)
+                is_changed = True
+            except StrandlineError as error:
+                is_whole = False
+                logger.error("stream %s cannot be opened here: %s", name, error)  # noqa: TRY400  no trace
+        gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
+        self._streams = streams
+        self._bar_partitions()
+        self._let_go(gone, image)
+        is_whole = self._seat_replicas() and is_whole
+        self._keep_ledgers()
+        self.membership.replicas.assign(image)
+        self.log_starts.follow(image, self.partitions())
+        self._describe(image)
+        if is_changed or gone:
+            self._announce()
+            self._count_streams()
+        self._sweep(image)
+        self.is_ready = not self._is_stopping
+        if not is_whole and self._retry is None:
+            self._retry = self._loop.call_later(RETRY_S, self._follow_again)
+
+    def _follow_again(self) -> None:
+        self._retry = None
+        if self.membership.is_registered:
+            self._follow(self._image)
+
+    def _is_same(self, stream: Stream, wanted: StreamImage) -> bool:
+        """Whether a stream here is the one in the image, with the same copies on this broker."""
+        have = [(p.log_id, not isinstance(p, RemotePartition)) for p in stream.partitions]
+        return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
+
+    def _make_stream(self, image: StreamImage) -> Stream:
+        known = {
+            partition.log_id: partition
+            for stream in self._streams.values()
+            for partition in stream.partitions
+            if not isinstance(partition, RemotePartition)
+        }
+        partitions = []
+        for number, item in enumerate(image.partitions):
+            name = PartitionName(image.config.name, number)
+            is_here = self.membership.me in item.replicas
+            if is_here and item.log_id in known:
+                partitions.append(known[item.log_id])
+            else:
+                partitions.append(self._make_partition(name, image.config, item))
+        return Stream(image.config, image.created_ns, partitions)
+
+    def _make_partition(
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> Partition:
+        """A partition with the log it has here, or one that is elsewhere."""
+        if self.membership.me not in image.replicas:
+            return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
+        plan = log_plan(self.data_dir, image.log_id, config)
+        log = self._storage.logs.get(image.log_id)
+        if log is None:
+            log = Log.open(
+                plan.directory,
+                disk=self.disk,
+                segment_bytes=plan.segment_bytes,
+                segment_age_ms=plan.segment_age_ms,
+            )
+            # Its name must outlive a power loss: recovery knows logs by their directories.
+            self.disk.sync_directory(plan.directory.parent)
+            self._storage.logs[image.log_id] = log
+        log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
+        return Partition(
+            name,
+            config,
+            log,
+            log_id=image.log_id,
+            leader_epoch=LeaderEpoch(image.leader_epoch),
+            admission=self.admission,
+        )
+
+    def _seat_replicas(self) -> bool:
+        """Make the replicas that are missing; False if one could not be made."""
+        is_whole = True
+        drivers = self.membership.replicas.drivers
+        for partition in self.partitions():
+            if isinstance(partition, RemotePartition) or partition.log_id in drivers:
+                continue
+            noted = self._watermarks.get(partition.log_id, Offset(0))
+            if partition.seat is not None:
+                noted = max(noted, partition.high_watermark)
+            try:
+                self.membership.replicas.add(partition, noted)
+            except StrandlineError as error:
+                is_whole = False
+                logger.error("%s cannot be opened here: %s", partition.name, error)  # noqa: TRY400  no trace
+        return is_whole
+
+    def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
+        """Close what is here no more, deleted or moved away, and remove its logs beside."""
+        kept = {partition for s in self._streams.values() for partition in s.partitions}
+        closing = [p for stream in gone for p in stream.partitions if p not in kept]
+        elsewhere = {partition.log_id: partition for _, partition in image.partitions()}
+        for partition in closing:
+            error: StrandlineError = UnknownStreamError(
+                f"stream {partition.name.stream!r} was deleted"
+            )
+            if partition.log_id in elsewhere:
+                error = not_leader(image, partition.name, elsewhere[partition.log_id])
+            if not isinstance(partition, RemotePartition):
+                self.membership.replicas.drop(partition.log_id, error)
+            partition.close(error)
+            partition.reject_from((), error)
+        gone_ids = {p.log_id for p in closing if not isinstance(p, RemotePartition)}
+        if gone_ids:
+            self._spawn(self._remove(gone_ids), "remove-logs")
+        for stream in gone:
+            if stream.name not in image.streams:
+                logger.info("stream %s was deleted", stream.name)
+
+    def _log_ids_here(self, image: MetadataImage) -> set[LogId]:
+        """The logs that this broker keeps according to the image."""
+        return {p.log_id for _, p in image.partitions() if self.membership.me in p.replicas}
+
+    async def _remove(self, log_ids: set[LogId]) -> None:
+        """Remove logs that the metadata has given up, unless it has changed its mind.
+
+        A copy that has moved away may move back, under the same log id: a checkpoint sees to it
+        that a recovery takes nothing of the old log for the new one's.
+        """
+        async with self._admin:
+            await self.turn.passed()
+            async with self._checkpoints.lock:
+                here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
+                for log_id in sorted(log_ids - here - self._log_ids_here(self._image)):
+                    self._remove_log(log_id)
+                    self._watermarks.pop(log_id, None)
+            try:
+                await self._checkpoints.checkpoint()
+            except StrandlineError as error:
+                logger.warning("no checkpoint after logs were removed: %s", error)
+
+    def _describe(self, image: MetadataImage) -> None:
+        """Tell partitions where Flight finds them."""
+        for name, partition in image.partitions():
+            stream = self._streams.get(name.stream)
+            if stream is None:
+                continue
+            here = stream.partitions[name.partition]
+            order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
+            here.addresses = image.flight_addresses(order)
+            here.in_sync_addresses = image.flight_addresses(partition.isr)
+            leader = image.brokers.get(partition.leader) if partition.leader else None
+            here.leader_address = leader.flight_address if leader is not None else ""
+            if isinstance(here, RemotePartition):
+                here.describe(not_leader(image, name, partition))
+
+    def _sweep(self, image: MetadataImage) -> None:
+        """Once: remove logs of streams that were deleted while this broker was away."""
+        if self._has_swept:
+            return
+        self._has_swept = True
+        unknown = self._storage.logs.keys() - self._log_ids_here(image) - {LOG_ID}
+        for log_id in sorted(unknown):
+            if log_id >= image.next_log_id:
+                logger.error("log %d is of a stream nobody knows; it is left alone", log_id)
+        deleted = {log_id for log_id in unknown if log_id < image.next_log_id}
+        if deleted:
+            self._spawn(self._remove(deleted), "remove-logs")
+
+    # Watermarks
+
+    async def _keep_watermarks(self) -> None:
+        """Note now and then what is committed, until cancelled."""
+        while True:
+            await asyncio.sleep(WATERMARK_INTERVAL_S)
+            self._note_watermarks()
+            # A copy that was behind may have come as far as what is to be deleted.
+            self.log_starts.follow(self._image, self.partitions())
+
+    def _note_watermarks(self) -> None:
+        offsets = dict(self.membership.replicas.high_watermarks())
+        if not offsets or offsets == self._watermarks:
+            return
+        try:
+            save_watermarks(self.data_dir, offsets, disk=self.disk)
+            self._watermarks = offsets
+        except UnavailableError as error:
+            logger.warning("what is committed could not be noted: %s", error)
