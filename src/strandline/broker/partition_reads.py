@@ -40,6 +40,8 @@ class PartitionReads:
         """In a cluster: Flight of the in-sync replicas in service."""
         self.elsewhere: StrandlineError | None = None
         """In a cluster: why it cannot be read here at all; None: it can."""
+        self.is_led = True
+        """Whether this broker leads it, as far as the metadata here says."""
 
     @property
     def log_start_offset(self) -> Offset:

@@ -2,8 +2,10 @@
 
 Rules: a stream binds its subject and, with the ``suffix`` rule, ``subject.N`` for its partition N;
 with the ``subject`` and ``key`` rules a hash chooses the partition (a record without a key goes by
-its subject). Streams of one queue group take turns; every other stream gets every record. What was
-found for a subject is remembered in a bounded dictionary until the streams change.
+its subject). Streams of one queue group take turns; every other stream gets every record. In a
+cluster each broker hears every message and the leader stores it, but for queue groups: a message of
+theirs is given to one broker, so only those that lead ask for them. What was found for a subject is
+remembered in a bounded dictionary until the streams, or the leaders of queue groups, change.
 """
 
 import itertools
@@ -30,6 +32,11 @@ class PartitionPort(Protocol):
     @property
     def name(self) -> PartitionName:
         """Stream and number."""
+        ...
+
+    @property
+    def is_led(self) -> bool:
+        """Whether this broker leads it."""
         ...
 
     def append(
@@ -70,6 +77,8 @@ class Binding(NamedTuple):
     stream: StreamPort
     partition: int | None
     """The partition it feeds; None: a hash chooses."""
+    is_ours: bool = True
+    """False: of a queue group, and led by another broker."""
 
 
 def stream_bindings(stream: StreamPort) -> list[Binding]:
@@ -77,11 +86,14 @@ def stream_bindings(stream: StreamPort) -> list[Binding]:
     config = stream.config
     if is_internal(config.name):
         return []
+    ours = [not config.queue_group or partition.is_led for partition in stream.partitions]
     if config.partition_rule != "suffix":
-        return [Binding(config.subject, stream, None)]
+        return [Binding(config.subject, stream, None, is_ours=all(ours))]
+    subjects = [f"{config.subject}.{number}" for number in range(config.partitions)]
+    subjects[0] = config.subject
     return [
-        Binding(f"{config.subject}.{number}" if number else config.subject, stream, number)
-        for number in range(config.partitions)
+        Binding(subject, stream, number, is_ours=ours[number])
+        for number, subject in enumerate(subjects)
     ]
 
 
@@ -92,6 +104,8 @@ class Target:
         "answers",
         "by_key",
         "checks_offsets",
+        "is_ours",
+        "is_shared",
         "name",
         "partition",
         "partitions",
@@ -101,6 +115,9 @@ class Target:
     def __init__(self, binding: Binding, subject: bytes) -> None:
         config = binding.stream.config
         self.name = config.name
+        self.is_ours = binding.is_ours
+        self.is_shared = bool(config.queue_group)
+        """Whether other streams, or brokers, do not hear what it is given."""
         self.stream_subject = config.subject
         self.answers = config.pub_ack
         """Whether a reply subject gets a PubAck."""
@@ -124,7 +141,7 @@ class Target:
 class Route:
     """Who records a subject."""
 
-    __slots__ = ("answers", "groups", "partition", "subject", "turns")
+    __slots__ = ("answers", "groups", "is_shared", "partition", "subject", "turns")
 
     def __init__(
         self, subject: str, groups: tuple[tuple[Target, ...], ...], turns: Iterator[int]
@@ -137,6 +154,7 @@ class Route:
         self.partition = only.partition if only is not None else None
         """Where a record without a key goes, if that is one place; the fast path."""
         self.answers = only is not None and only.answers
+        self.is_shared = only is not None and only.is_shared
 
     def targets(self) -> list[Target]:
         """The streams that get the next record."""
@@ -184,9 +202,14 @@ class RouteTable:
             # NATS forbids white space in a queue's name, so no group is called like this.
             group = binding.stream.config.queue_group or f" {number}"
             groups.setdefault(group, []).append(Target(binding, subject))
-        route = Route(text, tuple(map(tuple, groups.values())), self._turns)
+        route = Route(text, tuple(map(_takers, groups.values())), self._turns)
         if len(subject) <= REMEMBERED_SUBJECT_BYTES_MAX:
             if len(self.remembered) >= REMEMBERED_SUBJECTS_MAX:
                 self.remembered.clear()
             self.remembered[subject] = route
         return route
+
+
+def _takers(group: list[Target]) -> tuple[Target, ...]:
+    """Who of a group may get a record here: those led here; if there are none, any can refuse it."""
+    return tuple(target for target in group if target.is_ours) or tuple(group)

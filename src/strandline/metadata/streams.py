@@ -144,7 +144,18 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
             "partition_by 'suffix' puts '.N' after the subject, which '>' forbids; use 'subject' "
             "or 'key'"
         )
+    _check_queue_group(config, is_cluster=is_cluster)
     _check_copies(config, is_cluster=is_cluster)
+
+
+def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
+    """In a cluster a message to a queue group reaches one leader: it must be the partition's."""
+    is_hashed = config.partition_rule != "suffix" and config.partitions > 1
+    if is_cluster and config.queue_group and is_hashed:
+        raise InvalidConfigError(
+            f"queue_group with {config.partitions} partitions needs partition_by 'suffix' in a "
+            "cluster: what is shared reaches one leader, which cannot choose another's partition"
+        )
 
 
 def _check_copies(config: StreamConfig, *, is_cluster: bool) -> None:

@@ -69,8 +69,8 @@ class FollowingBroker(Broker):
         self._keep_ledgers()
         self.membership.replicas.assign(image)
         self.log_starts.follow(image, self.partitions())
-        self._describe(image)
-        if is_changed or gone:
+        has_moved = self._describe(image)
+        if is_changed or gone or has_moved:
             self._announce()
             self._count_streams()
         self._sweep(image)
@@ -194,8 +194,9 @@ class FollowingBroker(Broker):
             except StrandlineError as error:
                 logger.warning("no checkpoint after logs were removed: %s", error)
 
-    def _describe(self, image: MetadataImage) -> None:
-        """Tell partitions where Flight finds them."""
+    def _describe(self, image: MetadataImage) -> bool:
+        """Tell partitions who leads and where Flight finds them; whether queue groups are moved."""
+        has_moved = False
         for name, partition in image.partitions():
             stream = self._streams.get(name.stream)
             if stream is None:
@@ -206,8 +207,12 @@ class FollowingBroker(Broker):
             here.in_sync_addresses = image.flight_addresses(partition.isr)
             leader = image.brokers.get(partition.leader) if partition.leader else None
             here.leader_address = leader.flight_address if leader is not None else ""
+            is_led = partition.leader == self.membership.me and not self._is_stopping
+            has_moved |= is_led != here.is_led and bool(here.config.queue_group)
+            here.is_led = is_led
             if isinstance(here, RemotePartition):
                 here.describe(not_leader(image, name, partition))
+        return has_moved
 
     def _sweep(self, image: MetadataImage) -> None:
         """Once: remove logs of streams that were deleted while this broker was away."""

@@ -184,6 +184,9 @@ class PublisherConnection(Peer):
         template = self._listener.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sid, sequence))
 
+    is_alone = True
+    """Nobody else hears what came over it."""
+
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply."""
         self.deliver(cast("bytes", token), error_reply(error))

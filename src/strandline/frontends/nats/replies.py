@@ -113,6 +113,11 @@ class ReplySink(Responder, Protocol):
     As a responder its token is the reply subject, and it answers with PubAcks.
     """
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other broker hears what came this way: then nobody else can answer."""
+        ...
+
     def deliver(self, to: bytes, payload: bytes) -> None:
         """Queue a message to the subject ``to``; never raises."""
         ...
@@ -160,7 +165,7 @@ class EnvelopeResponder:
         """Send the reason, whatever the policy."""
         if token is not None:
             self._sink.rejected(token, error)
-        if isinstance(error, NotLeaderError):
+        if isinstance(error, NotLeaderError) and not self._sink.is_alone:
             return  # the leader, which hears every message too, answers
         reason = next(
             (found for cls, found in _ENVELOPE_ERRORS if isinstance(error, cls)),

@@ -21,6 +21,7 @@ class FakePartition:
     def __init__(self, broker, name):
         self.broker = broker
         self.name = name
+        self.is_led = True
         self.records = []
 
     def append(self, value, *, subject, responder=None, token=None, **rest):
@@ -67,15 +68,15 @@ class FakeBroker:
             FakePartition(self, PartitionName(name, number)) for number in range(config.partitions)
         ]
         self._streams[name] = FakeStream(config, partitions)
-        self._announce()
+        self.announce()
         return partitions
 
     def drop(self, name):
         """Delete a stream."""
         del self._streams[name]
-        self._announce()
+        self.announce()
 
-    def _announce(self):
+    def announce(self):
         for callback in self._stream_callbacks:
             callback()
 
@@ -123,6 +124,8 @@ class FakeBroker:
 
 class RecordingSink:
     """Remembers what a publisher would hear."""
+
+    is_alone = False
 
     def __init__(self):
         self.delivered = []
