@@ -12,7 +12,7 @@ from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import CorruptBatchError
 from strandline.metadata.image import MetadataImage
 from strandline.storage.disk import Disk, translated
-from strandline.storage.log import DELETED_SUFFIX, delete_log_directory
+from strandline.storage.log_directory import DELETED_SUFFIX, delete_log_directory
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId
 

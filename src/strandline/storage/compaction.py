@@ -22,7 +22,8 @@ from strandline.record.codec import Stamp, decode_batches, encode_arrow
 from strandline.record.compression import CODEC_NUMBERS
 from strandline.storage.disk import BUFFERS_MAX, Bytes, Disk
 from strandline.storage.log import Log
-from strandline.storage.segment import Hole, Segment
+from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import Hole
 from strandline.storage.walk import Found, walk
 from strandline.types import Offset, TimestampNs
 

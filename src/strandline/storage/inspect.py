@@ -25,7 +25,8 @@ from strandline.storage.log_redo import START_NAME, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
 from strandline.storage.scan import header_at
-from strandline.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, Hole, Segment
+from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, Hole
 from strandline.storage.walk import walk
 
 Severity = Literal["note", "torn", "damage"]

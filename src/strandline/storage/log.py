@@ -10,61 +10,23 @@ says where reading can go on. A failed write or sync poisons the log; a full dis
 leaves it as it was. Does not decode records and knows nothing of the journal.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from strandline.errors import (
-    CorruptBatchError,
-    DiskFullError,
-    LogPoisonedError,
-    OffsetOutOfRangeError,
-    ShuttingDownError,
-)
+from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import HEADER_BYTES, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
+from strandline.storage.log_directory import delete_log_directory
+from strandline.storage.log_reads import LogReads
 from strandline.storage.log_redo import START_NAME, LogRedo, format_start
-from strandline.storage.scan import OFFSET_MAX, header_at, intact_at, scan
+from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
-from strandline.storage.time_index import first_record_at
-from strandline.types import Offset, Position, TimestampNs
-
-DELETED_SUFFIX = ".deleted"
-MAPPED_MAX = 8
-"""Sealed segments of one log that stay mapped for readers to come."""
+from strandline.types import Offset, Position
 
 
-class LogSlice(NamedTuple):
-    """Whole intact batches in a row; empty if there is nothing to serve from the offset on.
-
-    An empty one may still have moved on: compaction may have removed all that was left.
-    """
-
-    buffer: memoryview
-    base_offset: Offset
-    """Of the first batch; may be below the offset asked for, or above it where compaction cut."""
-    next_offset: Offset
-    """Where the next read goes on."""
-    file: Path
-    position: Position
-
-
-class _Layout(NamedTuple):
-    """Segments and their base offsets, swapped together."""
-
-    segments: tuple[Segment, ...]
-    bases: tuple[int, ...]
-
-
-class Log:
-    """Batches of one partition, in order of offset.
-
-    Attributes:
-        log_start_offset: the first offset that may be read.
-        poisoned: a write or sync failed; only reopening helps.
-    """
+class Log(LogReads):
+    """Batches of one partition, in order of offset."""
 
     def __init__(
         self,
@@ -77,20 +39,15 @@ class Log:
         log_start_offset: Offset,
     ) -> None:
         assert segments, "a log has an active segment at least"
-        self.directory = directory
         self.segment_bytes = segment_bytes
         self.segment_age_ms = segment_age_ms
-        self.poisoned = False
         self._disk = disk
-        self._mapped: tuple[Segment, ...] = ()
         self._stable_base = 0
-        self._closed = False
-        self.log_start_offset = log_start_offset
         if log_start_offset > segments[-1].next_offset:
             # What was removed was not durable itself; its offsets stay used all the same.
             segments[-1].seal()
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
-        self._arrange(segments)
+        super().__init__(directory, segments, log_start_offset)
         self._drop_below(log_start_offset)
 
     @classmethod
@@ -132,37 +89,10 @@ class Log:
             log_start_offset=redo.log_start_offset,
         )
 
-    # -- state ---------------------------------------------------------------------------------
-
-    @property
-    def log_end_offset(self) -> Offset:
-        """The offset the next record gets."""
-        return Offset(self._layout.segments[-1].next_offset)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of batches, without indexes."""
-        return sum(segment.size for segment in self._layout.segments)
-
-    def bytes_from(self, offset: int) -> int:
-        """Bytes from an offset to the end; a little more, as the index knows only some places."""
-        layout = self._layout
-        first = max(bisect_right(layout.bases, offset) - 1, 0)
-        later = sum(segment.size for segment in layout.segments[first + 1 :])
-        return later + layout.segments[first].bytes_from(offset)
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments at this moment, the last one active."""
-        return self._layout.segments
-
     @property
     def stable_segments(self) -> tuple[Segment, ...]:
         """Sealed segments that no recovery will touch, so that compaction may replace them."""
         return tuple(s for s in self._layout.segments[:-1] if s.base_offset < self._stable_base)
-
-    def _arrange(self, segments: Sequence[Segment]) -> None:
-        self._layout = _Layout(tuple(segments), tuple(s.base_offset for s in segments))
 
     # -- writing (one thread) --------------------------------------------------------------------
 
@@ -401,166 +331,3 @@ class Log:
     def mark_checkpointed(self, checkpoint: LogCheckpoint) -> None:
         """Tell that ``checkpoint`` is durable: what is sealed before it may be compacted."""
         self._stable_base = checkpoint.segment_base
-
-    # -- reading (any thread) ----------------------------------------------------------------------
-
-    def read(
-        self, offset: int, bytes_max: int, *, below: int = OFFSET_MAX, verify: bool = True
-    ) -> LogSlice:
-        """Whole batches from the one that holds ``offset`` on.
-
-        Args:
-            offset: from the log start offset to the log end offset.
-            bytes_max: at most so many bytes, but one batch at least.
-            below: only batches whose base offset is less than this.
-            verify: check every batch's checksum.
-
-        Returns:
-            Batches that end before damage, if there is any; of sealed segments without a copy.
-
-        Raises:
-            OffsetOutOfRangeError: the offset is not in the log.
-            CorruptBatchError: the offset is in a damaged batch; says where reading can go on.
-        """
-        layout = self._layout
-        if self._closed:
-            raise self._refusal()
-        limit = layout.segments[-1].next_offset
-        if not self.log_start_offset <= offset <= limit:
-            raise self._out_of_range(offset)
-        for index in range(max(bisect_right(layout.bases, offset) - 1, 0), len(layout.segments)):
-            segment = layout.segments[index]
-            place = segment.locate(offset, verify=verify)
-            if place is None:
-                continue
-            found = _collect(segment, place.position, bytes_max, below=below, verify=verify)
-            if found is None:  # the note about the offset was stale
-                segment.forget(offset)
-                place = segment.locate(offset, verify=verify)
-                if place is None:
-                    continue
-                found = _collect(segment, place.position, bytes_max, below=below, verify=verify)
-            if found is None:
-                raise segment.corrupt(segment.hole(place.position, place.expected))
-            if found.buffer:
-                self._prepare_next(layout, index, found)
-            return found._replace(next_offset=Offset(max(found.next_offset, offset)))
-        end, following = layout.segments[-1], Offset(max(offset, min(limit, below)))
-        return LogSlice(memoryview(b""), following, following, end.path, Position(end.size))
-
-    def read_dense(self, offset: int, bytes_max: int, *, below: int = OFFSET_MAX) -> LogSlice:
-        """As ``read``, where compaction has removed nothing: records that are missing are damage.
-
-        Raises:
-            OffsetOutOfRangeError, CorruptBatchError: as ``read``.
-        """
-        found = self.read(offset, bytes_max, below=below)
-        following = found.base_offset
-        if following <= offset:
-            return found
-        raise CorruptBatchError(
-            f"records {offset} to {following - 1} are missing from the files before it;"
-            f" reading can go on from offset {following}",
-            file=str(found.file),
-            position=found.position,
-            first_offset=offset,
-            next_offset=following,
-        )
-
-    def _prepare_next(self, layout: _Layout, index: int, found: LogSlice) -> None:
-        """Expect a sequential reader: remember its place, ask for data ahead, bound the maps."""
-        segment = layout.segments[index]
-        end = found.position + len(found.buffer)
-        if end < segment.size or not segment.sealed:
-            segment.remember(found.next_offset, end)
-        if not segment.sealed:
-            return
-        if segment not in self._mapped:
-            mapped = (*self._mapped, segment)
-            self._mapped = mapped[-MAPPED_MAX:]
-            for passed in mapped[:-MAPPED_MAX]:
-                passed.release()
-        if not found.position and index:
-            passed = layout.segments[index - 1]
-            passed.read_past(0, passed.size)
-        if segment.read_ahead(found.position, end):
-            layout.segments[index + 1].read_ahead(0, 0)
-
-    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
-        """The offset of the first record whose timestamp is at or after ``timestamp_ns``.
-
-        Returns:
-            The log end offset if there is none. Damaged batches are passed over.
-        """
-        segments = self._layout.segments
-        for segment in segments:
-            if segment.next_offset > self.log_start_offset:
-                found = first_record_at(segment, timestamp_ns, start=self.log_start_offset)
-                if found is not None:
-                    return Offset(found)
-        return Offset(segments[-1].next_offset)
-
-    # -- errors ------------------------------------------------------------------------------------
-
-    def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
-        return OffsetOutOfRangeError(
-            f"offset {offset} is not in the log, which holds"
-            f" {self.log_start_offset} up to (not including) {self.log_end_offset}"
-        )
-
-    def _refusal(self) -> LogPoisonedError | ShuttingDownError:
-        if self._closed:
-            return ShuttingDownError("the log was closed or deleted")
-        return LogPoisonedError(f"a write to {self.directory} failed; reopen the log to verify it")
-
-
-def _collect(
-    segment: Segment, position: int, bytes_max: int, *, below: int, verify: bool
-) -> LogSlice | None:
-    """The intact batches from ``position`` on; None if there is none where one should be."""
-    rest = segment.size - position
-    view = segment.view(position, min(max(bytes_max, HEADER_BYTES), rest))
-    header = header_at(view, 0)
-    if header is None:
-        return None
-    if header.base_offset >= below:
-        whole = segment.view(position, min(header.length, rest))
-        if verify and intact_at(whole, 0) is None:
-            return None  # a damaged offset must not pass for one that is not committed yet
-        following = Offset(below)
-        return LogSlice(memoryview(b""), following, following, segment.path, Position(position))
-    if len(view) < header.length <= rest:
-        view = segment.view(position, header.length)
-    run = scan(view, 0, len(view), below=below, verify=verify)
-    if not run.end:
-        return None
-    return LogSlice(
-        view[: run.end],
-        header.base_offset,
-        Offset(run.next_offset),
-        segment.path,
-        Position(position),
-    )
-
-
-def delete_log_directory(directory: Path, *, disk: Disk) -> None:
-    """Remove a log's files and their directory; fine if it is not there.
-
-    The directory loses its name first, so that a flush on another thread cannot add to it, and a
-    crash in the middle leaves nothing that looks like a log.
-
-    Raises:
-        LogPoisonedError: a file could not be removed.
-    """
-    doomed = directory.with_name(directory.name + DELETED_SUFFIX)
-    _remove_directory(doomed, disk=disk)
-    if disk.exists(directory):
-        disk.rename(directory, doomed)
-        disk.sync_directory(directory.parent)
-    _remove_directory(doomed, disk=disk)
-
-
-def _remove_directory(directory: Path, *, disk: Disk) -> None:
-    for name in disk.listing(directory):
-        disk.unlink(directory / name)
-    disk.remove_directory(directory)

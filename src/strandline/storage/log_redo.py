@@ -19,7 +19,8 @@ from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Disk
 from strandline.storage.journal_scan import Damage
 from strandline.storage.scan import OFFSET_MAX, find_intact, header_at, intact_at
-from strandline.storage.segment import LOG_SUFFIX, Segment
+from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import LOG_SUFFIX
 from strandline.types import Offset, Position
 
 START_NAME = "log-start"

@@ -15,7 +15,8 @@ from strandline.record.batch import HEADER_BYTES, BatchHeader, check_batch
 from strandline.storage.disk import Bytes
 from strandline.storage.log import Log
 from strandline.storage.scan import header_at
-from strandline.storage.segment import Hole, Segment
+from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import Hole
 from strandline.types import Offset
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from strandline.record.batch import BatchHeader
 from strandline.storage.scan import header_at, intact_at
-from strandline.storage.segment import Hole, Segment
+from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import Hole
 
 WINDOW_BYTES = 1 << 20
 

@@ -9,7 +9,7 @@ from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
 from strandline.record.batch import check_batch, read_header
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
-from strandline.storage.segment import AHEAD_BYTES
+from strandline.storage.segment_reads import AHEAD_BYTES
 
 
 def seal(log, *, sealed):

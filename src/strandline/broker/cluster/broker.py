@@ -35,7 +35,7 @@ from strandline.errors import (
 from strandline.metadata.commands import AllocateProducerIds, Command, CreateStream, DeleteStream
 from strandline.metadata.placement import place
 from strandline.metadata.streams import check_stream_config
-from strandline.storage.log import delete_log_directory
+from strandline.storage.log_directory import delete_log_directory
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.transactions.effects import Mark
 from strandline.types import BrokerId, Offset
@@ -143,7 +143,17 @@ class ClusterBroker(FollowingBroker):
     async def prepare_stop(self) -> None:
         """Hand over what this broker leads."""
         self._is_stopping, self.is_ready = True, False
+        await self._leave_queue_groups()
         await self.membership.hand_over()
+
+    async def _leave_queue_groups(self) -> None:
+        """Take what NATS gave to this broker alone before others lead, and then no more."""
+        leaving = [p for p in self.partitions() if p.is_led and p.config.queue_group]
+        for partition in leaving:
+            partition.is_led = False
+        if leaving:
+            self._announce()
+            await self._wait_until_bound(leaving[0].name.stream)
 
     async def stop(self) -> None:
         """As ``Broker.stop``, after leaving the others."""
@@ -331,7 +341,5 @@ def _check_available_in_cluster(config: StreamConfig) -> None:
     Raises:
         InvalidConfigError: naming the setting.
     """
-    if config.queue_group:
-        raise InvalidConfigError("queue_group is not available in a cluster yet")
     if config.compact and config.replicas > 1:
         raise InvalidConfigError("compact needs replicas 1 yet: copies are not compacted together")

@@ -1,0 +1,336 @@
+"""A segment as readers see it: its bytes, where an offset lies in them, and what is damaged.
+
+Rules: any number of threads may read while one appends, because what they need is swapped in one
+assignment, in this order: bytes, index, size, next offset. A sealed segment is memory-mapped. The
+file stays open while anyone holds the segment, so a deletion never pulls it from under a reader.
+Knows nothing of other segments.
+"""
+
+import mmap
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from strandline.errors import CorruptBatchError, LogPoisonedError
+from strandline.record.batch import BatchHeader
+from strandline.storage.checkpoint import TIMESTAMP_MIN
+from strandline.storage.disk import Bytes, Disk, OpenFile
+from strandline.storage.offset_index import (
+    INTERVAL_BYTES,
+    KIND_OFFSETS,
+    KIND_TIMES,
+    IndexFile,
+    SparseIndex,
+    decode_index,
+)
+from strandline.storage.scan import find_intact, header_at, intact_at, scan
+from strandline.types import Offset, TimestampNs
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIMES_SUFFIX = ".timeindex"
+_WINDOW_BYTES = 64 << 10
+_HINTS_MAX = 64
+AHEAD_BYTES = 8 << 20
+"""Sequential readers get this much asked for ahead of them, and as much forgotten behind."""
+
+
+class Hole(NamedTuple):
+    """A stretch of a segment that holds no intact batch."""
+
+    position: int
+    first_offset: int
+    """The first offset that is missing."""
+    next_offset: int
+    """The first offset after the hole that can be read."""
+    next_position: int
+    """Where the intact batch after the hole begins, or -1: none in this segment."""
+
+
+class Place(NamedTuple):
+    """Where a batch begins, and an offset that no batch from there on is below."""
+
+    position: int
+    expected: int
+
+
+class SegmentReads:
+    """Batches from ``base_offset`` up to ``next_offset``, ``size`` bytes of them."""
+
+    __slots__ = (
+        "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "first_timestamp",
+        "has_durable_name", "index", "indexed_bytes", "max_timestamp", "next_offset", "path",
+        "sealed", "size", "synced_bytes", "times",
+    )  # fmt: skip
+
+    def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
+        self._disk = disk
+        self.path = segment_path(directory, base_offset)
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size = 0
+        self.first_timestamp = TIMESTAMP_MIN
+        self.max_timestamp = TIMESTAMP_MIN
+        self.sealed = False
+        self.has_durable_name = False
+        self._pinned: mmap.mmap | None = None
+        self.synced_bytes = 0
+        self.indexed_bytes = -1
+        self.index: SparseIndex | None = SparseIndex()
+        self.times: SparseIndex | None = SparseIndex()
+        self._file: OpenFile | None = None
+        self._map: mmap.mmap | None = None
+        self._tail: tuple[int, list[Bytes]] = (0, [])
+        self._hints: dict[int, int] = {}
+
+    @property
+    def file(self) -> OpenFile:
+        """The open file, created if this is a new segment; hold it while its descriptor is used."""
+        file = self._file
+        if file is None:
+            is_new = not self._tail[0]  # else its name is there, or went away for good
+            file = OpenFile(self.path, disk=self._disk, write=not self.sealed, create=is_new)
+            self._file = file
+        return file
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all of it survives a power loss, but for the name."""
+        return self.synced_bytes == self.size
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that are in the file, not only in memory."""
+        return self._tail[0]
+
+    def note(self, header: BatchHeader, position: int) -> None:
+        """Take a batch at ``position`` into the indexes and the timestamps."""
+        index, times = self.index, self.times
+        assert index is not None, "an active segment has its index in memory"
+        assert times is not None, "and both of them"
+        positions = index.positions
+        if not positions or position - positions[-1] >= INTERVAL_BYTES:
+            times.add(self.max_timestamp, position)
+            index.add(header.base_offset, position)
+        if self.first_timestamp == TIMESTAMP_MIN:
+            self.first_timestamp = header.first_timestamp
+        self.max_timestamp = max(self.max_timestamp, header.last_timestamp)
+
+    def view(self, position: int, length: int) -> memoryview:
+        """The bytes from ``position``, at most ``length`` of them; sealed ones without a copy."""
+        if self.sealed:
+            return memoryview(self._mapped())[position : position + length]
+        written, pending = self._tail
+        from_file = min(length, written - position)
+        if from_file <= 0:
+            return memoryview(b"".join(pending))[-from_file : length - from_file]
+        file = self.file
+        data = self._disk.pread(file.fd, from_file, position)
+        return memoryview(data + b"".join(pending) if from_file < length else data)[:length]
+
+    def _mapped(self) -> mmap.mmap:
+        mapped = self._map or self._pinned
+        if mapped is None:
+            try:
+                file = self.file
+                mapped = self._map = self._disk.map(file.fd, self.size)
+            except LogPoisonedError:
+                if self._pinned is None:
+                    raise
+                return self._pinned  # the name went away just now
+        return mapped
+
+    def pin(self) -> None:
+        """Hold on to the contents: the name is about to go, or to mean another file."""
+        if self.sealed and self.size:
+            self._pinned = self._mapped()
+        elif self.written_bytes and self._file is None:
+            self._file = self.file
+
+    def release(self) -> None:
+        """Let go of map, descriptor and indexes if it is sealed; all come back on demand."""
+        if self.sealed and self.is_synced:
+            self._map = None
+            self._file = None
+            if self.indexed_bytes == self.size:
+                self.index = self.times = None
+
+    def read_ahead(self, position: int, end: int) -> bool:
+        """Ask for what a sequential reader wants next and forget what it has passed; if sealed.
+
+        Args:
+            position: where its read began.
+            end: where it ended; the system is called only when this enters a new stretch.
+
+        Returns:
+            Whether it will want the next segment soon.
+        """
+        stretch = end // AHEAD_BYTES
+        if position and position // AHEAD_BYTES == stretch:
+            return False
+        ahead = (stretch + 1) * AHEAD_BYTES if position else end & -mmap.PAGESIZE
+        if ahead < self.size and self.sealed:
+            length = min(AHEAD_BYTES if position else 2 * AHEAD_BYTES, self.size - ahead)
+            self._disk.will_need(self._mapped(), ahead, length)
+        if stretch >= 2:
+            self.read_past((stretch - 2) * AHEAD_BYTES, AHEAD_BYTES)
+        return ahead >= self.size
+
+    def read_past(self, position: int, length: int) -> None:
+        """Forget that a mapped range was read, so that this process' memory stays flat.
+
+        Drops page table entries, not the page cache; whoever still looks there notices nothing.
+        """
+        mapped = self._map
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED, position, length)
+
+    def locate(self, offset: int, *, verify: bool = True) -> Place | None:
+        """Where the first batch begins that ends after ``offset``, or None: not in this segment.
+
+        Raises:
+            CorruptBatchError: the offset lies in a hole.
+        """
+        hint = self._hints.get(offset)
+        if hint is not None and hint < self.size:
+            return Place(hint, offset)
+        expected, position = self._offsets().floor(offset)
+        expected = max(expected, self.base_offset)
+        size = self.size
+        while position < size:
+            window = self._window(position, size)
+            run = scan(window, 0, len(window), below=offset + 1, verify=verify)
+            if run.next_offset > offset:
+                return Place(position + run.last, expected)
+            position += run.end
+            expected = max(expected, run.next_offset)
+            if run.end:
+                continue
+            beyond = intact_at(window, 0) if verify else header_at(window, 0)
+            if beyond is not None:  # compaction has removed the offset
+                return Place(position, expected)
+            hole = self.hole(position, expected)
+            if hole.next_offset > offset:
+                raise self.corrupt(hole)
+            if hole.next_position < 0:
+                return None
+            position, expected = hole.next_position, hole.next_offset
+        return None
+
+    def _window(self, position: int, size: int) -> memoryview:
+        """Some bytes from ``position``: the whole batch at least, if one begins there."""
+        view = self.view(position, min(_WINDOW_BYTES, size - position))
+        header = header_at(view, 0)
+        if header is not None and len(view) < header.length <= size - position:
+            return self.view(position, header.length)
+        return view
+
+    def forget(self, offset: int) -> None:
+        """The note about ``offset`` was of no use."""
+        self._hints.pop(offset, None)
+
+    def remember(self, offset: int, position: int) -> None:
+        """Note where ``offset`` begins: a sequential reader will ask for it next."""
+        if len(self._hints) >= _HINTS_MAX:
+            self._hints = {}
+        self._hints[offset] = position
+
+    def hole(self, position: int, expected: int) -> Hole:
+        """The hole that begins at ``position``, where a batch from ``expected`` on was expected."""
+        size, limit = self.size, self.next_offset
+        boundary = self._offsets().beyond(position)
+        end = size if boundary is None else boundary[1]
+        bound = limit if boundary is None else boundary[0]
+        view = self.view(position, end - position)
+        found = find_intact(view, 0, after=expected, below=bound)
+        if found >= 0:
+            header = header_at(view, found)
+            assert header is not None, "an intact batch has a header"
+            return Hole(position, expected, header.base_offset, position + found)
+        if boundary is not None:
+            return Hole(position, expected, bound, end)
+        return Hole(position, expected, limit, -1)
+
+    def bytes_from(self, offset: int) -> int:
+        """Bytes from the last place known not to be after ``offset``."""
+        return self.size - self._offsets().floor(offset)[1] if offset < self.next_offset else 0
+
+    def offset_near(self, position: int) -> int:
+        """An offset that no batch at or after ``position`` is below."""
+        return max(self._offsets().offset_at(position), self.base_offset)
+
+    def corrupt(self, hole: Hole) -> CorruptBatchError:
+        """The error for a reader whose offset lies in ``hole``."""
+        return CorruptBatchError(
+            f"records {hole.first_offset} to {hole.next_offset - 1} are damaged;"
+            f" reading can go on from offset {hole.next_offset}",
+            file=str(self.path),
+            position=hole.position,
+            first_offset=Offset(hole.first_offset),
+            next_offset=Offset(hole.next_offset),
+        )
+
+    # -- indexes -----------------------------------------------------------------------------------
+
+    def _offsets(self) -> SparseIndex:
+        index = self.index
+        return self.load_indexes()[0] if index is None else index
+
+    def timestamps(self) -> SparseIndex:
+        """The time index: before each position, no timestamp is larger than the key."""
+        times = self.times
+        return self.load_indexes()[1] if times is None else times
+
+    def load_indexes(self) -> tuple[SparseIndex, SparseIndex]:
+        """Get both indexes from their files, and from the log where those do not reach.
+
+        Two threads may do it at once; both find the same.
+        """
+        index, times, position = SparseIndex(), SparseIndex(), 0
+        offsets_file = self._read_index(INDEX_SUFFIX, KIND_OFFSETS)
+        times_file = self._read_index(TIMES_SUFFIX, KIND_TIMES)
+        rebuilt = type(self)(self.path.parent, self.base_offset, disk=self._disk)
+        if offsets_file and times_file and offsets_file[0].log_bytes == times_file[0].log_bytes:
+            index, times = offsets_file[1], times_file[1]
+            position = offsets_file[0].log_bytes
+            rebuilt.max_timestamp = TimestampNs(offsets_file[0].max_timestamp)
+            self.indexed_bytes = position
+        rebuilt.index, rebuilt.times = index, times
+        self._index_rest(rebuilt, position)
+        self.max_timestamp = max(self.max_timestamp, rebuilt.max_timestamp)
+        self.index, self.times = index, times
+        return index, times
+
+    def _read_index(self, suffix: str, kind: int) -> tuple[IndexFile, SparseIndex] | None:
+        data = self._disk.read_bytes(self.path.with_suffix(suffix))
+        found = decode_index(data, kind) if data is not None else None
+        if found is None or found[0].log_bytes > self.size:
+            return None
+        return None if self.sealed and found[0].log_bytes != self.size else found
+
+    def _index_rest(self, into: Self, position: int) -> None:
+        """Walk the batches from ``position`` to the end; damage is stepped over."""
+        size = self.size
+        while position < size:
+            window = self.view(position, min(1 << 20, size - position))
+            start, at, room = position, 0, len(window)
+            while (header := header_at(window, at)) is not None and at + header.length <= room:
+                into.note(header, start + at)
+                at += header.length
+            position = start + at
+            if at == 0:
+                position = self._step_over(into, position, header)
+
+    def _step_over(self, into: Self, position: int, header: BatchHeader | None) -> int:
+        """Index one batch larger than the window, or find the end of the damage."""
+        size = self.size
+        if header is not None and header.length <= size - position:
+            into.note(header, position)
+            return position + header.length
+        view = self.view(position, size - position)
+        found = find_intact(view, 0, after=self.base_offset - 1, below=self.next_offset)
+        return size if found < 0 else position + found
+
+
+def segment_path(directory: Path, base_offset: int) -> Path:
+    """The log file of the segment that begins at ``base_offset``."""
+    return directory / f"{base_offset:020d}{LOG_SUFFIX}"
