@@ -12,10 +12,10 @@ from strandline.broker.routing import Binding, RouteTable, stream_bindings
 from strandline.config import BrokerConfig
 from strandline.frontends.nats.child import NatsServerChild, Routes
 from strandline.frontends.nats.flow import Gate
-from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.server_link import PAYLOAD_BYTES_MAX
 from strandline.frontends.nats.subscriber import Subscriber
 from strandline.frontends.tls import calling_context, calling_own_context
 

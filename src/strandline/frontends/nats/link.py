@@ -5,60 +5,25 @@ other, so two streams on one subject each get it and queue groups are nats-serve
 are queued and written once per turn. The link neither connects nor reconnects.
 """
 
-import asyncio
-import logging
-from collections import deque
 from typing import TYPE_CHECKING, cast
 
-import msgspec
-
 from strandline.broker.routing import Binding, Route, RouteTable
-from strandline.errors import (
-    UNDECODABLE,
-    DisconnectedError,
-    InvalidSubjectError,
-    NotLeaderError,
-    StrandlineError,
-)
-from strandline.frontends.nats.connection import PING, PONG
-from strandline.frontends.nats.flow import Peer
+from strandline.errors import InvalidSubjectError, NotLeaderError, StrandlineError
 from strandline.frontends.nats.protocol import (
-    Control,
-    Failure,
-    Info,
-    Parser,
-    Ping,
-    Pong,
-    Violation,
     encode_publish,
     encode_subscribe,
     encode_unsubscribe,
 )
 from strandline.frontends.nats.replies import error_reply, pub_ack
+from strandline.frontends.nats.server_link import ServerLink
 from strandline.record.envelope import MAGIC
 from strandline.types import Offset, PartitionName
 
 if TYPE_CHECKING:
     from strandline.frontends.nats.subscriber import Subscriber
 
-logger = logging.getLogger(__name__)
 
-PAYLOAD_BYTES_MAX = 64 << 20
-"""The largest payload any nats-server allows."""
-
-
-class ServerInfo(msgspec.Struct, frozen=True):
-    """What of INFO matters here."""
-
-    max_payload: int = 1 << 20
-    headers: bool = False
-    tls_required: bool = False
-    tls_available: bool = False
-    auth_required: bool = False
-    server_name: str = ""
-
-
-class Link(Peer):
+class Link(ServerLink):
     """A connection, and the responder of everything that came over it; a token is a reply subject.
 
     Args:
@@ -68,31 +33,9 @@ class Link(Peer):
     def __init__(self, subscriber: "Subscriber") -> None:
         super().__init__()
         self._subscriber = subscriber
-        self.parser = Parser(PAYLOAD_BYTES_MAX, from_client=False)
-        self._pongs: deque[asyncio.Future[None]] = deque()
         self._sids: dict[Binding, bytes] = {}
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
-        self.failure = ""
-        """The last -ERR of the server."""
-        loop = asyncio.get_running_loop()
-        self.info: asyncio.Future[ServerInfo] = loop.create_future()
-        self.closed: asyncio.Future[None] = loop.create_future()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everyone who waits."""
-        super().connection_lost(exc)
-        reason = self.failure or (str(exc) if exc else "the server closed the connection")
-        error = DisconnectedError(reason)
-        if not self.info.done():
-            self.info.set_exception(error)
-            self.info.exception()  # nobody may be waiting any more
-        for pong in self._pongs:
-            if not pong.done():
-                pong.set_exception(error)
-                pong.exception()
-        if not self.closed.done():
-            self.closed.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         """The hot path: plain payloads go straight to their partition."""
@@ -134,35 +77,6 @@ class Link(Peer):
                 self.deliver(reply, error_reply(error))
             return None
 
-    def _control(self, event: Control) -> None:
-        match event:
-            case Ping():
-                self.output.append(PONG)
-            case Pong():
-                if self._pongs:
-                    waiting = self._pongs.popleft()
-                    if not waiting.done():
-                        waiting.set_result(None)
-            case Info(options):
-                self._take_info(options)
-            case Failure(reason):
-                self.failure = reason
-                logger.warning("nats-server says: %s", reason)
-            case Violation(reason):
-                self.failure = reason
-                logger.error("nats-server sent what is not its protocol: %s", reason)
-                self.abort()
-
-    def _take_info(self, options: bytes) -> None:
-        """The first INFO greets; later ones tell of cluster changes, which do not matter here."""
-        if self.info.done():
-            return
-        try:
-            self.info.set_result(msgspec.json.decode(options, type=ServerInfo))
-        except UNDECODABLE as error:
-            self.failure = f"unreadable INFO: {error}"
-            self.abort()
-
     # Subscriptions
 
     def subscribe(self, bindings: list[Binding]) -> None:
@@ -187,20 +101,6 @@ class Link(Peer):
     def unsubscribe_all(self) -> None:
         """Ask for no more messages; what is under way still counts."""
         self.write(b"".join(map(encode_unsubscribe, self._tables)))
-
-    async def round_trip(self) -> None:
-        """Wait until the server has processed everything written so far.
-
-        Raises:
-            DisconnectedError: the connection was lost meanwhile.
-        """
-        if not self.is_open:
-            raise DisconnectedError(self.failure or "not connected to nats-server")
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pongs.append(waiting)
-        self.flush()
-        self.write(PING)
-        await waiting
 
     # Replies
 

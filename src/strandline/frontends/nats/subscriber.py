@@ -9,72 +9,36 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Sequence
-from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
-
-import msgspec
+from typing import Final
 
 from strandline.broker.routing import Binding
 from strandline.errors import (
     DisconnectedError,
-    InvalidConfigError,
     StrandlineError,
     UnavailableError,
 )
 from strandline.frontends.nats.flow import Gate
-from strandline.frontends.nats.link import PAYLOAD_BYTES_MAX, Link, ServerInfo
+from strandline.frontends.nats.link import Link
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
+from strandline.frontends.nats.server_link import (
+    HANDSHAKE_TIMEOUT_S,
+    Login,
+    ServerUrl,
+    connect_link,
+    parse_server_url,
+)
 from strandline.frontends.tasks import end_task, start_task
-from strandline.version import __version__
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PORT: Final = 4222
-HANDSHAKE_TIMEOUT_S: Final = 5.0
 FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
 PING_INTERVAL_S: Final = 20.0
 PING_TIMEOUT_S: Final = 20.0
 DRAIN_TIMEOUT_S: Final = 3.0
-
-
-class ServerUrl(NamedTuple):
-    """Where a nats-server is, and how to log in."""
-
-    host: str
-    port: int
-    credentials: dict[str, str]
-    """Fields for CONNECT: user and pass, or auth_token."""
-    is_tls: bool = False
-
-    def __str__(self) -> str:
-        return f"{'tls' if self.is_tls else 'nats'}://{self.host}:{self.port}"
-
-
-def parse_server_url(url: str) -> ServerUrl:
-    """Read ``nats://[user:password@|token@]host[:port]``, ``tls://…`` or ``host[:port]``.
-
-    Raises:
-        InvalidConfigError: not such a URL.
-    """
-    try:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        port = parts.port or DEFAULT_PORT
-    except ValueError as error:
-        raise InvalidConfigError(f"nats.servers: '{url}' is not a URL: {error}") from error
-    if parts.scheme not in ("nats", "tls") or not parts.hostname:
-        raise InvalidConfigError(
-            f"nats.servers: '{url}' is not nats://host:port or tls://host:port"
-        )
-    credentials = {}
-    if parts.password is not None:
-        credentials = {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
-    elif parts.username:
-        credentials = {"auth_token": unquote(parts.username)}
-    return ServerUrl(parts.hostname, port, credentials, parts.scheme == "tls")
 
 
 class Subscriber:
@@ -85,6 +49,7 @@ class Subscriber:
         intake: for messages that are more than a plain payload.
         gate: stops reading while the broker is full.
         tls: whom to trust at ``tls://``.
+        login: says who we are; by default what the servers' URLs say.
     """
 
     def __init__(
@@ -94,11 +59,13 @@ class Subscriber:
         intake: Intake,
         gate: Gate,
         tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
     ) -> None:
         self._broker = broker
         self.intake = intake
         self.gate = gate
         self._tls = tls
+        self._login = login
         self.admission = broker.admission
         self.ack_lines = AckLines(b"PUB %b")
         self.unflushed: list[Link] = []
@@ -201,25 +168,13 @@ class Subscriber:
         Raises:
             OSError, TimeoutError, StrandlineError: it could not be made.
         """
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            _, link = await loop.create_connection(lambda: Link(self), server.host, server.port)
-            try:
-                info = await link.info
-                _check_info(server, info)
-                if server.is_tls:
-                    assert self._tls is not None, "made for servers with TLS"
-                    await link.start_tls(
-                        self._tls, server_name=server.host, timeout_s=HANDSHAKE_TIMEOUT_S
-                    )
-                link.parser.payload_max = min(info.max_payload, PAYLOAD_BYTES_MAX)
-                link.write(_connect_line(server))
-                link.subscribe(self._bindings)
-                await link.round_trip()
-            except BaseException:
-                link.abort()
-                raise
-        return link
+        return await connect_link(
+            lambda: Link(self),
+            server,
+            tls=self._tls,
+            login=self._login,
+            prepare=lambda link: link.subscribe(self._bindings),
+        )
 
     async def _serve(self, link: Link, server: ServerUrl) -> None:
         """Use a link until it is lost."""
@@ -252,30 +207,3 @@ async def _watch(link: Link) -> None:
         except (TimeoutError, DisconnectedError):
             link.failure = link.failure or "it does not answer"
             return
-
-
-def _check_info(server: ServerUrl, info: ServerInfo) -> None:
-    """Refuse a server we cannot work with."""
-    if info.tls_required and not server.is_tls:
-        raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")
-    if server.is_tls and not (info.tls_required or info.tls_available):
-        raise UnavailableError(f"{server} does not speak TLS, and is not talked to without")
-    if not info.headers:
-        raise UnavailableError(f"{server} does not support headers: too old")
-
-
-def _connect_line(server: ServerUrl) -> bytes:
-    """CONNECT; without echo, so that our own acks never come back to us."""
-    options = {
-        "verbose": False,
-        "pedantic": False,
-        "echo": False,
-        "headers": True,
-        "no_responders": False,
-        "protocol": 1,
-        "name": "strandline",
-        "lang": "python",
-        "version": __version__,
-        **server.credentials,
-    }
-    return b"CONNECT %b\r\n" % msgspec.json.encode(options)

@@ -11,7 +11,8 @@ from strandline.frontends.nats import subscriber as subscriber_module
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.headers import encode_headers
 from strandline.frontends.nats.publish import Intake
-from strandline.frontends.nats.subscriber import Subscriber, parse_server_url
+from strandline.frontends.nats.server_link import parse_server_url
+from strandline.frontends.nats.subscriber import Subscriber
 from strandline.record.envelope import Message, decode_ack, encode_message
 
 INFO = b'INFO {"max_payload":1048576,"headers":true,"server_name":"scripted"}\r\n'
