@@ -23,7 +23,9 @@ StrandlineError
 │   ├── UnknownStreamError      no such stream
 │   ├── UnknownPartitionError   the stream has no such partition
 │   ├── StreamExistsError       the name is taken
-│   └── ReadonlyError           the partition was made readonly
+│   ├── ReadonlyError           the partition was made readonly
+│   ├── UnauthenticatedError    who asks has not shown who it is
+│   └── NotAllowedError         no rule allows it to who asks
 ├── UnavailableError            the world's fault; the same request may succeed later
 │   ├── DiskFullError           no space to store more
 │   ├── LogPoisonedError        a write or sync failed; nothing is acked until reopened
@@ -31,8 +33,10 @@ StrandlineError
 │   ├── ShuttingDownError       the broker is stopping
 │   ├── StillLoadingError       a new coordinator of consumer groups reads what was stored
 │   ├── PausedError             the partition is paused
+│   ├── EncryptionKeyError      a key is not here that records are encrypted with
 │   └── DisconnectedError       no connection to the broker
 ├── CorruptBatchError           damaged bytes in a file; names the file and the position
+├── DecryptionError             a batch is not what was encrypted, though its checksum is right
 ├── DataDirLockedError          another broker uses the data directory
 └── DataLossError               records a reader was promised are gone
 
@@ -197,6 +201,18 @@ class ReadonlyError(InvalidRequestError):
     code = "readonly"
 
 
+class UnauthenticatedError(InvalidRequestError):
+    """Who asks has not shown who it is, or what it has shown is worth nothing here."""
+
+    code = "unauthenticated"
+
+
+class NotAllowedError(InvalidRequestError):
+    """No rule allows it to who asks."""
+
+    code = "not_allowed"
+
+
 class UnavailableError(StrandlineError):
     """The request was fine; the world was not."""
 
@@ -232,6 +248,12 @@ class PausedError(UnavailableError):
     """The partition is paused until somebody wants it again."""
 
     code = "paused"
+
+
+class EncryptionKeyError(UnavailableError):
+    """A key is not here that records are encrypted with; the message names it."""
+
+    code = "encryption_key"
 
 
 class StillLoadingError(UnavailableError):
@@ -280,6 +302,12 @@ class CorruptBatchError(StrandlineError):
         self.position = position
         self.first_offset = first_offset
         self.next_offset = next_offset
+
+
+class DecryptionError(StrandlineError):
+    """A batch is not what was encrypted, though its checksum is right: somebody changed it."""
+
+    code = "decryption_failed"
 
 
 class DataDirLockedError(StrandlineError):

@@ -36,6 +36,18 @@ class ProducerStamp(NamedTuple):
     """Number of the first record among those of this producer, epoch and partition, from 0."""
 
 
+class WrappedKey(NamedTuple):
+    """A data key of a stream, encrypted by a master key."""
+
+    number: int
+    """From 1; batches name it."""
+    master: str
+    """Id of the master key."""
+    wrapped: bytes
+    fingerprint: str
+    """Of the data key itself: wrapping it anew does not change it."""
+
+
 class PartitionName(NamedTuple):
     """A partition of a stream, as users name it."""
 

@@ -54,6 +54,8 @@ class Attributes(IntFlag):
     next two, ends. One record without meaning."""
     COMMITTED = 128
     ABORTED = 256
+    SEALED = 512
+    """The columns are encrypted: see ``sealed``."""
 
 
 class BatchHeader(NamedTuple):

@@ -1,0 +1,64 @@
+"""Data keys: made for a stream, wrapped by a master key, and wrapped anew when that one changes.
+
+Rules: wrapping is AES key wrap (RFC 3394), which needs no nonce and notices a wrong key. The number
+and the fingerprint of a data key never change, whoever wraps it, so that no order of an operator
+can put another key in its place.
+"""
+
+import secrets
+from typing import Final
+
+from cryptography.hazmat.primitives.keywrap import (
+    InvalidUnwrap,
+    aes_key_unwrap,
+    aes_key_wrap,
+)
+
+from strandline.encryption.masters import MasterKey, MasterKeys, digest_id
+from strandline.errors import EncryptionKeyError
+from strandline.types import WrappedKey
+
+DATA_KEY_BYTES: Final = 32
+FIRST_NUMBER: Final = 1
+
+
+def new_data_key(master: MasterKey, number: int = FIRST_NUMBER) -> WrappedKey:
+    """A new data key, wrapped."""
+    return _wrapped(secrets.token_bytes(DATA_KEY_BYTES), master, number)
+
+
+def _wrapped(secret: bytes, master: MasterKey, number: int) -> WrappedKey:
+    fingerprint = digest_id(b"strandline data key", secret)
+    return WrappedKey(number, master.id, aes_key_wrap(master.secret, secret), fingerprint)
+
+
+def unwrapped(key: WrappedKey, masters: MasterKeys, *, stream: str) -> bytes:
+    """The data key itself.
+
+    Raises:
+        EncryptionKeyError: its master key is not here, or does not fit.
+    """
+    what = f"data key {key.number} of stream {stream!r}"
+    master = masters.find(key.master, what=what)
+    try:
+        secret = aes_key_unwrap(master.secret, key.wrapped)
+    except InvalidUnwrap:
+        secret = b""
+    if digest_id(b"strandline data key", secret) != key.fingerprint:
+        raise EncryptionKeyError(
+            f"{what} does not unwrap with master key {key.master}: the metadata was changed or "
+            "damaged; restore it"
+        )
+    return secret
+
+
+def rewrapped(key: WrappedKey, masters: MasterKeys, *, stream: str) -> WrappedKey:
+    """The same data key, wrapped by the current master key.
+
+    Raises:
+        EncryptionKeyError: the master key that wrapped it is not here, or there is none.
+    """
+    current = masters.current
+    if key.master == current.id:
+        return key
+    return _wrapped(unwrapped(key, masters, stream=stream), current, key.number)

@@ -1,0 +1,164 @@
+"""Master keys: what an operator keeps, by whom data keys are wrapped, and how they are named.
+
+The text of a key source has a key a line (or separated by blanks or commas): 32 bytes in base64.
+The first wraps what is new; the others still unwrap what they have wrapped. A line may end with a
+comment after ``#``.
+
+Rules: a key is named by a hash of itself, so that a wrong key is never tried: it has another name.
+The source is read again when a name is not known, because an operator may have just added it.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from strandline.errors import EncryptionKeyError, InvalidConfigError
+
+KEY_BYTES: Final = 32
+KEY_SIZES: Final = (16, 32)
+"""Of AES keys that may wrap; ours have 32 bytes, those of Liftbridge's users may have 16."""
+TEXT_BYTES_MAX: Final = 64 << 10
+_ID_BYTES = 8
+
+
+class MasterKey:
+    """One master key."""
+
+    __slots__ = ("id", "secret")
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) not in KEY_SIZES:
+            raise InvalidConfigError(
+                f"a master key has {KEY_BYTES} bytes, not {len(secret)}; make one with "
+                "'strandline encryption new-key'"
+            )
+        self.secret = secret
+        self.id = digest_id(b"strandline master key", secret)
+
+    def __repr__(self) -> str:
+        return f"MasterKey({self.id})"
+
+
+def digest_id(purpose: bytes, secret: bytes) -> str:
+    """A name for a key that tells nothing of it."""
+    return hashlib.sha256(purpose + b"\0" + secret).digest()[:_ID_BYTES].hex()
+
+
+def new_key_text() -> str:
+    """A new master key, as it stands in a key source."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+
+def parse_master_keys(text: str, source: str) -> tuple[MasterKey, ...]:
+    """The keys in the text of a key source, the first one current.
+
+    Args:
+        text: a key a line, or separated by commas.
+        source: what to call it in messages, which never show any of it.
+
+    Raises:
+        InvalidConfigError: something else stands there, or a key stands there twice.
+    """
+    keys: list[MasterKey] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in re.split(r"[\s,]+", line.partition("#")[0]):
+            if word:
+                keys.append(_parsed(word, f"{source}, line {number}"))
+    if len({key.id for key in keys}) < len(keys):
+        raise InvalidConfigError(f"{source} has a key twice")
+    return tuple(keys)
+
+
+def _parsed(word: str, where: str) -> MasterKey:
+    try:
+        secret = base64.b64decode(word, validate=True)
+    except (binascii.Error, ValueError):
+        secret = b""
+    if len(secret) != KEY_BYTES:
+        raise InvalidConfigError(
+            f"{where}: not {KEY_BYTES} bytes in base64; make a key with "
+            "'strandline encryption new-key'"
+        )
+    return MasterKey(secret)
+
+
+def _no_keys() -> tuple[MasterKey, ...]:
+    return ()
+
+
+class MasterKeys:
+    """The master keys that a broker has; any thread.
+
+    Args:
+        load: reads the source; called at once, and when a key is not known.
+        source: what to call it in messages.
+    """
+
+    def __init__(
+        self, load: Callable[[], tuple[MasterKey, ...]] = _no_keys, source: str = ""
+    ) -> None:
+        self._load = load
+        self.source = source or "encryption.key_file or STRANDLINE_ENCRYPTION_KEY"
+        self._keys = load()
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a key."""
+        return bool(self._keys)
+
+    def reload(self) -> None:
+        """Read the source again.
+
+        Raises:
+            InvalidConfigError: what stands there now is not keys; the known ones are kept.
+        """
+        self._keys = self._load()
+
+    @property
+    def current(self) -> MasterKey:
+        """The one that wraps new data keys.
+
+        Raises:
+            EncryptionKeyError: there is none.
+        """
+        if not self._keys:
+            raise EncryptionKeyError(
+                "this broker has no master key: make one with 'strandline encryption new-key' and "
+                f"name it in {self.source}"
+            )
+        return self._keys[0]
+
+    def find(self, master: str, *, what: str) -> MasterKey:
+        """The key of this id.
+
+        Args:
+            master: the id.
+            what: what it is needed for, for the message.
+
+        Raises:
+            EncryptionKeyError: it is not in the source, not even now.
+        """
+        found = self._known(master)
+        if found is None:
+            try:
+                self.reload()
+            except InvalidConfigError as error:
+                raise EncryptionKeyError(
+                    f"{what} needs master key {master}, and the keys cannot be read: "
+                    f"{error.message}"
+                ) from error
+            found = self._known(master)
+        if found is None:
+            ids = ", ".join(key.id for key in self._keys) or "none"
+            raise EncryptionKeyError(
+                f"{what} needs master key {master}, which {self.source} does not have (it has "
+                f"{ids}); add the key that has this id"
+            )
+        return found
+
+    def _known(self, master: str) -> MasterKey | None:
+        return next((key for key in self._keys if key.id == master), None)

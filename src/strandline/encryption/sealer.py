@@ -1,0 +1,220 @@
+"""Seals the batches of a partition with the stream's data key, and opens them: AES-256-GCM.
+
+Why a nonce never repeats under one key: no batch is encrypted with the data key itself. Whoever
+seals (a broker, for one partition, since it was started) draws a salt of 128 random bits, derives a
+key of its own from data key, salt and partition (HKDF-SHA-256), and counts its nonces from 0. A
+restart, another leader or another partition draw another salt, so nothing needs to be remembered,
+and what was lost in a crash and is written again differently has another key. Offsets would not do:
+an offset that was not committed is used again.
+
+Rules: any thread. A batch that says it is not sealed is refused, or whoever can write to the disk
+could put records into the stream. Keys that were unwrapped are kept as long as the partition.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from strandline.encryption.data_keys import DATA_KEY_BYTES, unwrapped
+from strandline.encryption.masters import MasterKeys
+from strandline.errors import DecryptionError, EncryptionKeyError, UnavailableError
+from strandline.record.batch import HEADER_BYTES, Buffer, iter_headers
+from strandline.record.sealed import (
+    COLUMNS_AT,
+    NONCE_BYTES,
+    SALT_BYTES,
+    SEAL_BYTES,
+    Seal,
+    is_sealed,
+    put_checksum,
+    put_open_header,
+    read_seal,
+    sealed_frame,
+    vouched_for,
+)
+from strandline.types import PartitionName, WrappedKey
+
+SESSION_BATCHES_MAX: Final = 1 << 32
+"""Then another salt is drawn, far below what AES-GCM allows for one key."""
+DERIVED_MAX: Final = 256
+"""Derived keys kept for reading; one more makes room for all anew."""
+
+WrappedKeys = Callable[[], tuple[WrappedKey, ...]]
+
+
+class Session:
+    """A derived key, and the nonces used with it."""
+
+    def __init__(self, secret: bytes, partition: int, *, key_number: int, salt: bytes) -> None:
+        self._aead = _derived(secret, salt, partition)
+        self._key_number = key_number
+        self._salt = salt
+        self.used = 0
+
+    def seal(self, batch: Buffer) -> bytearray:
+        """The batch, sealed under the next nonce; one thread at a time."""
+        nonce = self.used.to_bytes(NONCE_BYTES, "little")
+        self.used += 1  # before it is used: an error must not bring it back
+        frame = sealed_frame(batch, Seal(self._key_number, nonce, self._salt))
+        columns = memoryview(batch)[HEADER_BYTES:]
+        self._aead.encrypt_into(nonce, columns, vouched_for(frame), memoryview(frame)[COLUMNS_AT:])
+        put_checksum(frame)
+        return frame
+
+
+class BatchSealer:
+    """Seals and opens the batches of one partition.
+
+    Args:
+        name: the partition.
+        keys: the stream's data keys at this moment, as the metadata has them, the newest last.
+        masters: who unwrap them.
+    """
+
+    def __init__(self, name: PartitionName, keys: WrappedKeys, masters: MasterKeys) -> None:
+        self._name = name
+        self._keys = keys
+        self._masters = masters
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._session_key: str = ""
+        self._secrets: dict[int, bytes] = {}
+        self._opening: dict[tuple[int, bytes], AESGCM] = {}
+
+    # Sealing
+
+    def why_not(self) -> EncryptionKeyError | None:
+        """Why nothing can be sealed now, or None; then ``seal`` works."""
+        if self._session is not None:
+            return None
+        try:
+            with self._lock:
+                self._begin()
+        except EncryptionKeyError as error:
+            return error
+        return None
+
+    def seal(self, batch: Buffer) -> bytearray:
+        """The batch, sealed with the newest data key.
+
+        Raises:
+            EncryptionKeyError: nothing was ever sealed here, and the key is not here.
+        """
+        with self._lock:
+            keys = self._keys()
+            session = self._session
+            is_old = keys and keys[-1].fingerprint != self._session_key
+            if session is None or is_old or session.used >= SESSION_BATCHES_MAX:
+                session = self._renewed(session)
+            return session.seal(batch)
+
+    def _renewed(self, session: Session | None) -> Session:
+        """A session of the newest data key; the present one if that key cannot be had yet.
+
+        Records were accepted already, and any data key of the stream keeps them secret.
+        """
+        try:
+            return self._begin()
+        except EncryptionKeyError:
+            if session is None or session.used >= SESSION_BATCHES_MAX:
+                raise
+            return session
+
+    def _begin(self) -> Session:
+        newest = self._newest()
+        secret = self._secret(newest)
+        self._session = Session(
+            secret,
+            self._name.partition,
+            key_number=newest.number,
+            salt=secrets.token_bytes(SALT_BYTES),
+        )
+        self._session_key = newest.fingerprint
+        return self._session
+
+    def _newest(self) -> WrappedKey:
+        keys = self._keys()
+        if not keys:
+            raise EncryptionKeyError(f"the metadata has no data key of {self._name} yet; retry")
+        return keys[-1]
+
+    def _secret(self, key: WrappedKey) -> bytes:
+        known = self._secrets.get(key.number)
+        if known is None:
+            known = unwrapped(key, self._masters, stream=self._name.stream)
+            self._secrets[key.number] = known
+        return known
+
+    # Opening
+
+    def open(self, buffer: Buffer) -> pa.Buffer:
+        """The batches in a buffer as they were before they were sealed; see ``Sealer``."""
+        source = memoryview(buffer)
+        target = pa.allocate_buffer(len(source))
+        view = memoryview(target)
+        filled = 0
+        for position, header in iter_headers(source):
+            sealed = source[position : position + header.length]
+            if not is_sealed(header):
+                raise DecryptionError(
+                    f"the batch at offset {header.base_offset} of {self._name} is not encrypted, "
+                    "as every batch of this stream is: somebody else has put it there"
+                )
+            room = view[filled : filled + header.length - SEAL_BYTES]
+            try:
+                self._open_into(room, sealed, header.base_offset)
+            except (DecryptionError, UnavailableError):
+                if not filled:
+                    raise
+                break
+            filled += len(room)
+        return target.slice(0, filled)
+
+    def _open_into(self, room: memoryview, sealed: memoryview, base_offset: int) -> None:
+        seal = read_seal(sealed)
+        aead = self._opener(seal)
+        try:
+            aead.decrypt_into(
+                seal.nonce, sealed[COLUMNS_AT:], vouched_for(sealed), room[HEADER_BYTES:]
+            )
+        except InvalidTag:
+            raise DecryptionError(
+                f"the batch at offset {base_offset} of {self._name} does not open with data key "
+                f"{seal.key_number}: its checksum is right, so it was changed on purpose"
+            ) from None
+        put_open_header(room, sealed)
+
+    def _opener(self, seal: Seal) -> AESGCM:
+        known = self._opening.get((seal.key_number, seal.salt))
+        if known is not None:
+            return known
+        secret = self._secrets.get(seal.key_number)
+        if secret is None:
+            secret = self._secret(self._wrapped(seal.key_number))
+        if len(self._opening) >= DERIVED_MAX:
+            self._opening = {}
+        aead = _derived(secret, seal.salt, self._name.partition)
+        self._opening[seal.key_number, seal.salt] = aead
+        return aead
+
+    def _wrapped(self, number: int) -> WrappedKey:
+        for key in self._keys():
+            if key.number == number:
+                return key
+        raise EncryptionKeyError(
+            f"data key {number} of stream {self._name.stream!r} is not known here yet; retry"
+        )
+
+
+def _derived(secret: bytes, salt: bytes, partition: int) -> AESGCM:
+    """The key of a session; bound to the partition, so that no batch opens in another one."""
+    info = b"strandline batch" + partition.to_bytes(4, "little")
+    kdf = HKDF(algorithm=SHA256(), length=DATA_KEY_BYTES, salt=salt, info=info)
+    return AESGCM(kdf.derive(secret))
