@@ -1,63 +1,45 @@
-"""Carries out what one replica of a partition wants: log, turn, links and waiting publishers.
+"""Carries out what one replica of a partition wants: log, turn and links.
 
 Rules:
 - copies go through the turn; a cut or a restart of the log waits for the copies before it, and a
   new assignment waits for both, so that a role begins with a log that is as the replica believes;
-- a sync counts for as much of the log as was not cut since it began, and for nothing after a reset;
-- whoever published is answered once: when its record is as safe as it asked, or when this broker
-  ceases to lead, or too few replicas are left; then nobody knows whether the record is committed.
+- a sync counts for as much of the log as was not cut since it began, and for nothing after a reset.
+
+Those who publish are ``replica_publishers``' business, what others read of the log ``lending``'s.
 
 Invariant: ``_cut_at`` is None unless the log was cut while a turn was between write and answer.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, assert_never
 
-from strandline.broker.cluster.move_rate import MoveRate
-from strandline.broker.cluster.reading import read_batches, read_range, split
+from strandline.broker.cluster import lending, replica_publishers
 from strandline.broker.partition import Partition
-from strandline.broker.pending import Chunk, Waiting
+from strandline.broker.pending import Chunk
 from strandline.broker.raw_writes import RawWrite
-from strandline.broker.turn import Turn
-from strandline.errors import (
-    CorruptBatchError,
-    LogPoisonedError,
-    NotLeaderError,
-    StrandlineError,
-    UnavailableError,
-)
+from strandline.errors import StrandlineError
 from strandline.record.batch import header_of
 from strandline.replication import effects as fx
 from strandline.replication import events as ev
-from strandline.replication.effects import Effect, Refusal
+from strandline.replication.effects import Effect
 from strandline.replication.events import Event
 from strandline.replication.messages import BatchRef, Buffer
 from strandline.replication.replica import Replica
 from strandline.storage.log import Log
-from strandline.storage.mending import mend
-from strandline.telemetry import Telemetry
-from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
+from strandline.types import BrokerId, LogId, Offset
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
 _Change = fx.Append | fx.TruncateTo | fx.ResetTo
 
 
-class Surroundings(Protocol):
+class Surroundings(lending.Surroundings, replica_publishers.Surroundings, Protocol):
     """What a replica needs of its broker."""
-
-    turn: Turn
-    telemetry: Telemetry
 
     def now_ms(self) -> int:
         """The time."""
-        ...
-
-    def precise_ms(self) -> float:
-        """The time, to measure with."""
         ...
 
     def send(self, log_id: LogId, effect: fx.Send) -> None:
@@ -74,22 +56,6 @@ class Surroundings(Protocol):
 
     def propose_isr(self, driver: "ReplicaDriver", proposal: fx.ProposeIsr) -> None:
         """Let metadata decide."""
-        ...
-
-    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
-        """Tell publishers that their records are as safe as they asked."""
-        ...
-
-    def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Run something that reads files beside the loop, then ``done`` on it."""
-        ...
-
-    def move_rate(self, log_id: LogId, follower: BrokerId) -> MoveRate | None:
-        """What slows down reading for a follower; None: nothing does."""
-        ...
-
-    def not_leader(self, partition: Partition) -> NotLeaderError:
-        """Names who leads."""
         ...
 
 
@@ -112,18 +78,15 @@ class ReplicaDriver:
         self._deferred: deque[_Change] = deque()
         self._parked: ev.Assigned | None = None
         self._early: dict[BrokerId, ev.Received] = {}
-        self._epoch_led: LeaderEpoch | None = None
-        self._uncommitted: deque[tuple[Offset, list[Waiting]]] = deque()
-        self._journaled: deque[tuple[Offset, float]] = deque()
-        self._refusal: Refusal | None = None
-        self._is_cut_off = False
         self._cut_at: Offset | None = None
         self._is_reset = False
         self._dropped: StrandlineError | None = None
         self.may_hand_over = False
         """Whether all that was taken is committed, after ``Resign``."""
+        self.publishers = replica_publishers.ReplicaPublishers(partition, replica, around)
+        self._lending = lending.Lending(partition, replica.log, around, step=self.step)
         partition.take_seat(self, replica.log.high_watermark)
-        self._note_refusal()
+        self.publishers.note_refusal()
 
     @property
     def log_id(self) -> LogId:
@@ -134,11 +97,6 @@ class ReplicaDriver:
     def log(self) -> Log:
         """The log it keeps."""
         return self.partition.log
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether anybody waits for records to be committed."""
-        return bool(self._uncommitted)
 
     def step(self, event: Event) -> None:
         """Take an event in and do what follows, in order; events met on the way come after it."""
@@ -164,8 +122,8 @@ class ReplicaDriver:
             self._early[event.sender] = event
         for effect in self.replica.step(event, self._around.now_ms()):
             self._carry_out(effect)
-        self._note_role()
-        self._note_refusal()
+        self.publishers.note_role()
+        self.publishers.note_refusal()
         if isinstance(event, ev.Assigned):
             early, self._early = self._early, {}
             self._events.extend(early.values())
@@ -179,9 +137,8 @@ class ReplicaDriver:
     def drop(self, error: StrandlineError) -> None:
         """Step nothing more: storage failed, the partition went away or the broker stops."""
         self._dropped = error
-        self.partition.refuse(error)
-        self.partition.reject_from((), error)
-        self._give_up(UnavailableError(f"{error.message}; {UNKNOWN}"))
+        self._lending.is_over = True
+        self.publishers.end(error)
 
     # Effects
 
@@ -194,9 +151,9 @@ class ReplicaDriver:
             case fx.Committed():
                 self._expose(effect.offset)
             case fx.ReadLog():
-                self._read_log(effect)
+                self._lending.read_log(effect)
             case fx.ReadRange():
-                self._read_range(effect)
+                self._lending.read_range(effect)
             case fx.ProposeIsr():
                 self._around.propose_isr(self, effect)
             case fx.HandOver():
@@ -208,7 +165,7 @@ class ReplicaDriver:
             case fx.Refusing() | fx.AskMetadata():
                 pass  # the refusal is looked at after each step; metadata comes by itself
             case fx.Repair():
-                self._mend(effect)
+                self._lending.mend(effect)
             case _:
                 assert_never(effect)
 
@@ -309,204 +266,31 @@ class ReplicaDriver:
                 return
             self._change_now(self._deferred.popleft())
 
-    def _read_log(self, effect: fx.ReadLog) -> None:
-        """Read for a follower that is behind; for one that a move brings in, in its own time."""
-        rate = self._around.move_rate(self.log_id, effect.follower)
-        if rate is None:
-            self._read_for(effect, effect.bytes_max, None)
-            return
-        size = min(effect.bytes_max, rate.slice_bytes)
-        rate.ask((self.log_id, effect.follower), lambda: self._read_for(effect, size, rate))
-
-    def _read_for(self, effect: fx.ReadLog, bytes_max: int, rate: MoveRate | None) -> None:
-        """Read beside the loop."""
-        if self._dropped is not None:
-            return
-        found: list[tuple[BatchRef, Buffer]] = []
-        log, asked = self.log, effect.from_offset
-        end = self.replica.log.log_end_offset  # what is behind it the journal has not taken yet
-
-        def read() -> None:
-            try:
-                found.extend(read_batches(log, asked, bytes_max, below=end))
-            except CorruptBatchError as damage:
-                self.partition.met_damage(damage)
-            except StrandlineError as error:
-                logger.error("%s: no batches for a follower: %s", self.partition.name, error)  # noqa: TRY400  no trace
-
-        def done() -> None:
-            refs, buffers = split(found)
-            if rate is not None:
-                rate.spent(sum(ref.size for ref in refs))
-            self.step(ev.BatchesRead(effect.follower, effect.session, asked, refs, buffers))
-
-        self._around.in_thread(read, done)
-
     # Damage
 
     def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
         """Batches here cannot be read: get them from another replica."""
         self.step(ev.Damaged(first_offset, next_offset))
 
-    def _read_range(self, effect: fx.ReadRange) -> None:
-        """Read, beside the loop, for a replica that has lost a few batches; if they are here."""
-        found: list[tuple[BatchRef, Buffer]] = []
-        log, first, after = self.log, effect.first_offset, effect.next_offset
+    def _expose(self, offset: Offset) -> None:
+        """Records below ``offset`` are committed."""
+        if not self._deferred:  # else the log is being restarted: that tells by itself
+            self.publishers.expose(offset)
 
-        def read() -> None:
-            try:
-                found.extend(read_range(log, first, after))
-            except CorruptBatchError as damage:
-                self.partition.met_damage(damage)
-            except StrandlineError as error:
-                logger.error("%s: no batches to lend: %s", self.partition.name, error)  # noqa: TRY400  no trace
-
-        def done() -> None:
-            if found:
-                refs, buffers = split(found)
-                self.step(ev.RangeRead(effect.to, first, refs, buffers))
-
-        self._around.in_thread(read, done)
-
-    def _mend(self, effect: fx.Repair) -> None:
-        """Put back what another replica has sent.
-
-        At once, on the loop, its sync included: it is as rare as damage, and nothing may change the
-        log meanwhile.
-        """
-        first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
-        name, telemetry = self.partition.name, self._around.telemetry
-        try:
-            is_mended = mend(self.log, [bytes(buffer) for buffer in effect.buffers])
-        except LogPoisonedError as error:
-            self._around.turn.poison(error)
-        except StrandlineError as error:
-            telemetry.failed_repairs += 1
-            logger.error("records %d to %d of %s are not mended: %s", first, after - 1, name, error)  # noqa: TRY400  no trace
-        else:
-            if is_mended:
-                telemetry.repaired_batches += len(effect.batches)
-                logger.warning("records %d to %d of %s were mended", first, after - 1, name)
-
-    # Publishers
+    # The turn
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
         """The turn wrote a chunk: followers may have it while our own sync runs."""
-        is_early = self.partition.config.acks_in_force == "memory" and not chunk.is_transactional
-        if is_early and chunk.waiting:
-            self._around.answer(self.partition, chunk.waiting)
         header = header_of(batch)
+        self.publishers.journaled(chunk, header.next_offset)
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch))
-        self._journaled.append((header.next_offset, self._around.precise_ms()))
         self.step(ev.Appended((ref,), (batch,)))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
         """The turn has synced a chunk."""
-        if chunk.on_disk:
-            self._around.answer(self.partition, chunk.on_disk)
-        if chunk.waiting:
-            waiting = list(chunk.waiting)
-            chunk.waiting.clear()
-            acks = self.partition.config.acks_in_force
-            if acks != "replicated" and not chunk.is_transactional:
-                self._around.answer(self.partition, waiting)
-            elif self._refusal in (None, Refusal.RESIGNING):
-                self._uncommitted.append((next_offset, waiting))
-            else:
-                _reject(waiting, self._unknown())
+        self.publishers.synced(chunk, next_offset)
         self._tell_synced(next_offset)
 
     def log_start_moved(self) -> None:
         """Retention has removed records."""
         self.step(ev.LogStartMoved(self.log.log_start_offset))
-
-    def _expose(self, offset: Offset) -> None:
-        """Records below ``offset`` are committed."""
-        if offset <= self.partition.high_watermark or self._deferred:
-            return  # known, or of a log that is being restarted: that tells by itself
-        self.partition.commit(offset)
-        self._measure(offset)
-        uncommitted = self._uncommitted
-        while uncommitted and uncommitted[0][0] <= offset:
-            self._around.answer(self.partition, uncommitted.popleft()[1])
-
-    def _measure(self, offset: Offset) -> None:
-        """Note how long what is committed now took."""
-        journaled = self._journaled
-        if journaled and journaled[0][0] <= offset:
-            now_ms = self._around.precise_ms()
-            while journaled and journaled[0][0] <= offset:
-                seconds = (now_ms - journaled.popleft()[1]) / 1e3
-                self._around.telemetry.commit_seconds.observe(seconds)
-
-    def _note_role(self) -> None:
-        """A leadership has begun: number what comes after the log by its epoch."""
-        replica, partition = self.replica, self.partition
-        if replica.leader is not None and self._epoch_led != replica.epoch:
-            self._epoch_led = partition.leader_epoch = replica.epoch
-            self._journaled.clear()
-            self._around.telemetry.leader_elections += 1
-            if self._refusal is Refusal.NOT_LEADER:
-                partition.lead(replica.epoch)
-
-    def _note_refusal(self) -> None:
-        """Accept records, or refuse them, as the replica does."""
-        refusal = self.replica.refusal
-        if refusal is None and self._is_cut_off:
-            refusal = Refusal.CUT_OFF
-        if refusal is self._refusal:
-            return
-        self._refusal = refusal
-        if refusal is None:
-            self.partition.refuse(None)
-            return
-        error = self.refusal_error()
-        self.partition.refuse(error)
-        if refusal is not Refusal.RESIGNING:
-            self.partition.reject_from((), error)
-            self._give_up(self._unknown())
-
-    def cut_off(self, *, is_cut_off: bool) -> None:
-        """Whether nothing can be committed, for nobody who could decide anything is reached."""
-        self._is_cut_off = is_cut_off
-        if self._dropped is None:
-            self._note_refusal()
-
-    def refusal_error(self) -> StrandlineError:
-        """Why records are refused now."""
-        name = self.partition.name
-        if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
-            few = self.partition.config.min_isr
-            return UnavailableError(f"fewer than {few} replicas of {name} are in sync; retry later")
-        if self._refusal is Refusal.RESIGNING:
-            return NotLeaderError(f"this broker is handing over {name}; retry at another")
-        if self._refusal is Refusal.CUT_OFF:
-            return UnavailableError(
-                f"this broker reaches neither all replicas of {name} nor most of the cluster; "
-                "retry at another broker"
-            )
-        return self._around.not_leader(self.partition)
-
-    def describe_leader(self) -> None:
-        """Metadata changed: the refusal may name another leader now."""
-        if self._refusal is not None and self._dropped is None:
-            self.partition.refuse(self.refusal_error())
-
-    def _unknown(self) -> UnavailableError:
-        name = self.partition.name
-        if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
-            return UnavailableError(f"too few replicas of {name} are left; {UNKNOWN}")
-        if self._refusal is Refusal.CUT_OFF:
-            return UnavailableError(f"this broker is cut off from the others; {UNKNOWN}")
-        return UnavailableError(f"the leader of {name} has changed; {UNKNOWN}")
-
-    def _give_up(self, error: StrandlineError) -> None:
-        """Tell everybody who waits for a commit that it is not known whether there will be one."""
-        uncommitted, self._uncommitted = self._uncommitted, deque()
-        for _, waiting in uncommitted:
-            _reject(waiting, error)
-
-
-def _reject(waiting: list[Waiting], error: StrandlineError) -> None:
-    for each in waiting:
-        each.responder.rejected(each.token, error)

@@ -173,7 +173,7 @@ class Replicas:
             if known is not None:
                 self._count_isr(known, partition)
             driver.step(_assignment(partition, image, name))
-            driver.describe_leader()
+            driver.publishers.describe_leader()
 
     def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
         """Count who came into sync and who fell out; each is counted where the leader is."""
@@ -193,7 +193,7 @@ class Replicas:
     @property
     def has_waiting(self) -> bool:
         """Whether any publisher waits for a commit."""
-        return any(driver.has_waiting for driver in self.drivers.values())
+        return any(driver.publishers.has_waiting for driver in self.drivers.values())
 
     def resign(self) -> None:
         """Take no more records where we lead."""
@@ -223,11 +223,12 @@ class Replicas:
         for driver in self.drivers.values():
             given = self._given.get(driver.log_id)
             if given is None or driver.replica.leader is None:
-                driver.cut_off(is_cut_off=False)
+                driver.publishers.cut_off(is_cut_off=False)
                 continue
             others = [broker for broker in given.isr if broker != driver.replica.me]
             reaches_all = all(map(self._links.is_up, others))
-            driver.cut_off(is_cut_off=not (has_controller or reaches_all))
+            is_cut_off = not (has_controller or reaches_all)
+            driver.publishers.cut_off(is_cut_off=is_cut_off)
 
     def high_watermarks(self) -> Mapping[LogId, Offset]:
         """What is committed, as far as known here."""

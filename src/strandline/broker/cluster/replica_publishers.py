@@ -1,0 +1,184 @@
+"""Those who published to a partition and wait: each is answered once, or told that nobody knows.
+
+Rules: an answer comes when the record is as safe as it asked, or when this broker ceases to lead,
+or too few replicas are left; then nobody knows whether the record is committed. Records are refused
+as the replica refuses them, and while the broker is cut off from everybody who could commit them.
+Must not know how a log is copied.
+"""
+
+from collections import deque
+from typing import Protocol
+
+from strandline.broker.partition import Partition
+from strandline.broker.pending import Chunk, Waiting
+from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
+from strandline.replication.effects import Refusal
+from strandline.replication.replica import Replica
+from strandline.telemetry import Telemetry
+from strandline.types import LeaderEpoch, Offset
+
+UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
+
+
+class Surroundings(Protocol):
+    """What publishers need of the broker."""
+
+    telemetry: Telemetry
+
+    def precise_ms(self) -> float:
+        """The time, to measure with."""
+        ...
+
+    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
+        """Tell publishers that their records are as safe as they asked."""
+        ...
+
+    def not_leader(self, partition: Partition) -> NotLeaderError:
+        """Names who leads."""
+        ...
+
+
+class ReplicaPublishers:
+    """Who waits at one replica.
+
+    Args:
+        partition: they published to.
+        replica: commits, or refuses.
+        around: the broker.
+    """
+
+    def __init__(self, partition: Partition, replica: Replica, around: Surroundings) -> None:
+        self._partition = partition
+        self._replica = replica
+        self._around = around
+        self._epoch_led: LeaderEpoch | None = None
+        self._uncommitted: deque[tuple[Offset, list[Waiting]]] = deque()
+        self._journaled: deque[tuple[Offset, float]] = deque()
+        self._refusal: Refusal | None = None
+        self._is_cut_off = False
+        self._is_over = False
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anybody waits for records to be committed."""
+        return bool(self._uncommitted)
+
+    def end(self, error: StrandlineError) -> None:
+        """The replica is dropped: accept nothing more, and tell all who wait."""
+        self._is_over = True
+        self._partition.refuse(error)
+        self._partition.reject_from((), error)
+        self.give_up(UnavailableError(f"{error.message}; {UNKNOWN}"))
+
+    def journaled(self, chunk: Chunk, next_offset: Offset) -> None:
+        """A chunk that ends at ``next_offset`` is written: some ask for no more."""
+        is_early = self._partition.config.acks_in_force == "memory" and not chunk.is_transactional
+        if is_early and chunk.waiting:
+            self._around.answer(self._partition, chunk.waiting)
+        self._journaled.append((next_offset, self._around.precise_ms()))
+
+    def synced(self, chunk: Chunk, next_offset: Offset) -> None:
+        """A chunk is on this disk."""
+        if chunk.on_disk:
+            self._around.answer(self._partition, chunk.on_disk)
+        if chunk.waiting:
+            waiting = list(chunk.waiting)
+            chunk.waiting.clear()
+            acks = self._partition.config.acks_in_force
+            if acks != "replicated" and not chunk.is_transactional:
+                self._around.answer(self._partition, waiting)
+            elif self._refusal in (None, Refusal.RESIGNING):
+                self._uncommitted.append((next_offset, waiting))
+            else:
+                _reject(waiting, self._unknown())
+
+    def expose(self, offset: Offset) -> None:
+        """Records below ``offset`` are committed."""
+        if offset <= self._partition.high_watermark:
+            return
+        self._partition.commit(offset)
+        self._measure(offset)
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0][0] <= offset:
+            self._around.answer(self._partition, uncommitted.popleft()[1])
+
+    def _measure(self, offset: Offset) -> None:
+        """Note how long what is committed now took."""
+        journaled = self._journaled
+        if journaled and journaled[0][0] <= offset:
+            now_ms = self._around.precise_ms()
+            while journaled and journaled[0][0] <= offset:
+                seconds = (now_ms - journaled.popleft()[1]) / 1e3
+                self._around.telemetry.commit_seconds.observe(seconds)
+
+    def note_role(self) -> None:
+        """A leadership has begun: number what comes after the log by its epoch."""
+        replica, partition = self._replica, self._partition
+        if replica.leader is not None and self._epoch_led != replica.epoch:
+            self._epoch_led = partition.leader_epoch = replica.epoch
+            self._journaled.clear()
+            self._around.telemetry.leader_elections += 1
+            if self._refusal is Refusal.NOT_LEADER:
+                partition.lead(replica.epoch)
+
+    def note_refusal(self) -> None:
+        """Accept records, or refuse them, as the replica does."""
+        refusal = self._replica.refusal
+        if refusal is None and self._is_cut_off:
+            refusal = Refusal.CUT_OFF
+        if refusal is self._refusal:
+            return
+        self._refusal = refusal
+        if refusal is None:
+            self._partition.refuse(None)
+            return
+        error = self.refusal_error()
+        self._partition.refuse(error)
+        if refusal is not Refusal.RESIGNING:
+            self._partition.reject_from((), error)
+            self.give_up(self._unknown())
+
+    def cut_off(self, *, is_cut_off: bool) -> None:
+        """Whether nothing can be committed, for nobody who could decide anything is reached."""
+        self._is_cut_off = is_cut_off
+        if not self._is_over:
+            self.note_refusal()
+
+    def refusal_error(self) -> StrandlineError:
+        """Why records are refused now."""
+        name = self._partition.name
+        if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
+            few = self._partition.config.min_isr
+            return UnavailableError(f"fewer than {few} replicas of {name} are in sync; retry later")
+        if self._refusal is Refusal.RESIGNING:
+            return NotLeaderError(f"this broker is handing over {name}; retry at another")
+        if self._refusal is Refusal.CUT_OFF:
+            return UnavailableError(
+                f"this broker reaches neither all replicas of {name} nor most of the cluster; "
+                "retry at another broker"
+            )
+        return self._around.not_leader(self._partition)
+
+    def describe_leader(self) -> None:
+        """Metadata changed: the refusal may name another leader now."""
+        if self._refusal is not None and not self._is_over:
+            self._partition.refuse(self.refusal_error())
+
+    def _unknown(self) -> UnavailableError:
+        name = self._partition.name
+        if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
+            return UnavailableError(f"too few replicas of {name} are left; {UNKNOWN}")
+        if self._refusal is Refusal.CUT_OFF:
+            return UnavailableError(f"this broker is cut off from the others; {UNKNOWN}")
+        return UnavailableError(f"the leader of {name} has changed; {UNKNOWN}")
+
+    def give_up(self, error: StrandlineError) -> None:
+        """Tell everybody who waits for a commit that it is not known whether there will be one."""
+        uncommitted, self._uncommitted = self._uncommitted, deque()
+        for _, waiting in uncommitted:
+            _reject(waiting, error)
+
+
+def _reject(waiting: list[Waiting], error: StrandlineError) -> None:
+    for each in waiting:
+        each.responder.rejected(each.token, error)
