@@ -136,12 +136,12 @@ class NatsFrontEnd:
         return calling_context(config.tls, authority=config.nats.authority)
 
     def _bind(self) -> list[Binding]:
-        """Route by the streams there are now."""
+        """Route by the streams there are now; what of them is to be subscribed to."""
         bindings = [
             binding for stream in self._broker.streams() for binding in stream_bindings(stream)
         ]
         self._routes.replace(bindings)
-        return bindings
+        return [binding for binding in bindings if binding.is_ours]
 
     def _streams_changed(self) -> None:
         bindings = self._bind()

@@ -1,20 +1,24 @@
 """The broker's connection to a nats-server: takes what is published, sends acks back.
 
 Rules: one binding, one subscription, one sid; a message belongs to the binding of its sid and to no
-other, so two streams on one subject each get it and queue groups are nats-server's business. Acks
+other, so two streams on one subject each get it and queue groups are nats-server's business. Every
+broker of a cluster hears a message, and the leader answers it; a message to a queue group only one
+hears, which therefore answers always, and takes what is under way after it has unsubscribed. Acks
 are queued and written once per turn. The link neither connects nor reconnects.
 """
 
+import asyncio
 from typing import TYPE_CHECKING, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
 from strandline.errors import InvalidSubjectError, NotLeaderError, StrandlineError
+from strandline.frontends.nats.connection import PING
 from strandline.frontends.nats.protocol import (
     encode_publish,
     encode_subscribe,
     encode_unsubscribe,
 )
-from strandline.frontends.nats.replies import error_reply, pub_ack
+from strandline.frontends.nats.replies import ReplySink, error_reply, pub_ack
 from strandline.frontends.nats.server_link import ServerLink
 from strandline.record.envelope import MAGIC
 from strandline.types import Offset, PartitionName
@@ -36,6 +40,7 @@ class Link(ServerLink):
         self._sids: dict[Binding, bytes] = {}
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
+        self._sole = SoleSink(self)
 
     def data_received(self, data: bytes) -> None:
         """The hot path: plain payloads go straight to their partition."""
@@ -57,11 +62,13 @@ class Link(ServerLink):
             is_plain = block is None and payload[:4] != MAGIC
             if route.partition is None or not is_plain or (reply and not route.answers):
                 if route.groups:
-                    subscriber.intake.take(route, reply, block=block, payload=payload, sink=self)
+                    sink: ReplySink = self._sole if route.is_shared else self
+                    subscriber.intake.take(route, reply, block=block, payload=payload, sink=sink)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
-                route.partition.append(payload, subject=route.subject, responder=self, token=reply)
+                taker: ReplySink = self._sole if route.is_shared else self
+                route.partition.append(payload, subject=route.subject, responder=taker, token=reply)
         subscriber.messages += messages
         if self.output:
             self.flush()
@@ -81,12 +88,9 @@ class Link(ServerLink):
 
     def subscribe(self, bindings: list[Binding]) -> None:
         """Hold a subscription for each of ``bindings`` and for nothing else."""
-        lines = []
+        lines: list[bytes] = []
         wanted = dict.fromkeys(bindings)
-        for binding in [each for each in self._sids if each not in wanted]:
-            sid = self._sids.pop(binding)
-            del self._tables[sid]
-            lines.append(encode_unsubscribe(sid))
+        gone = [each for each in self._sids if each not in wanted]
         for binding in wanted:
             if binding in self._sids:
                 continue
@@ -96,13 +100,40 @@ class Link(ServerLink):
             self._tables[sid] = RouteTable((binding,))
             queue = binding.stream.config.queue_group.encode()
             lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        # Those that go come last: where one replaces another, nothing may fall between them.
+        lines += self._forget(gone)
         self.write(b"".join(lines))
+
+    def _forget(self, bindings: list[Binding]) -> list[bytes]:
+        """The lines that end subscriptions; what is under way to a queue group is still taken."""
+        lines: list[bytes] = []
+        shared: list[bytes] = []
+        for binding in bindings:
+            sid = self._sids.pop(binding)
+            lines.append(encode_unsubscribe(sid))
+            if binding.stream.config.queue_group:
+                shared.append(sid)
+            else:
+                del self._tables[sid]
+        if shared and self.is_open:
+            passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._pongs.append(passed)
+            passed.add_done_callback(lambda _: self._drop_tables(shared))
+            lines.append(PING)
+        return lines
+
+    def _drop_tables(self, sids: list[bytes]) -> None:
+        for sid in sids:
+            self._tables.pop(sid, None)
 
     def unsubscribe_all(self) -> None:
         """Ask for no more messages; what is under way still counts."""
         self.write(b"".join(map(encode_unsubscribe, self._tables)))
 
     # Replies
+
+    is_alone = False
+    """The leader hears every message too."""
 
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
@@ -131,3 +162,21 @@ class Link(ServerLink):
         if not self.output:
             self._subscriber.unflushed.append(self)
         self.output.append(encode_publish(to, payload))
+
+
+class SoleSink:
+    """Answers messages to a queue group, which no other broker hears.
+
+    Args:
+        link: how they came.
+    """
+
+    is_alone = True
+
+    def __init__(self, link: Link) -> None:
+        self.acked = link.acked
+        self.deliver = link.deliver
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Queue an error reply, also where another broker leads."""
+        self.deliver(cast("bytes", token), error_reply(error))

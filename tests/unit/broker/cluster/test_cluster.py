@@ -167,7 +167,7 @@ async def test_what_a_stream_cannot_be_is_refused_anywhere(cluster):
     with pytest.raises(InvalidConfigError):
         await cluster.create("t", min_isr=4)
     with pytest.raises(InvalidConfigError):
-        await cluster.create("t", queue_group="g")
+        await cluster.create("t", queue_group="g", partitions=2, partition_by="key")
 
 
 async def test_a_broker_whose_disk_fails_comes_back_by_itself(cluster, kit):

@@ -65,6 +65,30 @@ def test_queue_group_streams_take_turns(broker):
     assert seen == [("A", "C"), ("B", "C"), ("A", "C"), ("B", "C")]
 
 
+def test_of_a_queue_group_those_that_are_led_here_take_turns(broker):
+    """A record goes to a stream that can take it; if none is led here, any can say who leads."""
+    (a,) = broker.add("A", "x", queue_group="g")
+    (b,) = broker.add("B", "x", queue_group="g")
+
+    def taken():
+        route = broker.routes().find(b"x")
+        return [target.name for _ in range(2) for target in route.targets()]
+
+    a.is_led = False
+    assert taken() == ["B", "B"]
+    b.is_led = False
+    assert taken() == ["A", "B"]
+
+
+def test_only_queue_groups_care_who_leads(broker):
+    """A stream of its own is heard by every broker; of a group only by the partition's leader."""
+    own = broker.add("S", "s", partitions=2)
+    shared = broker.add("Q", "q", partitions=2, queue_group="g")
+    own[0].is_led = shared[1].is_led = False
+    found = {b.pattern: b.is_ours for s in broker.streams() for b in stream_bindings(s)}
+    assert found == {"s": True, "s.1": True, "q": True, "q.1": False}
+
+
 def test_only_stream_without_pub_ack_does_not_answer(broker):
     """The fast path knows whether to answer."""
     broker.add("S", "a", pub_ack=False)

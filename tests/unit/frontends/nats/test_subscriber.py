@@ -6,7 +6,7 @@ import json
 import pytest
 
 from strandline.broker.routing import stream_bindings
-from strandline.errors import InvalidConfigError, UnavailableError
+from strandline.errors import InvalidConfigError, NotLeaderError, UnavailableError
 from strandline.frontends.nats import subscriber as subscriber_module
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.headers import encode_headers
@@ -92,8 +92,9 @@ class ScriptedLink:
 
 
 def bindings(broker):
-    """Bindings of all streams."""
-    return [each for stream in broker.streams() for each in stream_bindings(stream)]
+    """Bindings of all streams, as far as this broker takes what comes."""
+    found = [each for stream in broker.streams() for each in stream_bindings(stream)]
+    return [each for each in found if each.is_ours]
 
 
 @pytest.fixture
@@ -201,6 +202,56 @@ async def test_stream_changes_change_the_subscriptions(broker, server, subscribe
     link.writer.write(b"MSG a 3 r 0\r\n\r\n")
     await link.until(lambda: link.published)
     assert len(again.records) == 1
+
+
+async def test_what_replaces_a_subscription_comes_before_its_end(broker, server, subscribe):
+    """Between the two nothing is lost at the server."""
+    broker.add("A", "a")
+    each = await subscribe()
+    link = await server.next_link()
+    broker.drop("A")
+    broker.add("A", "a")
+    each.streams_changed(bindings(broker))
+    await each.synced()
+    assert link.lines[-2:] == [b"SUB a 2", b"UNSUB 1"]
+
+
+async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscribe):
+    """What was under way to it is still taken, as nobody else hears it; then no more comes."""
+    (partition,) = broker.add("A", "a", queue_group="g")
+    each = await subscribe()
+    link = await server.next_link()
+    server.answer_pings = False
+    partition.is_led = False
+    each.streams_changed(bindings(broker))
+    await link.until(lambda: link.lines[-1] == b"UNSUB 1")
+    link.writer.write(b"MSG a 1 r.1 0\r\n\r\n")
+    await link.until(lambda: link.published)
+    assert link.published == [(b"r.1", b'{"stream":"A","seq":1}')]
+    server.answer_pings = True
+    link.writer.write(b"PONG\r\nMSG a 1 r.2 0\r\n\r\n")
+    partition.is_led = True
+    each.streams_changed(bindings(broker))
+    await each.synced()
+    assert link.subscriptions() == {b"a": (b"g", b"2")}
+    assert len(partition.records) == 1
+
+
+async def test_of_a_queue_group_also_who_does_not_lead_answers(broker, server, subscribe):
+    """A refusal of one broker is the only answer there is; of other streams the leader answers."""
+    broker.add("Q", "q", queue_group="g")
+    broker.add("S", "s")
+    broker.refusal = NotLeaderError("another leads")
+    await subscribe()
+    link = await server.next_link()
+    wrapped = encode_message(Message(value=b"v", ack_inbox="inbox"))
+    for subject, sid in ((b"q", b"1"), (b"s", b"2")):
+        link.writer.write(b"MSG %b %b %b.r 0\r\n\r\n" % (subject, sid, subject))
+        link.writer.write(b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(wrapped), wrapped))
+    link.writer.write(b"PING\r\n")
+    await link.until(lambda: b"PONG" in link.lines and len(link.published) >= 2)
+    assert [to for to, _ in link.published] == [b"q.r", b"inbox"]
+    assert json.loads(link.published[0][1])["code"] == "not_leader"
 
 
 async def test_reconnects_and_subscribes_again(broker, server, subscribe):

@@ -1,0 +1,196 @@
+"""Streams of a queue group on three real brokers: they share what comes, whoever leads them."""
+
+import asyncio
+import contextlib
+import time
+
+import nats
+import pytest
+
+import strandline
+from strandline.errors import StrandlineError, StreamExistsError
+from strandline.frontends.nats.child import NatsServerChild
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
+
+IDS = (1, 2, 3)
+STREAMS = ("a", "b")
+PATIENCE_S = 60
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def make_brokers(directory, *, nats_url):
+    """Three brokers; each with its nats-server, or all at one."""
+    ports = free_ports(6)
+    peers = ",".join(f"{n}=127.0.0.1:{ports[n - 1]}" for n in IDS)
+    meeting = ",".join(f"{n}=127.0.0.1:{ports[n + 2]}" for n in IDS)
+    servers = {}
+    for number in IDS:
+        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        arguments += ("--peer-port", str(ports[number - 1]))
+        environment = {"STRANDLINE_NATS__SERVERS": nats_url} if nats_url else {}
+        arguments += () if nats_url else ("--nats-peers", meeting)
+        servers[number] = ProcessServer(
+            directory / f"broker-{number}", arguments=arguments, environment=environment
+        )
+    return servers
+
+
+class Group:
+    """Three brokers, two streams of a queue group, and what was published to them."""
+
+    def __init__(self, servers, nats_url):
+        self.servers = servers
+        self.nats_url = nats_url
+        self.acked = {}
+        """Value → where its ack said."""
+        self.retried = set()
+
+    def running(self):
+        return [server for server in self.servers.values() if server.is_running]
+
+    async def ask(self, function):
+        """What a function says of a client's broker, as soon as one answers."""
+
+        def attempt():
+            for server in self.running():
+                with contextlib.suppress(StrandlineError), strandline.connect(server.flight) as c:
+                    return [function(c)]
+            return None
+
+        return (await until(lambda: asyncio.to_thread(attempt), "no broker answers"))[0]
+
+    async def create(self):
+        for name in STREAMS:
+            await self.ask(lambda client, n=name: make_stream(client, n))
+
+    async def leaders(self):
+        """Who leads each stream, as soon as each has a leader that runs."""
+        numbers = {server.flight: number for number, server in self.servers.items()}
+
+        def look(client):
+            return {name: numbers.get(leader_of(client, name)) for name in STREAMS}
+
+        async def settled():
+            found = await self.ask(look)
+            running = [n for n, server in self.servers.items() if server.is_running]
+            return found if all(n in running for n in found.values()) else None
+
+        return await until(settled, "there are no leaders")
+
+    async def publish(self, *values):
+        """Publish at one nats-server after the other, each value until it is acked."""
+        for number, value in enumerate(values):
+            deadline = time.monotonic() + PATIENCE_S
+            while not await self._publish_once(number, value):
+                assert time.monotonic() < deadline, f"{value} is not taken"
+                self.retried.add(value)
+                await asyncio.sleep(0.05)
+
+    async def _publish_once(self, number, value):
+        urls = [self.nats_url] if self.nats_url else [s.nats_url for s in self.running()]
+        try:
+            client = await nats.connect(
+                urls[number % len(urls)], allow_reconnect=False, connect_timeout=2
+            )
+        except (nats.errors.Error, OSError, TimeoutError):
+            return False
+        try:
+            ack = await client.jetstream().publish("work", value.encode(), timeout=2)
+        except (nats.errors.Error, OSError, TimeoutError):
+            return False
+        finally:
+            await client.close()
+        self.acked[value] = (ack.stream, ack.seq - 1)
+        return True
+
+    async def judge(self):
+        """What was acked is where its ack said; what was published once is stored once."""
+        logs = {}
+        for name in STREAMS:
+            column = await self.ask(lambda c, n=name: c.read(n).read_all()["value"].to_pylist())
+            logs[name] = [value.decode() for value in column]
+        for value, (stream, offset) in self.acked.items():
+            assert logs[stream][offset] == value
+        stored = [value for log in logs.values() for value in log]
+        for value in self.acked.keys() - self.retried:
+            assert stored.count(value) == 1, value
+        return logs
+
+
+def make_stream(client, name):
+    """Create it, unless an attempt whose answer was lost has done so."""
+    with contextlib.suppress(StreamExistsError):
+        client.create_stream(name, subject="work", queue_group="g", replicas=3, min_isr=2)
+
+
+def leader_of(client, name):
+    """Where the leader of a stream is."""
+    return client.stream_info(name).partitions[0].leader
+
+
+async def until(attempt, what):
+    """Something true that comes out at last."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := await attempt()):
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.05)
+    return found
+
+
+@pytest.fixture(params=["their own nats-servers", "one of the user's"])
+async def group(request, tmp_path):
+    child, url = None, ""
+    if request.param == "one of the user's":
+        child = NatsServerChild(
+            tmp_path / "nats", host="127.0.0.1", port=0, payload_max=1 << 20,
+            on_restart=lambda: None,
+        )  # fmt: skip
+        await child.start()
+        url = f"nats://127.0.0.1:{child.port}"
+    servers = make_brokers(tmp_path, nats_url=url)
+    try:
+        await asyncio.gather(*(asyncio.to_thread(s.start) for s in servers.values()))
+        group = Group(servers, url)
+        await group.create()
+        yield group
+    finally:
+        for number, server in servers.items():
+            server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+        if child is not None:
+            await child.stop()
+
+
+async def test_streams_on_several_brokers_share_their_subject(group):
+    """Each record is stored once; a stop hands over, a kill loses nothing that was acked."""
+    leaders = await group.leaders()
+    assert leaders["a"] != leaders["b"], "leaders are spread over the brokers"
+    await group.publish(*(f"first-{n}" for n in range(40)))
+    logs = await group.judge()
+    assert all(logs.values()), "both streams got some"
+
+    stopped = leaders["a"]
+    publishing = asyncio.create_task(group.publish(*(f"stop-{n}" for n in range(30))))
+    await until(lambda: _is("stop-3" in group.acked), "nothing is taken")
+    assert await asyncio.to_thread(group.servers[stopped].stop) == 0
+    await publishing
+    await group.judge()
+
+    killed = (await group.leaders())["b"]
+    await asyncio.to_thread(group.servers[stopped].start)
+    await until(lambda: group.ask(has_copies), "the copies are not in sync again")
+    group.servers[killed].kill()
+    await group.publish(*(f"kill-{n}" for n in range(20)))
+    await group.leaders()
+    await group.judge()
+
+
+async def _is(condition):
+    return condition
+
+
+def has_copies(client):
+    """Whether all copies of both streams are in sync."""
+    infos = [client.stream_info(name) for name in STREAMS]
+    return all(len(part.in_sync) == len(IDS) for info in infos for part in info.partitions)
