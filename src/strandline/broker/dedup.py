@@ -80,12 +80,14 @@ class DedupWindow:
             except CorruptBatchError as damage:  # ids in it cannot be known any more
                 offset = Offset(max(damage.next_offset, offset + 1))
                 continue
-            buffer = pa.py_buffer(found.buffer)
-            for position, header in iter_headers(found.buffer):
+            buffer = log.opened(found.buffer)
+            for position, header in iter_headers(memoryview(buffer)):
                 if header.attributes & Attributes.MESSAGE_IDS:
                     for stored in _message_ids(BatchColumns(buffer, position)):
                         self._remember(*stored)
-            offset = found.next_offset
+                offset = header.next_offset
+            if not buffer.size:
+                offset = found.next_offset
 
 
 def load_window(log: Log, window_ms: int, now_ns: TimestampNs) -> DedupWindow:

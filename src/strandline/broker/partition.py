@@ -24,6 +24,7 @@ from strandline.config import StreamConfig
 from strandline.errors import StrandlineError
 from strandline.record.batch import Buffer, header_of
 from strandline.record.codec import Stamp
+from strandline.record.sealed import Sealer
 from strandline.storage.log import Log
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
 
@@ -42,8 +43,10 @@ class Partition(PartitionAppends):
         log_id: LogId,
         leader_epoch: LeaderEpoch,
         admission: Admission,
+        sealer: Sealer | None = None,
     ) -> None:
         super().__init__(name, config, log, admission=admission)
+        log.sealer = sealer
         self.log_id = log_id
         self.leader_epoch = leader_epoch
         self._last_timestamp = TimestampNs(0)
@@ -75,7 +78,10 @@ class Partition(PartitionAppends):
         return chunks, size, records
 
     def write(self, chunk: Chunk, now_ns: TimestampNs) -> bytearray:
-        """Encode a chunk and append it to the log, unsynced; returns the batch for the journal.
+        """Encode a chunk, encrypt it if the stream is, and append it to the log, unsynced.
+
+        Returns:
+            The batch for the journal.
 
         Raises:
             DiskFullError: nothing of the chunk was kept.
@@ -86,6 +92,8 @@ class Partition(PartitionAppends):
             chunk.base_offset, self.leader_epoch, self._last_timestamp, self.config.compression
         )
         batch = chunk.encode(stamp)
+        if self.log.sealer is not None:
+            batch = self.log.sealer.seal(batch)
         self.log.append(batch, header_of(batch))
         if self.ledger is not None:
             self.ledger.written(batch)
@@ -129,6 +137,7 @@ class Partition(PartitionAppends):
             high_watermark: as far as it is committed; None: all of it.
         """
         assert not self._chunks, "everything was rejected when the storage failed"
+        log.sealer = self.log.sealer
         self.log = log
         self.dedup = self.producers = None
         self.next_offset = log.log_end_offset

@@ -64,12 +64,19 @@ class PartitionAppends(PartitionReads):
     @property
     def refusal(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
-        return self._admission.refusal or self._refused_by
+        return self._admission.refusal or self._refused_by or self._key_refusal
 
     @property
     def absence(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
-        return self._admission.refusal or self._closed_by or self._unseated_by
+        return (
+            self._admission.refusal or self._closed_by or self._unseated_by or self._key_refusal
+        )
+
+    @property
+    def _key_refusal(self) -> StrandlineError | None:
+        """Why its records cannot be encrypted, if they are to be."""
+        return None if self.log.sealer is None else self.log.sealer.why_not()
 
     @property
     def has_pending(self) -> bool:
@@ -249,6 +256,8 @@ class PartitionAppends(PartitionReads):
             return admission.refusal
         if self._refused_by is not None:
             return self._refused_by
+        if self.log.sealer is not None and (missing := self.log.sealer.why_not()) is not None:
+            return missing
         if admission.pending_bytes > admission.limits.pending_bytes:
             limit = admission.limits.pending_bytes
             return UnavailableError(

@@ -80,6 +80,7 @@ class PartitionReads:
         Raises:
             OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
             CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
+            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
         """
         end = self.stable_offset
         if not self.log_start_offset <= offset <= end:
@@ -91,8 +92,8 @@ class PartitionReads:
         try:
             if self.ledger is None:
                 read = self.log.read if self.config.compact else self.log.read_dense
-                return pa.py_buffer(read(offset, bytes_max, below=end).buffer)
-            return pa.py_buffer(self.ledger.readable(offset, bytes_max, below=end))
+                return self.log.opened(read(offset, bytes_max, below=end).buffer)
+            return self.log.opened(self.ledger.readable(offset, bytes_max, below=end))
         except CorruptBatchError as error:
             self.met_damage(error)
             raise

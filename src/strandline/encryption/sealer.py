@@ -158,7 +158,7 @@ class BatchSealer:
         """The batches in a buffer as they were before they were sealed; see ``Sealer``."""
         source = memoryview(buffer)
         target = pa.allocate_buffer(len(source))
-        view = memoryview(target)
+        view = memoryview(target).cast("B")
         filled = 0
         for position, header in iter_headers(source):
             sealed = source[position : position + header.length]

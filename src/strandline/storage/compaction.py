@@ -43,6 +43,8 @@ class _Scope(NamedTuple):
 
     below: Offset
     counts: Counts
+    log: Log
+    """Who opens and seals what is encrypted."""
 
 
 class Rewritten(NamedTuple):
@@ -96,10 +98,11 @@ class Compactor:
 
         Raises:
             DiskFullError: no space; nothing is left behind.
+            EncryptionKeyError: the stream is encrypted, and its key is not here.
             LogPoisonedError: reading or writing failed.
         """
         stable = self._log.stable_segments
-        scope = _Scope(below, counts or (lambda _: True))
+        scope = _Scope(below, counts or (lambda _: True), self._log)
         newest = _newest_offsets(self._log.segments, scope)
         oldest_tombstone_ns = now_ns - self._delay_ns
         rewritten: list[Rewritten] = []
@@ -191,7 +194,7 @@ class _Rewrite:
             return None
         if not header.attributes & Attributes.KEYS:
             return found.view
-        rows = _rows(found.view)
+        rows = _rows(self._scope.log.opened(found.view))
         keep = self._keep(rows, header)
         kept = keep.count(True)
         if kept == len(keep):
@@ -200,6 +203,8 @@ class _Rewrite:
             self.records_removed += len(keep)
             return None
         batch = _encode(rows.filter(pa.array(keep)), header)
+        if self._scope.log.sealer is not None:
+            batch = self._scope.log.sealer.seal(batch)
         if len(batch) >= header.length:
             return found.view  # the gaps would take more than the records did
         self.records_removed += len(keep) - kept
@@ -286,7 +291,7 @@ def _newest_offsets(segments: Sequence[Segment], scope: _Scope) -> dict[bytes, i
             if found.header.base_offset >= below:
                 break
             if found.header.attributes & Attributes.KEYS and scope.counts(found.header):
-                rows = _rows(found.view, columns=["offset", "key"])
+                rows = _rows(scope.log.opened(found.view), columns=["offset", "key"])
                 keys, offsets = rows.column("key").to_pylist(), rows.column("offset").to_pylist()
                 newest.update(
                     (key, offset)
@@ -296,9 +301,9 @@ def _newest_offsets(segments: Sequence[Segment], scope: _Scope) -> dict[bytes, i
     return newest
 
 
-def _rows(view: memoryview, *, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+def _rows(batch: pa.Buffer, *, columns: Sequence[str] | None = None) -> pa.RecordBatch:
     """The records of one batch."""
-    (rows,) = decode_batches(view, columns=columns)
+    (rows,) = decode_batches(batch, columns=columns)
     return rows
 
 

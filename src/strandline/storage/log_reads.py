@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from strandline.errors import (
     CorruptBatchError,
     LogPoisonedError,
     OffsetOutOfRangeError,
     ShuttingDownError,
 )
-from strandline.record.batch import HEADER_BYTES
+from strandline.record.batch import HEADER_BYTES, Buffer
+from strandline.record.sealed import Sealer
 from strandline.storage.scan import OFFSET_MAX, header_at, intact_at, scan
 from strandline.storage.segment import Segment
 from strandline.storage.time_index import first_record_at
@@ -55,6 +58,9 @@ class LogReads:
         log_start_offset: the first offset that may be read.
         poisoned: a write or sync failed; only reopening helps.
     """
+
+    sealer: Sealer | None = None
+    """Of an encrypted stream: who opens the batches, which are served as they are stored."""
 
     def __init__(self, directory: Path, segments: Sequence[Segment], start: Offset) -> None:
         self.directory = directory
@@ -171,16 +177,25 @@ class LogReads:
         if segment.read_ahead(found.position, end):
             layout.segments[index + 1].read_ahead(0, 0)
 
+    def opened(self, batches: Buffer) -> pa.Buffer:
+        """Batches of this log as they were before they were sealed, if they are; see ``Sealer``.
+
+        Raises:
+            EncryptionKeyError, DecryptionError: the first one does not open.
+        """
+        return pa.py_buffer(batches) if self.sealer is None else self.sealer.open(batches)
+
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The offset of the first record whose timestamp is at or after ``timestamp_ns``.
 
         Returns:
-            The log end offset if there is none. Damaged batches are passed over.
+            The log end offset if there is none. Damaged batches are passed over; of one that does
+            not open the first offset is taken, which is not too late.
         """
-        segments = self._layout.segments
+        segments, start = self._layout.segments, self.log_start_offset
         for segment in segments:
-            if segment.next_offset > self.log_start_offset:
-                found = first_record_at(segment, timestamp_ns, start=self.log_start_offset)
+            if segment.next_offset > start:
+                found = first_record_at(segment, timestamp_ns, start=start, opened=self.opened)
                 if found is not None:
                     return Offset(found)
         return Offset(segments[-1].next_offset)
