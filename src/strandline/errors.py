@@ -31,7 +31,9 @@ StrandlineError
 │   ├── LogPoisonedError        a write or sync failed; nothing is acked until reopened
 │   ├── RequestTimeoutError     no answer in time; whether it happened is unknown
 │   ├── ShuttingDownError       the broker is stopping
+│   ├── QuotaExceededError      the principal has used up its quota
 │   ├── StillLoadingError       a new coordinator of consumer groups reads what was stored
+│   ├── UndecidedPositionsError a transaction is about to commit positions of the group
 │   ├── PausedError             the partition is paused
 │   ├── EncryptionKeyError      a key is not here that records are encrypted with
 │   └── DisconnectedError       no connection to the broker
@@ -256,10 +258,32 @@ class EncryptionKeyError(UnavailableError):
     code = "encryption_key"
 
 
+class QuotaExceededError(UnavailableError):
+    """The principal has used up its quota at this broker.
+
+    Args:
+        message: says which, and when to ask again.
+        wait_ms: after how long it is worth asking again; 0: when something else has ended.
+    """
+
+    code = "quota_exceeded"
+    wait_ms: int = 0
+
+    def __init__(self, message: str, *, wait_ms: int = 0) -> None:
+        super().__init__(message)
+        self.wait_ms = wait_ms
+
+
 class StillLoadingError(UnavailableError):
     """The coordinator of consumer groups has just begun and still reads what was stored."""
 
     code = "still_loading"
+
+
+class UndecidedPositionsError(UnavailableError):
+    """A transaction is about to commit positions of the consumer group; retry when it is over."""
+
+    code = "undecided_positions"
 
 
 class DisconnectedError(UnavailableError):

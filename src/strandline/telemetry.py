@@ -122,6 +122,20 @@ class Telemetry(Collector):
     connections: dict[str, int] = labelled("gauge", "listener", "Open connections, by listener.")
     pending_bytes: int = gauge("Bytes accepted and not yet stored.")
 
+    # Quotas; only of principals that have one.
+    quota_published_bytes: dict[str, int] = labelled(
+        "counter", "principal", "Bytes published by a principal with a quota of them."
+    )
+    quota_read_bytes: dict[str, int] = labelled(
+        "counter", "principal", "Bytes delivered to a principal with a quota of them."
+    )
+    quota_wait_seconds: dict[str, float] = labelled(
+        "counter", "principal", "Time for which a principal was told to wait by its quota."
+    )
+    quota_refusals: dict[str, int] = labelled(
+        "counter", "principal", "Requests and connections of a principal refused by its quota."
+    )
+
     # The turn, the journal, the disk.
     turns: int = counter("Turns that stored something.")
     turn_records: Histogram = histogram("Records stored by one turn.", RECORDS_BUCKETS)
@@ -226,6 +240,17 @@ class Telemetry(Collector):
         with self._lock:
             self.connections[listener] += connections
             self.messages_received[listener] += messages
+
+    def count_quota(self, name: str, principal: str, amount: float) -> None:
+        """Add to one of the figures of quotas; any thread.
+
+        Args:
+            name: of the field.
+            principal: who has the quota.
+            amount: how much.
+        """
+        with self._lock:
+            getattr(self, name)[principal] += amount
 
     def render(self) -> bytes:
         """All metrics as Prometheus text; any thread."""

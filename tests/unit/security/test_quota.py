@@ -1,0 +1,121 @@
+"""Quotas: never more than the rate allows, whatever the sizes and times."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.errors import InvalidRequestError
+from strandline.security.quota import (
+    BURST_S,
+    UNLIMITED,
+    WAIT_MS_MAX,
+    Bucket,
+    Meter,
+    Quota,
+    check_quota,
+)
+
+RATES = st.integers(1, 10**9)
+PAUSES_MS = st.floats(0, 10_000)
+
+
+@given(rate=RATES, steps=st.lists(st.tuples(PAUSES_MS, st.floats(0, 2.0)), max_size=50))
+def test_what_waits_as_told_never_exceeds_the_rate(rate, steps):
+    """Bytes let through by any moment are at most rate * t + burst, if takers wait as told."""
+    bucket, now_ms = Bucket(rate, 0.0), 0.0
+    taken = 0.0
+    for pause_ms, share in steps:
+        now_ms += pause_ms
+        size = share * rate  # up to two seconds' worth at once, so far from what is forgiven
+        taken += size
+        now_ms += bucket.take(size, now_ms)
+        assert taken <= (rate * now_ms / 1e3 + max(1.0, rate * BURST_S)) * (1 + 1e-9) + 1e-3
+
+
+@given(rate=RATES, pauses=st.lists(PAUSES_MS, max_size=100))
+def test_requests_never_exceed_the_rate(rate, pauses):
+    """Requests that were granted by any moment are at most rate * t + burst."""
+    bucket, now_ms, granted = Bucket(rate, 0.0), 0.0, 0
+    for pause_ms in pauses:
+        now_ms += pause_ms
+        granted += bucket.ask(now_ms) == 0.0
+        assert granted <= rate * now_ms / 1e3 + max(1.0, rate * BURST_S) + 1e-6
+
+
+@given(rate=RATES, spent=st.integers(1, 5))
+def test_who_waits_as_told_is_served(rate, spent):
+    """A refused request is granted after the wait that it was told, and not much before."""
+    bucket = Bucket(rate, 0.0)
+    bucket.take(spent * max(1.0, rate * BURST_S), 0.0)
+    wait_ms = bucket.ask(0.0)
+    assert wait_ms > 0
+    assert bucket.ask(wait_ms * 0.99) > 0
+    assert bucket.ask(wait_ms * 1.01) == 0.0
+
+
+@given(rate=RATES, times=st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
+def test_a_clock_that_stands_or_stumbles_gives_nothing(rate, times):
+    """Time that goes backwards brings no tokens: at most the burst and the latest time's worth."""
+    bucket, granted = Bucket(rate, 0.0), 0
+    for now_ms in times:
+        granted += bucket.ask(now_ms) == 0.0
+    assert granted <= rate * max(times) / 1e3 + max(1.0, rate * BURST_S) + 1e-6
+
+
+def test_a_debt_is_at_most_a_minute():
+    """One enormous batch does not shut its sender out for ever."""
+    bucket = Bucket(1000, 0.0)
+    assert bucket.take(10**12, 0.0) == WAIT_MS_MAX
+
+
+def test_an_unlimited_meter_lets_everything_through():
+    """Without a quota nothing waits, whatever the amounts."""
+    meter = Meter()
+    assert meter.publish(10**15, 0.0) == meter.read(10**15, 0.0) == meter.request(0.0) == 0.0
+    assert all(meter.connect() for _ in range(1000))
+
+
+def test_each_limit_stands_for_itself():
+    """Publishing, reading and requests have buckets of their own."""
+    meter = Meter()
+    meter.limit(Quota(publish_bytes_per_s=1000, read_bytes_per_s=500, requests_per_s=1), 0.0)
+    assert meter.publish(1000, 0.0) == 0.0
+    assert meter.publish(1000, 0.0) == 1000.0
+    assert meter.read(500, 0.0) == 0.0
+    assert meter.read(500, 0.0) == 1000.0
+    assert meter.request(0.0) == 0.0
+    assert meter.request(0.0) == 1000.0
+
+
+def test_a_change_of_one_limit_leaves_the_others_as_they_are():
+    """Who sets a quota again, or another field of it, does not fill the buckets."""
+    meter = Meter()
+    meter.limit(Quota(publish_bytes_per_s=1000, requests_per_s=1), 0.0)
+    meter.publish(2000, 0.0)
+    meter.request(0.0)
+    meter.limit(Quota(publish_bytes_per_s=1000, requests_per_s=5), 0.0)
+    assert meter.publish(0, 0.0) == 1000.0
+    assert meter.request(0.0) == 0.0
+    meter.limit(UNLIMITED, 0.0)
+    assert meter.publish(10**9, 0.0) == 0.0
+
+
+def test_connections_are_counted_before_there_is_a_quota():
+    """A quota set later counts the connections that there were, and ends none of them."""
+    meter = Meter()
+    assert meter.connect()
+    assert meter.connect()
+    meter.limit(Quota(connections=2), 0.0)
+    assert not meter.connect()
+    meter.disconnect()
+    assert meter.connect()
+    assert meter.connections == 2
+
+
+@pytest.mark.parametrize(
+    "quota", [Quota(), Quota(publish_bytes_per_s=-1), Quota(connections=1 << 51)]
+)
+def test_a_quota_that_is_none_is_refused(quota):
+    """No limit at all, a negative one and one beyond any machine are refused with the field."""
+    with pytest.raises(InvalidRequestError):
+        check_quota(quota)
