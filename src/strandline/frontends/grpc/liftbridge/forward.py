@@ -1,7 +1,8 @@
 """Publishes for partitions that another broker leads: handed on by a client of our own.
 
 Liftbridge's clients publish to any broker. The client here finds leaders, waits through elections
-and stores a retry once. Rules: the order of one partition's publishes is kept; an outcome reaches
+and stores a retry once. With TLS it trusts the authority of the clients' certificates, or else that
+of the peer link's, or else whom gRPC trusts. Rules: the order of one partition's publishes is kept; an outcome reaches
 its responder on the loop. It cannot carry an expected offset: the leader takes that.
 """
 
@@ -15,7 +16,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.responder import Responder
 from strandline.client.client import Client, connect
 from strandline.client.results import Ack
-from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
+from strandline.errors import StrandlineError, UnavailableError
 from strandline.record.codec import Headers
 from strandline.types import BrokerId, Offset, PartitionName
 
@@ -73,11 +74,6 @@ class Forwarder:
         self._thread.submit(self._send, record, done)
 
     def _refusal(self) -> StrandlineError | None:
-        if self._broker.config.tls.is_on:
-            return NotLeaderError(
-                "another broker leads; with TLS this one does not hand publishes on yet: publish "
-                "to the leader"
-            )
         if self._pending >= PENDING_MAX:
             return UnavailableError(f"{PENDING_MAX} publishes wait for other brokers; retry later")
         return None
@@ -97,7 +93,7 @@ class Forwarder:
 
         try:
             if self._client is None:
-                self._client = connect(_own_address(self._broker))
+                self._client = _connect(self._broker)
             future = self._client.appender(record.partition.stream).append(
                 record.value,
                 key=record.key,
@@ -123,6 +119,19 @@ class Forwarder:
         self._thread.shutdown(wait=False, cancel_futures=True)
         if client is not None:
             await asyncio.to_thread(client.close)
+
+
+def _connect(broker: Broker) -> Client:
+    """A client of the cluster, which shows this broker's certificate where there is TLS.
+
+    Raises:
+        StrandlineError: the cluster is not known yet, or its certificates are not trusted.
+    """
+    address, tls = _own_address(broker), broker.config.tls
+    if not tls.is_on:
+        return connect(address)
+    authority = tls.authority or broker.config.cluster.tls_authority
+    return connect(f"tls://{address}", ca=authority, certificate=tls.certificate, key=tls.key)
 
 
 def _own_address(broker: Broker) -> str:
