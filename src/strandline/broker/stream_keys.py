@@ -1,0 +1,70 @@
+"""Keys of a broker's encrypted streams: made with the stream, given to partitions, wrapped anew.
+
+Rules: wrapped data keys live in the metadata alone, and whoever seals or opens looks there each
+time, so that a new key counts on every broker as soon as the metadata has it.
+"""
+
+from collections.abc import Callable
+
+from strandline.config import StreamConfig
+from strandline.encryption.data_keys import new_data_key, rewrapped
+from strandline.encryption.masters import MasterKeys
+from strandline.encryption.sealer import BatchSealer
+from strandline.errors import InvalidRequestError
+from strandline.metadata.commands import KeepStreamKeys
+from strandline.metadata.image import MetadataImage
+from strandline.types import PartitionName, WrappedKey
+
+
+class StreamKeys:
+    """What a broker does with keys.
+
+    Args:
+        masters: the master keys that it has.
+        image: the metadata as it is known here at this moment.
+    """
+
+    def __init__(self, masters: MasterKeys, image: Callable[[], MetadataImage]) -> None:
+        self._masters = masters
+        self._image = image
+
+    def first(self, config: StreamConfig) -> tuple[WrappedKey, ...]:
+        """The data key of a stream that is being made; none if it is not encrypted.
+
+        Raises:
+            EncryptionKeyError: it is, and there is no master key.
+        """
+        return (new_data_key(self._masters.current),) if config.encryption else ()
+
+    def sealer(self, name: PartitionName, config: StreamConfig) -> BatchSealer | None:
+        """Who seals and opens the batches of a partition, if the stream is encrypted."""
+        if not config.encryption:
+            return None
+        return BatchSealer(name, lambda: self._keys(name.stream), self._masters)
+
+    def _keys(self, stream: str) -> tuple[WrappedKey, ...]:
+        known = self._image().streams.get(stream)
+        return known.keys if known is not None else ()
+
+    def rotation(self, stream: str, *, has_new_key: bool) -> KeepStreamKeys:
+        """The command that wraps a stream's data keys by the current master key.
+
+        Args:
+            stream: which.
+            has_new_key: whether new batches get another data key.
+
+        Raises:
+            UnknownStreamError: there is none.
+            InvalidRequestError: it is not encrypted, or the source of the keys is broken now.
+            EncryptionKeyError: a master key is missing that is needed for it.
+        """
+        known = self._image().stream(stream)
+        if not known.config.encryption:
+            raise InvalidRequestError(
+                f"stream {stream!r} is not encrypted; that is decided when a stream is created"
+            )
+        self._masters.reload()
+        keys = [rewrapped(key, self._masters, stream=stream) for key in known.keys]
+        if has_new_key:
+            keys.append(new_data_key(self._masters.current, len(keys) + 1))
+        return KeepStreamKeys(stream, tuple(keys))

@@ -1,0 +1,98 @@
+"""``strandline encryption``: keys of encrypted streams.
+
+Rule: a key itself is shown once, when ``new-key`` makes it.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strandline.cli.operate import connected
+from strandline.cli.output import (
+    SERVER_DEFAULT,
+    OutputFormat,
+    OutputOption,
+    ServerOption,
+    examples,
+    print_json,
+    print_line,
+    print_table,
+    reports_errors,
+)
+
+if TYPE_CHECKING:
+    from strandline.protocol.encryption import KeyInfo
+
+app = typer.Typer(no_args_is_help=True, help="Make, list and rotate keys of encrypted streams.")
+
+
+@app.command("new-key", epilog=examples("strandline encryption new-key > keys && chmod 400 keys"))
+@reports_errors
+def new_key(*, output: OutputOption = OutputFormat.text) -> None:
+    """Print a new master key, for encryption.key_file; no broker is asked."""
+    from strandline.encryption.masters import new_key_text
+
+    if output is OutputFormat.json:
+        print_json({"key": new_key_text()})
+    else:
+        print_line(new_key_text())
+
+
+@app.command("list", epilog=examples("strandline encryption list"))
+@reports_errors
+def list_keys(
+    *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
+) -> None:
+    """Show which data keys streams have, and which master keys wrap them."""
+    from strandline.protocol.encryption import LIST_KEYS, KeyInfo
+
+    with connected(server) as connection:
+        _show(connection.action(LIST_KEYS, None, KeyInfo), output)
+
+
+@app.command(
+    epilog=examples(
+        "strandline encryption rotate                       # after the master key was changed",
+        "strandline encryption rotate payments --data-key   # another key for new records",
+    )
+)
+@reports_errors
+def rotate(
+    *,
+    stream: Annotated[
+        str | None, typer.Argument(metavar="STREAM", help="Which.", show_default="all encrypted")
+    ] = None,
+    data_key: Annotated[
+        bool, typer.Option("--data-key", help="Also give new records another data key.")
+    ] = False,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Wrap data keys by the current master key, the first one of the broker's source.
+
+    No record is rewritten. Every broker has to have the new master key before, and the old one
+    until this is done.
+    """
+    from strandline.protocol.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
+
+    with connected(server) as connection:
+        names = [stream] if stream else _encrypted(connection.action(LIST_KEYS, None, KeyInfo))
+        found: list[KeyInfo] = []
+        for name in names:
+            order = RotateKeys(stream=name, has_new_key=data_key)
+            found += connection.action(ROTATE_KEYS, order, KeyInfo)
+    _show(found, output)
+
+
+def _encrypted(keys: "list[KeyInfo]") -> list[str]:
+    """The streams that have keys."""
+    return sorted({key.stream for key in keys})
+
+
+def _show(keys: "list[KeyInfo]", output: OutputFormat) -> None:
+    if output is OutputFormat.json:
+        for key in keys:
+            print_json(key)
+        return
+    rows = [(key.stream, key.data_key, key.master_key) for key in keys]
+    print_table(("stream", "#data key", "master key"), rows)

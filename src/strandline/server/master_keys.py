@@ -1,0 +1,82 @@
+"""Where a broker's master keys come from: a file, or the environment.
+
+Rules: nothing of a key is ever shown. A file is read again when a key is looked for that is not
+known; what stands in the environment stays as it was at the start.
+"""
+
+import logging
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from strandline.config import BrokerConfig
+from strandline.encryption.masters import (
+    KEY_SIZES,
+    TEXT_BYTES_MAX,
+    MasterKey,
+    MasterKeys,
+    parse_master_keys,
+)
+from strandline.errors import InvalidConfigError
+
+logger = logging.getLogger(__name__)
+
+VARIABLE: Final = "STRANDLINE_ENCRYPTION_KEY"
+LIFTBRIDGE_VARIABLE: Final = "LIFTBRIDGE_ENCRYPTION_KEY"
+"""Liftbridge's: the bytes of the text are the key. It counts where its API is on."""
+
+
+def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
+    """The master keys of a broker; there may be none.
+
+    Raises:
+        InvalidConfigError: a source that is no list of keys, or two sources.
+    """
+    text, file = environ.get(VARIABLE, ""), config.encryption.key_file
+    if file and text:
+        raise InvalidConfigError(f"both encryption.key_file and {VARIABLE} are set; keep one")
+    if file:
+        _warn_if_open(Path(file))
+        return MasterKeys(lambda: _read(Path(file)), file)
+    if text:
+        return MasterKeys(lambda: parse_master_keys(text, VARIABLE), VARIABLE)
+    raw = environ.get(LIFTBRIDGE_VARIABLE, "").encode()
+    if raw and config.grpc.port >= 0:
+        return MasterKeys(lambda: (_liftbridge_key(raw),), LIFTBRIDGE_VARIABLE)
+    return MasterKeys()
+
+
+def _liftbridge_key(raw: bytes) -> MasterKey:
+    if len(raw) not in KEY_SIZES:
+        raise InvalidConfigError(
+            f"{LIFTBRIDGE_VARIABLE}: invalid AES key size {len(raw)}; it has 16 or 32 bytes"
+        )
+    return MasterKey(raw)
+
+
+def _read(file: Path) -> tuple[MasterKey, ...]:
+    try:
+        with file.open("rb") as source:
+            data = source.read(TEXT_BYTES_MAX + 1)
+        text = data.decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        # An error of decoding would show what it could not decode.
+        why = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+        raise InvalidConfigError(f"encryption.key_file {file} cannot be read: {why}") from None
+    if len(data) > TEXT_BYTES_MAX:
+        raise InvalidConfigError(f"encryption.key_file {file} is too long to be a list of keys")
+    keys = parse_master_keys(text, str(file))
+    if not keys:
+        raise InvalidConfigError(f"encryption.key_file {file} has no key")
+    return keys
+
+
+def _warn_if_open(file: Path) -> None:
+    """Say so if others than the broker may read the keys; a mounted secret may be meant so."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return  # reading it will say why
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("%s can be read by others: chmod 400 it", file)
