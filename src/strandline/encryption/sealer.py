@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from strandline.encryption.data_keys import DATA_KEY_BYTES, unwrapped
 from strandline.encryption.masters import MasterKeys
-from strandline.errors import DecryptionError, EncryptionKeyError, UnavailableError
+from strandline.errors import DecryptionError, UnavailableError
 from strandline.record.batch import HEADER_BYTES, Buffer, iter_headers
 from strandline.record.sealed import (
     COLUMNS_AT,
@@ -90,14 +90,14 @@ class BatchSealer:
 
     # Sealing
 
-    def why_not(self) -> EncryptionKeyError | None:
+    def why_not(self) -> UnavailableError | None:
         """Why nothing can be sealed now, or None; then ``seal`` works."""
         if self._session is not None:
             return None
         try:
             with self._lock:
                 self._begin()
-        except EncryptionKeyError as error:
+        except UnavailableError as error:
             return error
         return None
 
@@ -105,7 +105,7 @@ class BatchSealer:
         """The batch, sealed with the newest data key.
 
         Raises:
-            EncryptionKeyError: nothing was ever sealed here, and the key is not here.
+            UnavailableError: nothing was ever sealed here, and the key is not here.
         """
         with self._lock:
             keys = self._keys()
@@ -122,7 +122,7 @@ class BatchSealer:
         """
         try:
             return self._begin()
-        except EncryptionKeyError:
+        except UnavailableError:
             if session is None or session.used >= SESSION_BATCHES_MAX:
                 raise
             return session
@@ -142,7 +142,7 @@ class BatchSealer:
     def _newest(self) -> WrappedKey:
         keys = self._keys()
         if not keys:
-            raise EncryptionKeyError(f"the metadata has no data key of {self._name} yet; retry")
+            raise UnavailableError(f"no data key of {self._name} is known here yet; retry")
         return keys[-1]
 
     def _secret(self, key: WrappedKey) -> bytes:
@@ -208,7 +208,8 @@ class BatchSealer:
         for key in self._keys():
             if key.number == number:
                 return key
-        raise EncryptionKeyError(
+        # Clients try again by themselves, here or elsewhere: the metadata is on its way.
+        raise UnavailableError(
             f"data key {number} of stream {self._name.stream!r} is not known here yet; retry"
         )
 

@@ -68,7 +68,7 @@ class Sealer(Protocol):
         At least the first; those from one on that does not open are left to the next call.
 
         Raises:
-            EncryptionKeyError: the key is not here.
+            UnavailableError: the key is not here, most often an ``EncryptionKeyError``.
             DecryptionError: the first batch is not what was sealed with it.
         """
         ...

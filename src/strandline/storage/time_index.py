@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from strandline.errors import DecryptionError, EncryptionKeyError
+from strandline.errors import DecryptionError, UnavailableError
 from strandline.record.batch import BatchHeader, Buffer
 from strandline.record.codec import decode_batches
 from strandline.storage.segment import Segment
@@ -46,7 +46,7 @@ def _offset_in_batch(
         return header.base_offset
     try:
         plain = opened(view)
-    except (EncryptionKeyError, DecryptionError):
+    except (UnavailableError, DecryptionError):
         # Whoever reads there is told. A broker has to start without the key, and to begin too
         # early costs it nothing but time.
         return max(header.base_offset, start)

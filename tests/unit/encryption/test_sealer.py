@@ -10,7 +10,12 @@ from strandline.encryption import sealer as module
 from strandline.encryption.data_keys import new_data_key, rewrapped
 from strandline.encryption.masters import MasterKey, MasterKeys
 from strandline.encryption.sealer import BatchSealer, Session
-from strandline.errors import CorruptBatchError, DecryptionError, EncryptionKeyError
+from strandline.errors import (
+    CorruptBatchError,
+    DecryptionError,
+    EncryptionKeyError,
+    UnavailableError,
+)
 from strandline.record.batch import check_batch
 from strandline.record.codec import Stamp, decode_batches, encode_records
 from strandline.record.sealed import SEAL_BYTES, is_sealed, put_checksum, read_seal
@@ -200,7 +205,7 @@ def test_a_data_key_that_has_not_arrived_yet_is_worth_a_retry(keys):
     keys.wrapped += (new_data_key(MASTER, 2),)
     sealed = before.seal(batch())
     keys.wrapped = behind
-    with pytest.raises(EncryptionKeyError, match="data key 2 .* not known here yet"):
+    with pytest.raises(UnavailableError, match="data key 2 .* not known here yet"):
         keys.sealer().open(sealed)
 
 
