@@ -177,6 +177,20 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return bool(self.certificate)
 
 
+class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may do what; see docs/security.md."""
+
+    enabled: bool = False
+    """Refuse everything that no rule allows to who asks, and who has not shown who it is."""
+    admin_token: str = ""
+    """Token of who may do everything, to begin with; better in ``admin_token_file``, or in the
+    environment."""
+    admin_token_file: str = ""
+    """File that holds it."""
+    admins: list[str] = []
+    """Principals who may do everything: names in certificates, or those that tokens stand for."""
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One broker among several; see docs/cluster.md."""
 
@@ -247,6 +261,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     journal: JournalConfig = JournalConfig()
     limits: LimitsConfig = LimitsConfig()
     tls: TlsConfig = TlsConfig()
+    auth: AuthConfig = AuthConfig()
     cluster: ClusterConfig = ClusterConfig()
     cleaner_interval_ms: int = 10_000
     """How often retention and compaction look for work."""

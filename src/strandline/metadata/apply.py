@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from strandline.errors import InvalidRequestError, StrandlineError
-from strandline.metadata import brokers, changes, groups, states, streams
+from strandline.metadata import access, brokers, changes, groups, states, streams
+from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.commands import (
     AddPartitions,
     AdmitBroker,
@@ -67,6 +68,10 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     JoinGroup: groups.join,
     LeaveGroup: groups.leave,
     MoveGroup: groups.move,
+    Grant: access.grant,
+    Revoke: access.revoke,
+    AddToken: access.add_token,
+    RevokeToken: access.revoke_token,
 }
 """Commands that are applied or refused whole."""
 

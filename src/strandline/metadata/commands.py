@@ -13,6 +13,7 @@ import msgspec
 
 from strandline.config import StreamConfig
 from strandline.errors import UNDECODABLE, InvalidRecordError
+from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 Replicas = tuple[BrokerId, ...]
@@ -279,6 +280,10 @@ Command = (
     | JoinGroup
     | LeaveGroup
     | MoveGroup
+    | Grant
+    | Revoke
+    | AddToken
+    | RevokeToken
     | OpenSession
 )
 

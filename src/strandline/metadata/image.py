@@ -20,6 +20,8 @@ import msgspec
 from strandline.config import StreamConfig
 from strandline.errors import UnknownPartitionError, UnknownStreamError
 from strandline.metadata.outcome import Outcome
+from strandline.security.acl import Rule
+from strandline.security.tokens import Token
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 IMAGE_VERSION = 3
@@ -157,6 +159,10 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     sessions: dict[int, SessionImage] = {}
     groups: dict[str, GroupImage] = {}
     next_group_epoch: int = 0
+    rules: tuple[Rule, ...] = ()
+    """Who may do what, each once and ascending; they count where ``auth.enabled`` is set."""
+    tokens: dict[str, Token] = {}
+    """By id."""
 
     def stream(self, name: str) -> StreamImage:
         """The stream called ``name``.

@@ -33,6 +33,9 @@ Reason = Literal[
     "unknown_member",
     "already_member",
     "stale_group",  # the consumer group has changed since it was decided
+    "unknown_rule",
+    "unknown_token",
+    "duplicate_token",  # the id belongs to another token
     "limit",
 ]
 """Why a command was refused, for programs; the message is for people. Stable."""

@@ -19,8 +19,10 @@ from strandline.errors import (
     DisconnectedError,
     InvalidRecordError,
     InvalidRequestError,
+    NotAllowedError,
     RequestTimeoutError,
     StrandlineError,
+    UnauthenticatedError,
     UnavailableError,
     all_error_classes,
 )
@@ -84,6 +86,10 @@ def to_flight(error: StrandlineError) -> fl.FlightError:
         return fl.FlightTimedOutError(text, extra)
     if isinstance(error, UnavailableError):
         return fl.FlightUnavailableError(text, extra)
+    if isinstance(error, UnauthenticatedError):
+        return fl.FlightUnauthenticatedError(text, extra)
+    if isinstance(error, NotAllowedError):
+        return fl.FlightUnauthorizedError(text, extra)
     return fl.FlightServerError(text, extra)
 
 

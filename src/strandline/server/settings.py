@@ -8,6 +8,7 @@ This module must not know what the settings are for, beyond what makes a value i
 
 import re
 from collections.abc import Hashable, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import msgspec.structs
 import yaml
 
 from strandline.config import (
+    AuthConfig,
     BrokerConfig,
     ClusterConfig,
     TlsConfig,
@@ -23,6 +25,8 @@ from strandline.config import (
     refuse_unknown_keys,
 )
 from strandline.errors import InvalidConfigError
+from strandline.security.principal import check_user_name
+from strandline.security.tokens import BOOTSTRAP_CHARACTERS_MIN
 
 ENVIRON_PREFIX: Final = "STRANDLINE_"
 ENVIRON_OTHERS: Final = frozenset(
@@ -32,6 +36,7 @@ ENVIRON_OTHERS: Final = frozenset(
         "STRANDLINE_CA",
         "STRANDLINE_CERTIFICATE",
         "STRANDLINE_KEY",
+        "STRANDLINE_TOKEN",
     }
 )
 """Variables of ours that are not broker settings: the CLI and clients read them."""
@@ -236,6 +241,7 @@ def _refuse_impossible(config: BrokerConfig) -> None:
             if value > NUMBER_MAX:
                 raise InvalidConfigError(f"{key} is {value}; it must be at most {NUMBER_MAX}")
     _refuse_half_tls(config.tls)
+    _refuse_open_auth(config.auth, config)
     _refuse_impossible_cluster(config.cluster)
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
@@ -256,6 +262,48 @@ def _refuse_half_tls(tls: TlsConfig) -> None:
             "tls.authority asks clients for certificates; that needs TLS: set "
             "tls.certificate and tls.key"
         )
+
+
+def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
+    """Check that what looks like access control is some, and lets its administrator in."""
+    has_token = bool(auth.admin_token or auth.admin_token_file)
+    if not auth.enabled:
+        if has_token or auth.admins:
+            raise InvalidConfigError(
+                "auth.enabled is off, so nobody would be checked; set it, or no other key of auth"
+            )
+        return
+    if auth.admin_token and auth.admin_token_file:
+        raise InvalidConfigError("give auth.admin_token or auth.admin_token_file, not both")
+    if not has_token and not (auth.admins and config.tls.authority):
+        raise InvalidConfigError(
+            "auth.enabled would let nobody in: set auth.admin_token_file, or auth.admins with "
+            "tls.authority"
+        )
+    if 0 < len(auth.admin_token) < BOOTSTRAP_CHARACTERS_MIN:
+        raise InvalidConfigError(
+            f"auth.admin_token has fewer than {BOOTSTRAP_CHARACTERS_MIN} characters; make one with "
+            "'openssl rand -hex 32'"
+        )
+    for name in auth.admins:
+        check_user_name(name)
+    if config.cluster.nats_peers and not config.cluster.nats_secret_file:
+        raise InvalidConfigError(
+            "auth.enabled checks who publishes, and cluster.nats_peers opens a port that nobody "
+            "would check: set cluster.nats_secret_file, the same secret at each broker"
+        )
+    if not config.tls.is_on and not _is_loopback(config.host):
+        raise InvalidConfigError(
+            f"host is {config.host!r} and there is no TLS: tokens would travel in clear text; set "
+            "tls.certificate and tls.key"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name leads anywhere
 
 
 def _refuse_impossible_cluster(cluster: ClusterConfig) -> None:

@@ -7,12 +7,14 @@ from enum import IntEnum
 
 from strandline.errors import (
     InvalidRequestError,
+    NotAllowedError,
     NotLeaderError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     RequestTimeoutError,
     StrandlineError,
     StreamExistsError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownPartitionError,
     UnknownStreamError,
@@ -59,6 +61,8 @@ _STATUSES: tuple[tuple[type[StrandlineError], Status], ...] = (
     (StreamExistsError, Status.ALREADY_EXISTS),
     (RecordTooLargeError, Status.INVALID_ARGUMENT),
     (OffsetOutOfRangeError, Status.OUT_OF_RANGE),
+    (UnauthenticatedError, Status.UNAUTHENTICATED),
+    (NotAllowedError, Status.PERMISSION_DENIED),
     (InvalidRequestError, Status.INVALID_ARGUMENT),
     (NotLeaderError, Status.FAILED_PRECONDITION),
     (RequestTimeoutError, Status.DEADLINE_EXCEEDED),

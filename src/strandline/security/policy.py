@@ -1,0 +1,143 @@
+"""The policy of one moment: who is who, and who may do what.
+
+Rules: it begins with nobody allowed anything. What is shown is taken at its word only if it can be
+verified, and a token that is wrong is refused even where a certificate beside it is right: who
+shows something false is not asked what else there is. Immutable; a later moment is another policy.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from strandline.errors import NotAllowedError, UnauthenticatedError
+from strandline.security.acl import CLUSTER, Acls, Operation, Resource, Rule
+from strandline.security.principal import (
+    ANONYMOUS,
+    BOOTSTRAP_ADMIN,
+    BROKERS,
+    Principal,
+    is_user_name,
+)
+from strandline.security.tokens import TEXT_BYTES_MAX, Token, is_text_of, token_id
+
+WRONG_TOKEN = "the token is not known here, was revoked or has expired; ask for another"  # noqa: S105  a message
+NO_TOKEN = "this broker wants to know who asks: show a token (STRANDLINE_TOKEN) or a certificate"  # noqa: S105  a message
+_OF_BROKERS = Rule(BROKERS.name, "publish", "stream", "*")
+"""One broker hands on to another what it has allowed somebody to publish."""
+
+
+class Shown(NamedTuple):
+    """What a client shows to say who it is."""
+
+    token: str | None = None
+    certificate: str | None = None
+    """The name in a certificate that TLS has verified."""
+
+
+class Identity(NamedTuple):
+    """Who somebody was found to be, and by which token, if by one."""
+
+    principal: Principal
+    token_id: str | None = None
+
+
+class Settings(NamedTuple):
+    """What the broker's own settings say, whatever the metadata does."""
+
+    admin_sha256: bytes = b""
+    """Of the token that may do everything; empty: there is none."""
+    admins: frozenset[str] = frozenset()
+    """Principals who may do everything."""
+
+
+class Policy:
+    """Decides; immutable.
+
+    Args:
+        rules: of the metadata.
+        tokens: of the metadata, by id.
+        settings: of this broker.
+    """
+
+    def __init__(
+        self, rules: Iterable[Rule], tokens: Mapping[str, Token], settings: Settings
+    ) -> None:
+        self._tokens = tokens
+        self._settings = settings
+        admins = (BOOTSTRAP_ADMIN.name, *sorted(settings.admins))
+        own = [Rule(name, "admin", "cluster", "*") for name in admins]
+        self.acls = Acls([*rules, *own, _OF_BROKERS])
+
+    def identify(self, shown: Shown, now_ns: int) -> Identity:
+        """Who shows this.
+
+        Raises:
+            UnauthenticatedError: nothing that says who it is, or something that is not so.
+        """
+        if shown.token is not None:
+            return self._bearer(shown.token, now_ns)
+        if shown.certificate is None:
+            raise UnauthenticatedError(NO_TOKEN)
+        if not is_user_name(shown.certificate):
+            raise UnauthenticatedError(
+                "the certificate's name is none a principal may have; see docs/security.md"
+            )
+        return Identity(Principal(shown.certificate))
+
+    def _bearer(self, text: str, now_ns: int) -> Identity:
+        if len(text) > TEXT_BYTES_MAX:
+            raise UnauthenticatedError(WRONG_TOKEN)
+        if is_text_of(text, self._settings.admin_sha256):
+            return Identity(BOOTSTRAP_ADMIN)
+        token = self._tokens.get(token_id(text) or "")
+        if token is None or not is_text_of(text, token.sha256) or not _is_current(token, now_ns):
+            raise UnauthenticatedError(WRONG_TOKEN)
+        return Identity(Principal(token.principal), token.id)
+
+    def check_current(self, identity: Identity, now_ns: int) -> None:
+        """Refuse who was identified by a token that is worth nothing any more.
+
+        Raises:
+            UnauthenticatedError: it was revoked, or has expired.
+        """
+        if identity.token_id is None:
+            return
+        token = self._tokens.get(identity.token_id)
+        if (
+            token is None
+            or token.principal != identity.principal.name
+            or not _is_current(token, now_ns)
+        ):
+            raise UnauthenticatedError(WRONG_TOKEN)
+
+    def allows(self, principal: Principal, operation: Operation, resource: Resource) -> bool:
+        """Whether it may."""
+        return principal != ANONYMOUS and self.acls.allows(principal, operation, resource)
+
+    def check(
+        self, principal: Principal, operations: tuple[Operation, ...], resource: Resource
+    ) -> None:
+        """Refuse who may do none of some operations, each of which would do.
+
+        Raises:
+            NotAllowedError: naming the rule that is missing.
+        """
+        if not any(self.allows(principal, operation, resource) for operation in operations):
+            pattern = "'*'" if resource == CLUSTER else f"'{resource.name}'"
+            raise NotAllowedError(
+                f"{principal} may not {' or '.join(operations)} {resource}; who administers the "
+                f"cluster can allow it: strandline acl grant '{principal}' {operations[0]} "
+                f"{resource.kind} {pattern}"
+            )
+
+    def check_known(self, principal: Principal) -> None:
+        """Refuse who was allowed nothing at all.
+
+        Raises:
+            NotAllowedError: no rule names it.
+        """
+        if principal == ANONYMOUS or not self.acls.knows(principal):
+            raise NotAllowedError(f"{principal} is allowed nothing here; no rule names it")
+
+
+def _is_current(token: Token, now_ns: int) -> bool:
+    return not token.expires_ns or now_ns < token.expires_ns

@@ -1,0 +1,112 @@
+"""The door of a front end: decisions follow the metadata as it is now."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from strandline.broker.access import Access, read_secret
+from strandline.clock import ManualClock
+from strandline.config import AuthConfig, BrokerConfig
+from strandline.errors import InvalidConfigError, NotAllowedError, UnauthenticatedError
+from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
+from strandline.metadata.apply import apply
+from strandline.metadata.image import MetadataImage
+from strandline.security.acl import CLUSTER, Resource, Rule
+from strandline.security.policy import Shown
+from strandline.security.tokens import Token, fingerprint, token_text
+
+SECRET = "0123456789" * 4
+TEXT = token_text(bytes(range(36)))
+TOKEN = Token(id="00010203", principal="app", sha256=fingerprint(TEXT), created_ns=1)
+READ = Rule("app", "read", "stream", "orders")
+ORDERS = Resource("stream", "orders")
+
+
+@pytest.fixture
+def broker():
+    """A broker's metadata and clock, and nothing more."""
+    return SimpleNamespace(image=MetadataImage(), clock=ManualClock())
+
+
+def access(broker, **auth) -> Access:
+    """A door that is guarded."""
+    values = {"enabled": True, "admin_token": SECRET, **auth}
+    return Access(BrokerConfig(auth=AuthConfig(**values)), broker)
+
+
+def change(broker, *commands) -> None:
+    """Change the metadata."""
+    for command in commands:
+        broker.image = apply(broker.image, command)
+
+
+def test_where_nothing_is_checked_everybody_may(broker):
+    """Off is off: also who shows something wrong is let in."""
+    asker = Access(BrokerConfig(), broker).identify(Shown("nonsense"))
+    asker.check(CLUSTER, "admin")
+    asker.check_known()
+    assert asker.may(ORDERS, "read")
+
+
+def test_a_decision_follows_the_metadata(broker):
+    """What is granted counts with the next question, and what is revoked as well."""
+    change(broker, AddToken(TOKEN))
+    asker = access(broker).identify(Shown(TEXT))
+    with pytest.raises(NotAllowedError):
+        asker.check(ORDERS, "read")
+    change(broker, Grant((READ,)))
+    asker.check(ORDERS, "read")
+    assert asker.may(ORDERS, "publish", "read")
+    change(broker, Revoke((READ,)))
+    with pytest.raises(NotAllowedError):
+        asker.check(ORDERS, "read")
+
+
+def test_a_revoked_token_ends_what_is_under_way(broker):
+    """Its holder is somebody no more, whatever the rules say."""
+    change(broker, AddToken(TOKEN), Grant((READ,)))
+    asker = access(broker).identify(Shown(TEXT))
+    asker.check(ORDERS, "read")
+    change(broker, RevokeToken(TOKEN.id))
+    with pytest.raises(UnauthenticatedError):
+        asker.check(ORDERS, "read")
+    with pytest.raises(UnauthenticatedError):
+        asker.check_known()
+
+
+def test_the_policy_is_made_anew_only_when_it_may_have_changed(broker):
+    """Other changes of the metadata, which are frequent, leave it."""
+    door = access(broker)
+    before = door.policy
+    broker.image = MetadataImage(
+        rules=broker.image.rules, tokens=broker.image.tokens, next_log_id=99
+    )
+    assert door.policy is before
+    change(broker, Grant((READ,)))
+    assert door.policy is not before
+
+
+def test_the_administrators_token_comes_from_a_file(broker, tmp_path):
+    """White space around it is the editor's, not the token's."""
+    file = tmp_path / "token"
+    file.write_text(f"  {SECRET}\n")
+    door = access(broker, admin_token="", admin_token_file=str(file))
+    door.identify(Shown(SECRET)).check(CLUSTER, "admin")
+    with pytest.raises(UnauthenticatedError):
+        door.identify(Shown(f"  {SECRET}\n"))
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"x" * 1000])
+def test_a_file_without_a_token_stops_the_start(broker, tmp_path, content):
+    """A broker that could verify nothing does not start; the message does not show the secret."""
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(InvalidConfigError, match="admin_token_file") as caught:
+        access(broker, admin_token="", admin_token_file=str(file))
+    assert "short" not in str(caught.value).replace(str(file), "")
+
+
+def test_a_missing_file_stops_the_start(tmp_path):
+    """It is named."""
+    with pytest.raises(InvalidConfigError, match="cannot read"):
+        read_secret(str(tmp_path / "none"), key="auth.admin_token_file")
