@@ -1,0 +1,154 @@
+"""What a client reads: as Arrow, as objects, once or for ever.
+
+Part of ``Client``. Offsets are resolved once, so that a reconnect changes nothing of what is read.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.client.brokers import Brokers
+from strandline.client.local import begin_read
+from strandline.client.reading import BatchStream, Place, read_request
+from strandline.client.retry import is_connection_loss
+from strandline.client.routed_read import Replica, RoutedRead
+from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
+from strandline.errors import StrandlineError
+from strandline.protocol.tickets import ReadRequest
+
+
+class ReadCalls(ABC):
+    """The calls of a client that read."""
+
+    _brokers: Brokers
+
+    @property
+    @abstractmethod
+    def _known(self) -> Brokers:
+        """The brokers, once it is known whether there are several."""
+
+    @abstractmethod
+    def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:
+        """Where a place or time is in each partition."""
+
+    def read(
+        self,
+        stream: str,
+        *,
+        partition: int | None = None,
+        start: Place = "earliest",
+        stop: Place | None = None,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+        replica: Replica = "leader",
+        **options: Any,
+    ) -> pa.RecordBatchReader:
+        """Read records as Arrow.
+
+        The reader goes wherever Arrow goes: ``polars.from_arrow``, ``duckdb.from_arrow``,
+        ``.read_pandas()``, or iterate it for record batches. Dropping or closing it ends the read.
+
+        Args:
+            stream: its name.
+            partition: None reads all, one after another (interleaved when following), with a
+                ``partition`` column if there are several.
+            start: ``"earliest"``, ``"latest"``, an offset (of one partition), or a time.
+            stop: exclusive; the same. By default ``"latest"``, the end at the time of the call, or
+                none when following.
+            columns: names in the order wanted, of offset, timestamp, subject, key, value, headers
+                and partition; None: all.
+            follow: go on with records as they are stored.
+            replica: ``"leader"``, or ``"any"`` in-sync replica, to spread load; what is read is
+                the same, only perhaps a moment later.
+            **options: filters on the broker: ``subject`` (a pattern), ``keys``,
+                ``timestamp_from``, ``timestamp_to``; ``starts`` ({partition: offset}, in place of
+                ``start``), ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll),
+                ``batch_bytes``, ``skip_damaged``.
+
+        Raises:
+            OffsetOutOfRangeError: an offset that does not exist; the message names those that do.
+            UnknownStreamError, UnknownPartitionError: as they say.
+            InvalidRequestError: other arguments that cannot be.
+        """
+        return self.open_read(
+            stream,
+            partition=partition,
+            start=start,
+            stop=stop,
+            columns=columns,
+            follow=follow,
+            replica=replica,
+            **options,
+        ).reader()
+
+    def open_read(
+        self, stream: str, *, replica: Replica = "leader", **options: Any
+    ) -> BatchStream | RoutedRead:
+        """Begin a read that another thread can cancel; arguments as ``read``.
+
+        Raises:
+            StrandlineError: as ``read``.
+        """
+        request = read_request(stream, **options)
+        return self._begin(request, replica=replica, timeout_s=self._brokers.timeout_s)
+
+    def _begin(
+        self, request: ReadRequest, *, replica: Replica, timeout_s: float
+    ) -> BatchStream | RoutedRead:
+        """Begin a read, at the only broker or wherever its partitions are."""
+        if self._known.is_cluster:
+            return RoutedRead(self._brokers, request, replica=replica, timeout_s=timeout_s)
+        connection = self._brokers.connection(self._brokers.home)
+        try:
+            return begin_read(connection, request)
+        except StrandlineError as error:
+            if is_connection_loss(error):
+                connection.reset()
+            raise
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        partition: int | None = None,
+        start: Place = "latest",
+        starts: Mapping[int, int] | None = None,
+        reconnect_timeout_s: float = 60.0,
+        replica: Replica = "leader",
+        **options: Any,
+    ) -> Subscription:
+        """Iterate records as objects, as they are stored.
+
+        Args:
+            stream: its name.
+            partition: None: all.
+            start: as ``read``; the default gives records stored from now on.
+            starts: offset by partition, in place of ``start``: where another subscription ended.
+            reconnect_timeout_s: how long brokers may stay away before it is an error.
+            replica: as ``read``.
+            **options: filters as ``read``.
+
+        Raises:
+            StrandlineError: as ``read``.
+        """
+        request = read_request(
+            stream,
+            starts=self._positions(stream, partition, start) if starts is None else starts,
+            columns=SUBSCRIPTION_COLUMNS,
+            follow=True,
+            **options,
+        )
+        begin = partial(self._begin, replica=replica, timeout_s=reconnect_timeout_s)
+        return Subscription(begin, request, reconnect_timeout_s=reconnect_timeout_s)
+
+    def _positions(self, stream: str, partition: int | None, start: Place) -> dict[int, int]:
+        """Where a subscription begins, resolved once so that a reconnect changes nothing."""
+        if partition is None:
+            return self.offsets(stream, start)
+        if isinstance(start, int):
+            return {partition: start}
+        found = self.offsets(stream, start)
+        return {partition: found.get(partition, 0)}
