@@ -21,7 +21,7 @@ from strandline.broker.producer_state import load_producers, note_batches
 from strandline.broker.seat import Seat
 from strandline.broker.transactions.ledger import Ledger
 from strandline.config import StreamConfig
-from strandline.errors import StrandlineError
+from strandline.errors import CorruptBatchError, StrandlineError
 from strandline.record.batch import Buffer, header_of
 from strandline.record.codec import Stamp
 from strandline.record.sealed import Sealer
@@ -57,6 +57,11 @@ class Partition(PartitionAppends):
         return self.seat is not None and self.config.replicas > 1
 
     # The turn
+
+    def _mark_dirty(self) -> None:
+        self._is_dirty = True
+        self._admission.dirty.append(self)
+        self._admission.wake()
 
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
         """The chunks for this turn, at least one, up to so many bytes and records.
@@ -206,6 +211,10 @@ class Partition(PartitionAppends):
     def barred_by(self) -> StrandlineError | None:
         """Why the metadata lets it take no records: it is readonly or paused."""
         return self._barred_by
+
+    def met_damage(self, error: CorruptBatchError) -> None:
+        """As ``PartitionReads``; any thread."""
+        self._admission.on_damage(self, error)
 
     def _settle(self) -> None:
         self._refused_by = self._closed_by or self._unseated_by or self._barred_by

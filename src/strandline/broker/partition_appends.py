@@ -8,6 +8,8 @@ Invariants:
 Rules: on the loop's thread; nothing is written here, that is the turn's.
 """
 
+from abc import abstractmethod
+
 import pyarrow as pa
 
 from strandline.broker.admission import Admission
@@ -346,11 +348,9 @@ class PartitionAppends(PartitionReads):
             holder = next(chunk for chunk in reversed(self._chunks) if chunk.base_offset <= known)
             holder.waiting.append(waiting)
 
+    @abstractmethod
     def _mark_dirty(self) -> None:
         """Ask for a place in the next turn."""
-        self._is_dirty = True
-        self._admission.dirty.append(self)
-        self._admission.wake()
 
 
 def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:

@@ -5,6 +5,7 @@ for the loop's. Must not know how records come in.
 """
 
 import threading
+from abc import ABC, abstractmethod
 
 import pyarrow as pa
 
@@ -17,7 +18,7 @@ from strandline.storage.log import Log
 from strandline.types import Offset, PartitionName, TimestampNs
 
 
-class PartitionReads:
+class PartitionReads(ABC):
     """What readers use of a partition."""
 
     def __init__(
@@ -104,9 +105,9 @@ class PartitionReads:
             return True
         return self.ledger.counts(header.producer_id, header.base_offset)
 
+    @abstractmethod
     def met_damage(self, error: CorruptBatchError) -> None:
         """Report what was met while reading the log."""
-        self._admission.on_damage(self, error)
 
     def watch(self, waiter: Waiter) -> None:
         """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``."""
