@@ -1,5 +1,8 @@
 """One call: messages in, messages out, a status at the end.
 
+A method is a coroutine that receives and sends, or, where each message is to cost little, an object
+that is handed messages as they come (``Direct``).
+
 Rules: on the loop's thread only. What is sent is queued and leaves with the connection's next
 flush, many messages in one HTTP/2 frame. Who sends much awaits ``drain``; who receives slowly is
 sent no more than the stream's window.
@@ -8,10 +11,11 @@ sent no more than the stream's window.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from strandline.frontends.grpc.frames import Inflow
 from strandline.frontends.grpc.framing import Deframer, framed
 from strandline.frontends.grpc.status import RpcError, Status
 
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES_HIGH = 512 << 10
 INPUT_BYTES_HIGH = 1 << 20
+STREAM_WINDOW_BYTES = 1 << 20
 
 MessageT = TypeVar("MessageT", bound=Message)
 Handler = Callable[["Call"], Awaitable[None]]
@@ -32,13 +37,41 @@ class Method(NamedTuple):
     message_bytes_max: int = 4 << 20
 
 
+class Taker(Protocol):
+    """Takes the messages of one call as they come, and ends it by ``Call.finish``."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the sender is to wait; who has room again says so by ``Call.let_go``."""
+        ...
+
+    def take(self, messages: list[bytes]) -> None:
+        """Messages have come.
+
+        Raises:
+            RpcError: the call ends.
+        """
+        ...
+
+    def end_input(self) -> None:
+        """There will be no more."""
+        ...
+
+
+class Direct(NamedTuple):
+    """How a rpc is served whose messages go straight to who takes them, without a task."""
+
+    open: Callable[["Call"], Taker]
+    message_bytes_max: int = 4 << 20
+
+
 class Call:
     """A rpc under way.
 
     Args:
         connection: which carries it.
         stream_id: of HTTP/2.
-        method: what is called.
+        message_bytes_max: of one message that comes.
         timeout_s: until the caller gives up; None: never.
     """
 
@@ -47,15 +80,18 @@ class Call:
         "_connection",
         "_deframer",
         "_drained",
-        "_held_bytes",
         "_queue",
         "_queued_bytes",
         "has_begun",
+        "held_bytes",
+        "inflow",
         "input_ended",
+        "is_measured",
         "output",
         "output_at",
         "status",
         "stream_id",
+        "taker",
         "task",
         "text",
         "timeout_s",
@@ -63,11 +99,17 @@ class Call:
     )
 
     def __init__(
-        self, connection: "Connection", stream_id: int, *, method: Method, timeout_s: float | None
+        self,
+        connection: "Connection",
+        stream_id: int,
+        *,
+        message_bytes_max: int,
+        timeout_s: float | None,
     ) -> None:
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
+        self.taker: Taker | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.has_begun = False
         """Whether the response's headers were sent."""
@@ -78,9 +120,14 @@ class Call:
         self.output = bytearray()
         self.output_at = 0
         self._connection = connection
-        self._deframer = Deframer(method.message_bytes_max)
+        self._deframer = Deframer(message_bytes_max)
         self._queue: deque[bytes] = deque()
-        self._queued_bytes = self._held_bytes = 0
+        self._queued_bytes = 0
+        self.inflow = Inflow(STREAM_WINDOW_BYTES)
+        self.held_bytes = 0
+        """That the sender may not send anew yet."""
+        self.is_measured = False
+        """Whether its data go through h2, which compares them with their announced length."""
         self._arrived: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
@@ -93,20 +140,34 @@ class Call:
             RpcError: it is no message that is taken here.
         """
         messages = self._deframer.feed(data)
-        for message in messages:
-            self._queue.append(message)
-            self._queued_bytes += len(message)
-        if messages:
-            self._wake()
-        if self._queued_bytes <= INPUT_BYTES_HIGH:
+        taker = self.taker
+        if taker is not None:
+            if messages:
+                taker.take(messages)
+            is_full = taker.is_full or self.pending_bytes > OUTPUT_BYTES_HIGH
+        else:
+            self._queue.extend(messages)
+            self._queued_bytes += sum(map(len, messages))
+            if messages:
+                self._wake()
+            is_full = self._queued_bytes > INPUT_BYTES_HIGH
+        if not is_full:
             return flow_bytes
-        self._held_bytes += flow_bytes
+        self.held_bytes += flow_bytes
         return 0
 
     def end_input(self) -> None:
         """The caller has sent everything."""
         self.input_ended = True
+        if self.taker is not None and self.status is None:
+            self.taker.end_input()
         self._wake()
+
+    def let_go(self) -> None:
+        """Let the sender send what it was held back from."""
+        if self.held_bytes:
+            held, self.held_bytes = self.held_bytes, 0
+            self._connection.release(self, held)
 
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():
@@ -120,9 +181,7 @@ class Call:
         messages = list(self._queue)
         self._queue.clear()
         self._queued_bytes = 0
-        if self._held_bytes:
-            self._connection.release(self, self._held_bytes)
-            self._held_bytes = 0
+        self.let_go()
         return messages
 
     async def receive_one(self) -> bytes:
@@ -159,19 +218,27 @@ class Call:
         """Queued and not yet sent."""
         return len(self.output) - self.output_at
 
-    def taken(self, count: int) -> bytes:
+    def taken(self, count: int) -> bytes | bytearray:
         """The next bytes to send."""
-        end = self.output_at + count
-        data = bytes(memoryview(self.output)[self.output_at : end])
-        self.output_at = end
-        if end == len(self.output):
-            self.output = bytearray()
-            self.output_at = 0
+        data: bytes | bytearray
+        if count == len(self.output):
+            data, self.output = self.output, bytearray()
+        else:
+            end = self.output_at + count
+            data = bytes(memoryview(self.output)[self.output_at : end])
+            self.output_at = end
+            if end == len(self.output):
+                self.output = bytearray()
+                self.output_at = 0
         if self.pending_bytes <= OUTPUT_BYTES_HIGH // 2:
-            drained = self._drained
-            if drained is not None and not drained.done():
-                drained.set_result(None)
+            self._has_drained()
         return data
+
+    def _has_drained(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self.held_bytes and self.taker is not None and not self.taker.is_full:
+            self.let_go()
 
     def finish(self, status: Status, text: str = "") -> None:
         """End it once what is queued was sent."""

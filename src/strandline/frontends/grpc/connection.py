@@ -3,10 +3,14 @@
 Rules: whatever arrives costs its sender a call or, at worst, the connection. Output of all calls is
 gathered and written once per round of the loop, in frames as large as the client takes: a frame for
 each small message is what makes gRPC slow (docs/adr/0019). While the client does not take its
-output, nothing more is read from it, so that it cannot make us remember things for it.
+output, nothing more is read from it, so that it cannot make us remember things for it. DATA frames
+pass h2 by (``frames``), both ways: the windows for what comes are kept here, those for what goes
+are h2's, which hears of the client's updates. What h2 wants sent is taken from it at once, so that
+all frames leave in the order in which they were made.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, cast
 
@@ -26,8 +30,19 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from strandline.errors import StrandlineError
-from strandline.frontends.grpc.calls import Call, Method
-from strandline.frontends.grpc.framing import timeout_s
+from strandline.frontends.grpc.calls import STREAM_WINDOW_BYTES, Call, Direct, Method
+from strandline.frontends.grpc.frames import (
+    END_STREAM,
+    PADDED,
+    Cutter,
+    Data,
+    Inflow,
+    FrameError,
+    data_header,
+    unpadded,
+    window_update,
+)
+from strandline.frontends.grpc.framing import PREFIX_BYTES, timeout_s
 from strandline.frontends.grpc.status import RpcError, Status, percent_encoded, rpc_error
 
 if TYPE_CHECKING:
@@ -36,8 +51,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STREAMS_MAX: Final = 4096
-STREAM_WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
+"""On top of the 65,535 bytes that every connection begins with."""
+FIRST_WINDOW_BYTES: Final = 65_535
 HEADERS_BYTES_MAX: Final = 64 << 10
 SETTINGS: Final[dict[SettingCodes, int]] = {
     SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
@@ -69,6 +85,9 @@ class Connection(asyncio.Protocol):
                 client_side=False, header_encoding=None, validate_outbound_headers=False
             )
         )
+        self._cutter = Cutter()
+        self._inflow = Inflow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
+        self._output: list[bytes | bytearray] = []
         self._calls: dict[int, Call] = {}
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
@@ -114,21 +133,35 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take frames."""
         try:
-            events = self._h2.receive_data(data)
+            for piece in self._cutter.feed(data):
+                if isinstance(piece, Data):
+                    self._take_data(piece)
+                else:
+                    self._show(piece)
+        except FrameError as error:
+            logger.debug("a gRPC client broke the protocol: %s", error)
+            self.go_away(error.code)
         except ProtocolError as error:
             logger.debug("a gRPC client broke the protocol: %s", error)
             self._close()
-            return
-        for event in events:
-            self._take(event)
-        self._write()
+        else:
+            self._write()
 
     # What comes
 
+    def _show(self, data: bytes) -> None:
+        """Let h2 see frames, and take what they say.
+
+        Raises:
+            ProtocolError: they should not have come.
+        """
+        events = self._h2.receive_data(data)
+        for event in events:
+            self._take(event)
+        self._pull()
+
     def _take(self, event: Event) -> None:
         match event:
-            case DataReceived(stream_id=stream_id, data=data):
-                self._take_data(stream_id, data or b"", event.flow_controlled_length or 0)
             case RequestReceived():
                 self._begin(event)
             case StreamEnded(stream_id=stream_id) if call := self._calls.get(stream_id):
@@ -137,29 +170,63 @@ class Connection(asyncio.Protocol):
                 self._reset(stream_id)
             case WindowUpdated() | RemoteSettingsChanged():
                 self._schedule_flush()
+            case DataReceived(stream_id=stream_id, data=data):  # of a call that is measured
+                size = event.flow_controlled_length or 0
+                self._feed(stream_id, data or b"", 0)
+                with contextlib.suppress(ProtocolError):  # the call has ended meanwhile
+                    self._h2.acknowledge_received_data(size, stream_id)
 
-    def _take_data(self, stream_id: int, data: bytes, flow_bytes: int) -> None:
+    def _take_data(self, frame: Data) -> None:
+        """The hot path: data of a call.
+
+        Raises:
+            ProtocolError, FrameError: it should not have come.
+        """
+        stream_id, flags, payload = frame
         call = self._calls.get(stream_id)
-        freed = flow_bytes
-        if call is not None and call.status is None:
-            self._listener.messages += 1
-            try:
-                freed = call.feed(data, flow_bytes)
-            except RpcError as error:
-                call.abort(error)
-        self._free(stream_id, freed)
+        size = len(payload)
+        if call is not None and call.is_measured:
+            self._show(data_header(stream_id, size, flags) + payload)
+            return
+        self._inflow.spend(size)
+        if call is None or call.input_ended:
+            self._free(None, size)
+            self._show(data_header(stream_id, 0, flags & END_STREAM))
+            return
+        call.inflow.spend(size)
+        if flags & PADDED:
+            payload = unpadded(payload)
+        freed = self._feed(stream_id, payload, size)
+        if freed:
+            self._free(call, freed)
+        if flags & END_STREAM:
+            self._show(data_header(stream_id, 0, END_STREAM))
 
-    def _free(self, stream_id: int, count: int) -> None:
+    def _feed(self, stream_id: int, data: bytes, flow_bytes: int) -> int:
+        """Hand data to its call; how much of it the client may send anew."""
+        call = self._calls.get(stream_id)
+        if call is None or call.status is not None:
+            return flow_bytes
+        self._listener.messages += 1
+        try:
+            return call.feed(data, flow_bytes)
+        except RpcError as error:
+            call.abort(error)
+            return flow_bytes
+
+    def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
-        if count:
-            try:
-                self._h2.acknowledge_received_data(count, stream_id)
-            except ProtocolError:
-                return  # the stream, or the connection, has ended meanwhile
+        told = self._inflow.free(count)
+        if told:
+            self._output.append(window_update(0, told))
+        if call is not None and not call.input_ended:
+            told = call.inflow.free(count)
+            if told:
+                self._output.append(window_update(call.stream_id, told))
 
     def release(self, call: Call, count: int) -> None:
         """A call has taken what was held back."""
-        self._free(call.stream_id, count)
+        self._free(call if call.stream_id in self._calls else None, count)
         self._write()
 
     def _begin(self, event: RequestReceived) -> None:
@@ -172,7 +239,7 @@ class Connection(asyncio.Protocol):
         call = Call(
             self,
             stream_id,
-            method=method or _UNKNOWN,
+            message_bytes_max=(method or _UNKNOWN).message_bytes_max,
             timeout_s=timeout_s(bytes(timeout)) if timeout is not None else None,
         )
         self._calls[stream_id] = call
@@ -182,10 +249,25 @@ class Connection(asyncio.Protocol):
         if method is None:
             call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
             return
+        if b"content-length" in headers:  # h2 compares it with what comes, so it has to see that
+            call.is_measured = True
+            if int(headers[b"content-length"]) > PREFIX_BYTES + method.message_bytes_max:
+                call.finish(Status.RESOURCE_EXHAUSTED, "announces more than a message may have")
+                return
         if call.timeout_s is not None:
             expired = RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED)
             call.timer = self._loop.call_later(call.timeout_s, call.abort, expired)
-        call.task = self._loop.create_task(self._run(call, method))
+        if isinstance(method, Direct):
+            self._open(call, method)
+        else:
+            call.task = self._loop.create_task(self._run(call, method))
+
+    def _open(self, call: Call, method: Direct) -> None:
+        """Let a call's messages go straight to who takes them."""
+        try:
+            call.taker = method.open(call)
+        except StrandlineError as error:
+            call.abort(rpc_error(error))
 
     async def _run(self, call: Call, method: Method) -> None:
         """Serve a call to its end."""
@@ -208,8 +290,8 @@ class Connection(asyncio.Protocol):
 
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""
-        call = self._calls.pop(stream_id, None)
-        self._marked.pop(stream_id, None)
+        call = self._calls.get(stream_id)
+        self._forget(stream_id)
         if call is not None:
             call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
             self._resets += 1
@@ -240,8 +322,7 @@ class Connection(asyncio.Protocol):
                 is_cut |= self._flush_call(call)
             except ProtocolError as error:  # it was ended from the other side just now
                 logger.debug("a gRPC call ended early: %s", error)
-                self._marked.pop(call.stream_id, None)
-                self._calls.pop(call.stream_id, None)
+                self._forget(call.stream_id)
         self._write()
         if is_cut:
             self._schedule_flush()
@@ -252,13 +333,18 @@ class Connection(asyncio.Protocol):
         if call.pending_bytes and not call.has_begun:
             call.has_begun = True
             conn.send_headers(stream_id, _BEGIN)
+            self._pull()
         room = FLUSH_BYTES_MAX
         while call.pending_bytes:
             window = min(conn.local_flow_control_window(stream_id), room, call.pending_bytes)
             if window <= 0:
                 return room <= 0
             count = min(window, conn.max_outbound_frame_size)
-            conn.send_data(stream_id, call.taken(count))
+            # As its send_data does; the stream's state stays as it is.
+            conn.outbound_flow_control_window -= count
+            conn.streams[stream_id].outbound_flow_control_window -= count
+            self._output.append(data_header(stream_id, count))
+            self._output.append(call.taken(count))
             room -= count
         del self._marked[stream_id]
         if call.status is not None:
@@ -276,12 +362,29 @@ class Connection(asyncio.Protocol):
             self._h2.reset_stream(call.stream_id, ErrorCodes.NO_ERROR)
         elif self._resets:
             self._resets -= 1
-        del self._calls[call.stream_id]
+        self._pull()
+        self._forget(call.stream_id)
+
+    def _forget(self, stream_id: int) -> None:
+        """A call is over; what it held back of the connection's window is free."""
+        self._marked.pop(stream_id, None)
+        call = self._calls.pop(stream_id, None)
+        if call is not None and call.held_bytes:
+            self._free(None, call.held_bytes)
+            call.held_bytes = 0
+
+    def _pull(self) -> None:
+        """Put what h2 wants sent behind what is there."""
+        data = self._h2.data_to_send()
+        if data:
+            self._output.append(data)
 
     def _write(self) -> None:
-        data = self._h2.data_to_send()
-        if data and self._transport is not None:
-            self._transport.write(data)
+        self._pull()
+        if self._output:
+            output, self._output = self._output, []
+            if self._transport is not None:
+                self._transport.write(b"".join(output))
 
     # Ending
 

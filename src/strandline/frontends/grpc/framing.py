@@ -51,6 +51,10 @@ class Deframer:
             RpcError: compressed, or longer than allowed.
         """
         buffer = self._buffer
+        if not buffer and len(data) >= PREFIX_BYTES:  # the usual case: one whole message
+            is_compressed, length = PREFIX.unpack_from(data)
+            if length == len(data) - PREFIX_BYTES <= self._max and not is_compressed:
+                return [data[PREFIX_BYTES:]]
         buffer += data
         found: list[bytes] = []
         position, size = 0, len(buffer)

@@ -14,7 +14,7 @@ from typing import Final
 
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
-from strandline.frontends.grpc.calls import Method
+from strandline.frontends.grpc.calls import Direct, Method
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.frontends.tls import listening_context
@@ -43,7 +43,7 @@ class GrpcListener:
         telemetry: counters.
     """
 
-    def __init__(self, methods: Mapping[bytes, Method], telemetry: Telemetry) -> None:
+    def __init__(self, methods: Mapping[bytes, Method | Direct], telemetry: Telemetry) -> None:
         self.methods = methods
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""

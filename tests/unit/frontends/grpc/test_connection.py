@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.frontends.grpc.calls import Call, Method
+from strandline.frontends.grpc.calls import Direct as DirectMethod
 from strandline.frontends.grpc.connection import RESETS_MAX, Connection
+from strandline.frontends.grpc.frames import data_header
 from strandline.frontends.grpc.framing import framed
 from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.grpc.status import Status
 from strandline.telemetry import Telemetry
 
 HEADERS = [
@@ -66,6 +69,13 @@ async def echo(call: Call) -> None:
         await call.drain()
 
 
+async def count(call: Call) -> None:
+    number = 0
+    while messages := await call.receive():
+        number += len(messages)
+    call.send_framed(framed(b"%d" % number))
+
+
 async def fail(call: Call) -> None:
     raise ValueError("a bug")
 
@@ -74,7 +84,31 @@ async def wait(call: Call) -> None:
     await asyncio.Event().wait()
 
 
-METHODS = {b"/s/Echo": Method(echo, 1 << 20), b"/s/Fail": Method(fail), b"/s/Wait": Method(wait)}
+class Direct:
+    """Echoes without a task."""
+
+    last: "Direct"
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.is_full = False
+        Direct.last = self
+
+    def take(self, messages):
+        for message in messages:
+            self.call.send_framed(framed(message))
+
+    def end_input(self):
+        self.call.finish(Status.OK)
+
+
+METHODS = {
+    b"/s/Echo": Method(echo, 1 << 20),
+    b"/s/Count": Method(count, 1 << 20),
+    b"/s/Fail": Method(fail),
+    b"/s/Wait": Method(wait),
+    b"/s/Direct": DirectMethod(Direct, 1 << 20),
+}
 
 
 class Client:
@@ -231,6 +265,98 @@ async def test_other_http_is_told_what_this_is():
     client.h2.send_headers(1, [(b":path", b"/s/Echo"), *headers], end_stream=True)
     await client.exchange()
     assert client.trailers[b"grpc-status"] == b"3"
+
+
+async def test_a_client_may_send_for_ever():
+    """What was taken may be sent anew, on the call and on the connection, and no more than that."""
+    client = Client(window=4 << 20)
+    client.h2.increment_flow_control_window(4 << 20)
+    client.begin(1, b"/s/Count")
+    await client.exchange()
+    piece, sent = framed(b"x" * 16_000), 0
+    for _ in range(100):
+        while sent < 12 << 20 and client.h2.local_flow_control_window(1) >= len(piece):
+            client.h2.send_data(1, piece)  # more than either window, in all
+            sent += len(piece)
+        await client.exchange(rounds=2)
+    assert sent >= 12 << 20
+    client.h2.end_stream(1)
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"0"
+    assert client.data == framed(b"%d" % (sent // len(piece)))
+
+
+async def test_more_than_the_window_takes_costs_the_connection():
+    """A client that does not keep to what it may send is sent away."""
+    client = Client()
+    client.begin(1, b"/s/Wait")
+    await client.exchange()
+    piece = data_header(1, 16_000) + b"\0\0\0\x3e\x7b" + b"x" * 15_995
+    for _ in range(200):  # the call takes nothing
+        client.server.data_received(piece)
+    await client.exchange()
+    assert client.wire.closed
+    assert any(isinstance(event, ConnectionTerminated) for event in client.events)
+
+
+async def test_calls_that_end_leave_the_windows_as_they_were():
+    """What a call had not taken when it ended does not count for the calls after it."""
+    client = Client()
+    piece = framed(b"x" * 16_000)
+    for n in range(20):  # over 1 MiB each, of which some is held back
+        client.begin(2 * n + 1, b"/s/Wait")
+        await client.exchange()
+        for _ in range(100):
+            if client.h2.local_flow_control_window(2 * n + 1) < len(piece):
+                break
+            client.h2.send_data(2 * n + 1, piece)
+            await client.exchange(rounds=1)
+        client.h2.reset_stream(2 * n + 1)
+        await client.exchange()
+    assert client.h2.outbound_flow_control_window > 4 << 20
+
+
+async def test_a_call_may_announce_its_length():
+    """As some HTTP clients do; a wrong length breaks the protocol, one too large ends the call."""
+    client = Client()
+    message = framed(b"z" * 100)
+    client.begin(1, b"/s/Echo", (b"content-length", b"%d" % len(message)))
+    client.h2.send_data(1, message, end_stream=True)
+    await client.exchange()
+    assert client.data == message
+    assert client.trailers[b"grpc-status"] == b"0"
+    client.begin(3, b"/s/Echo", (b"content-length", b"99999999"))
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"8"
+
+
+async def test_messages_go_straight_to_who_takes_them():
+    """A call without a task: messages as they come, an end when it says so."""
+    client = Client()
+    client.begin(1, b"/s/Direct")
+    client.h2.send_data(1, framed(b"a") + framed(b"b"))
+    client.h2.send_data(1, framed(b"c"), end_stream=True)
+    await client.exchange()
+    assert client.data == framed(b"a") + framed(b"b") + framed(b"c")
+    assert client.trailers[b"grpc-status"] == b"0"
+
+
+async def test_who_is_full_is_sent_no_more_than_the_window():
+    """The sender waits until there is room, and then goes on."""
+    client = Client()
+    client.begin(1, b"/s/Direct")
+    await client.exchange()
+    taker = Direct.last
+    taker.is_full = True
+    piece = framed(b"x" * 16_000)
+    while client.h2.local_flow_control_window(1) >= len(piece):
+        client.h2.send_data(1, piece)
+        await client.exchange(rounds=2)
+    assert client.h2.local_flow_control_window(1) < len(piece)
+    taker.is_full = False
+    taker.call.let_go()
+    await client.exchange()
+    assert client.h2.local_flow_control_window(1) > len(piece)
 
 
 @given(st.binary(max_size=200), st.booleans())

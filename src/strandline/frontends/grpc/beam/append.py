@@ -4,9 +4,8 @@ Invariant: ``_due`` holds the replies of all requests that are not answered, in 
 the next to be sent. After a redirect, a full disk or a failure nothing more is sent.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,7 +15,8 @@ from strandline.broker.partition import Partition
 from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, NotLeaderError, StrandlineError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
-from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.calls import Call, parsed
+from strandline.frontends.grpc.framing import PREFIX, framed
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
 from strandline.types import Offset, PartitionName
 
@@ -25,74 +25,102 @@ COLUMNS_FROM: Final = 32
 while smaller ones share a batch with their neighbours."""
 DUE_MAX: Final = 1024
 """Requests of one stream that may be under way."""
+OVER: Final = RpcError(Status.OK, "")
 
 
 class Due:
     """The reply to one request; a responder's token."""
 
-    __slots__ = ("count", "is_first", "reply", "sequence")
+    __slots__ = ("count", "ending", "is_first", "reply", "sequence")
 
     def __init__(self, sequence: int, count: int) -> None:
         self.sequence = sequence
         self.count = count
         self.is_first = False
         """Whether the responder is told the offset of the first proposal, not of the last."""
-        self.reply: pb.AppendReply | None = None
+        self.reply: bytes | None = None
+        """As it is sent, once it is known."""
+        self.ending: RpcError | None = None
+        """How the stream ends behind it."""
 
 
 class AppendStream:
-    """One stream of requests; a responder.
+    """One stream of requests; takes its messages, and is the responder of its records.
 
     Args:
         call: the stream.
         partition: where proposals go.
         limits: the broker's.
+        is_leading: whether the partition is led here.
     """
 
-    def __init__(self, call: Call, partition: Partition, limits: LimitsConfig) -> None:
+    def __init__(
+        self,
+        call: Call,
+        partition: Partition,
+        limits: LimitsConfig,
+        *,
+        is_leading: Callable[[Partition], bool],
+    ) -> None:
         self._call = call
         self._partition = partition
-        self._limits = limits
+        self._subject = partition.config.subject
+        self._record_bytes_max = limits.record_bytes
+        self._is_leading = is_leading
         self._due: deque[Due] = deque()
         self._sequence = 0
-        self._fewer: asyncio.Future[None] | None = None
-        self._ended: RpcError | None = None
-        self.is_over = False
 
-    def take(self, request: pb.AppendRequest) -> None:
-        """Append the proposals of a request.
+    @property
+    def is_full(self) -> bool:
+        """Whether so many requests are under way that the sender is to wait."""
+        return len(self._due) >= DUE_MAX
+
+    def take(self, messages: list[bytes]) -> None:
+        """Append the proposals of requests.
 
         Raises:
-            RpcError: a wrong sequence, or a proposal that is too large.
+            RpcError: no request, a wrong sequence, or a proposal that is too large.
         """
+        if self._is_leading(self._partition):
+            for message in messages:
+                self._append(parsed(pb.AppendRequest, message))
+        else:
+            due = Due(0, 0)
+            self._due.append(due)
+            self._settle(due, pb.AppendReply(redirect=pb.Redirect()), OVER)
+
+    def _append(self, request: pb.AppendRequest) -> None:
+        proposals = request.proposals
         self._sequence += 1
         if request.sequence != self._sequence:
             text = f"sequence {request.sequence}; {self._sequence} is the next on this stream"
             raise RpcError(Status.INVALID_ARGUMENT, text)
-        largest = max(map(len, request.proposals), default=0)
-        if largest > self._limits.record_bytes:
-            text = (
-                f"proposal of {largest} bytes; limits.record_bytes is {self._limits.record_bytes}"
-            )
-            raise RpcError(Status.INVALID_ARGUMENT, text)
-        count = len(request.proposals)
-        due = Due(request.sequence, count)
+        for value in proposals:
+            if len(value) > self._record_bytes_max:
+                text = (
+                    f"proposal of {len(value)} bytes; limits.record_bytes is "
+                    f"{self._record_bytes_max}"
+                )
+                raise RpcError(Status.INVALID_ARGUMENT, text)
+        count = len(proposals)
+        due = Due(self._sequence, count)
         self._due.append(due)
-        subject = self._partition.config.subject
         if not count:
-            ok = pb.AppendReply.OK(sequence=request.sequence)
-            due.reply = pb.AppendReply(ok=ok)
-            self._send()
+            self._settle(due, pb.AppendReply(ok=pb.AppendReply.OK(sequence=due.sequence)))
         elif count >= COLUMNS_FROM:
             due.is_first = True
-            batch = pa.RecordBatch.from_arrays([_column(request.proposals)], ["value"])
+            batch = pa.RecordBatch.from_arrays([_column(proposals)], ["value"])
             self._partition.append_arrow(batch, responder=self, token=due)
         else:
-            for value in request.proposals[:-1]:
-                self._partition.append(value, subject=subject)
-            self._partition.append(
-                request.proposals[-1], subject=subject, responder=self, token=due
-            )
+            append, subject = self._partition.append, self._subject
+            for value in proposals[:-1]:
+                append(value, subject=subject)
+            append(proposals[-1], subject=subject, responder=self, token=due)
+
+    def end_input(self) -> None:
+        """No requests will come; the stream ends with the last reply."""
+        if not self._due:
+            self._call.finish(Status.OK)
 
     def acked(
         self,
@@ -104,43 +132,62 @@ class AppendStream:
     ) -> None:
         """The proposals are safe."""
         assert isinstance(token, Due), "given with the records"
+        if token.count == 1:
+            token.reply = one_index(token.sequence, offset + 1)
+            self._send()
+            return
         first = offset if token.is_first else offset - token.count + 1
         indexes = range(first + 1, first + 1 + token.count)
         ok = pb.AppendReply.OK(sequence=token.sequence, indexes=indexes)
-        token.reply = pb.AppendReply(ok=ok)
-        self._send()
+        self._settle(token, pb.AppendReply(ok=ok))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """They are not, or nobody knows."""
         assert isinstance(token, Due), "given with the records"
         if isinstance(error, NotLeaderError):
-            token.reply = pb.AppendReply(redirect=pb.Redirect())
+            self._settle(token, pb.AppendReply(redirect=pb.Redirect()), OVER)
         elif isinstance(error, DiskFullError):
-            token.reply = pb.AppendReply(full=True)
+            self._settle(token, pb.AppendReply(full=True), OVER)
         else:
-            self._ended = self._ended or rpc_error(error)
+            token.reply, token.ending = b"", rpc_error(error)
+            self._send()
+
+    def _settle(self, due: Due, reply: pb.AppendReply, ending: RpcError | None = None) -> None:
+        """The reply to a request is known."""
+        due.reply, due.ending = framed(reply.SerializeToString()), ending
         self._send()
 
     def _send(self) -> None:
         """Send the replies whose turn has come."""
-        while self._due and not self.is_over and (reply := self._due[0].reply) is not None:
-            self._due.popleft()
-            self._call.send(reply)
-            self.is_over = reply.WhichOneof("reply") != "ok"
-        if self._fewer is not None and not self._fewer.done():
-            self._fewer.set_result(None)
+        due, call = self._due, self._call
+        while due and (reply := due[0].reply) is not None:
+            call.send_framed(reply)
+            ending = due.popleft().ending
+            if ending is not None:
+                due.clear()
+                call.finish(ending.status, ending.text)
+        if not due and call.input_ended:
+            call.finish(Status.OK)
+        elif call.held_bytes and len(due) <= DUE_MAX // 2:
+            call.let_go()
 
-    async def below(self, limit: int) -> None:
-        """Wait until fewer than ``limit`` requests are due.
 
-        Raises:
-            RpcError: one of them failed.
-        """
-        while len(self._due) >= limit and not self.is_over:
-            if self._ended is not None:
-                raise self._ended
-            self._fewer = asyncio.get_running_loop().create_future()
-            await self._fewer
+def one_index(sequence: int, index: int) -> bytes:
+    """The reply to a request of one proposal, by hand: it is the most frequent message there is."""
+    ok = b"\x08" + varint(sequence) + b"\x12"
+    packed = varint(index)
+    ok += bytes((len(packed),)) + packed
+    return PREFIX.pack(0, len(ok) + 2) + bytes((0x0A, len(ok))) + ok
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
 
 
 def _column(values: Sequence[bytes]) -> pa.Array:

@@ -19,9 +19,9 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
-from strandline.frontends.grpc.beam.append import DUE_MAX, AppendStream
+from strandline.frontends.grpc.beam.append import AppendStream
 from strandline.frontends.grpc.beam.entries import COLUMNS, entries_of, framed_replies, skips
-from strandline.frontends.grpc.calls import Call, Method, parsed, server_stream, unary
+from strandline.frontends.grpc.calls import Call, Direct, Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.reading import Reader
@@ -109,10 +109,10 @@ class BeamService:
                     raise
                 await asyncio.sleep(RETRY_S)
 
-    def _methods(self) -> dict[bytes, Method]:
+    def _methods(self) -> dict[bytes, Method | Direct]:
         request_max = self._broker.config.limits.batch_bytes + REQUEST_SLACK_BYTES
-        methods = {
-            "Append": Method(self._append, request_max),
+        methods: dict[str, Method | Direct] = {
+            "Append": Direct(self._open_append, request_max),
             "Discard": unary(pb.DiscardRequest, self._discard),
             "Read": server_stream(pb.ReadRequest, self._read),
             "Info": unary(pb.InfoRequest, self._info),
@@ -131,20 +131,9 @@ class BeamService:
 
     # The calls
 
-    async def _append(self, call: Call) -> None:
-        partition = self._partition()
-        stream = AppendStream(call, partition, self._broker.config.limits)
-        while messages := await call.receive():
-            for data in messages:
-                if not self._is_leading(partition):
-                    call.send(pb.AppendReply(redirect=pb.Redirect()))
-                    return
-                stream.take(parsed(pb.AppendRequest, data))
-            await stream.below(DUE_MAX)
-            await call.drain()
-            if stream.is_over:
-                return
-        await stream.below(1)
+    def _open_append(self, call: Call) -> AppendStream:
+        limits = self._broker.config.limits
+        return AppendStream(call, self._partition(), limits, is_leading=self._is_leading)
 
     async def _discard(self, request: pb.DiscardRequest, _: Call) -> pb.DiscardReply:
         partition = self._partition()
