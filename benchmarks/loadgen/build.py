@@ -15,7 +15,7 @@ from typing import Final
 
 SOURCE_DIR: Final = Path(__file__).parent
 BUILD_DIR: Final = SOURCE_DIR.parent / ".build"
-SOURCES: Final = ("loadgen.c", "options.c", "wire.c", "ceiling.c", "responder.c")
+SOURCES: Final = ("loadgen.c", "options.c", "wire.c", "beam.c", "ceiling.c", "responder.c")
 HEADERS: Final = ("loadgen.h", "hist.h")
 FLAGS: Final = ("-O2", "-std=c11", "-Wall", "-Wextra")
 HOW_TO_GET_CC: Final = (

@@ -1,4 +1,4 @@
-/* loadgen: a native load generator for durable logs (closed loop, NATS protocol or Redis RESP).
+/* loadgen: a native load generator for durable logs (closed loop; NATS, Redis RESP, Beam's log).
  *
  * A logical appenders share N connections. Each appender sends one append, waits for its own ack,
  * and only then sends the next. That is the workload of Beam's curve. With --rate it is open loop:
@@ -183,6 +183,10 @@ static void open_connection(connection_t *c, int number) {
     c->fd = connect_to(opts.host, opts.port);
     c->fifo_capacity = opts.appenders;
     c->fifo = calloc((size_t)opts.appenders, sizeof *c->fifo);
+    c->number = number;
+    c->windows = calloc((size_t)(opts.appenders / opts.connections + 1), sizeof *c->windows);
+    for (int i = number; i < opts.appenders; i += opts.connections)
+        c->windows[i / opts.connections] = &appenders[i];
     wire_handshake(c, number);
     fcntl(c->fd, F_SETFL, fcntl(c->fd, F_GETFL) | O_NONBLOCK);
     c->open = true;

@@ -24,6 +24,7 @@ typedef struct {
     bool bare_zero;    /* of several subjects, number 0 has no suffix */
     bool msg_id;
     bool redis;
+    bool beam; /* logspec.Log/Append over HTTP/2 */
     bool ping; /* PING and PONG instead of appends: the bare round trip */
     bool json;
     int ceiling_port; /* >= 0: be the no-op server on this port */
@@ -36,8 +37,11 @@ typedef struct {
     size_t start, end, capacity;
 } buffer_t;
 
+struct appender;
+
 typedef struct {
     int fd;
+    int number;
     bool open;
     bool dirty;          /* is in the list of connections to flush this turn */
     bool wants_writable; /* EPOLLOUT is registered */
@@ -46,13 +50,16 @@ typedef struct {
     int inbox_len;
     int *fifo;           /* Redis: appenders in the order their replies will come */
     int fifo_head, fifo_len, fifo_capacity;
+    int64_t window, stream_window; /* HTTP/2: what may be sent in all, and by a new call */
+    struct appender **windows;     /* HTTP/2: its appenders, by the number of their call */
 } connection_t;
 
-typedef struct {
+typedef struct appender {
     connection_t *connection;
     char *payload;       /* size bytes, then CR LF */
     uint64_t sent;       /* appends sent so far */
     int64_t started_ns;  /* when the append in flight was sent (open loop: was due) */
+    int64_t window;      /* HTTP/2: what its call may send */
     bool busy;
 } appender_t;
 
@@ -76,6 +83,12 @@ void nats_handshake(connection_t *c, int number, const char *subject);
 int find_line(const char *start, size_t available, size_t *consumed);
 int split_tokens(char *line, int len, char **tokens, int *lens);
 int connect_to(const char *host, int port);
+void write_all(int fd, const char *text, size_t len);
+
+/* Beam's log, in beam.c */
+void beam_handshake(connection_t *c, const options_t *options);
+void beam_put_append(connection_t *c, int index, appender_t *appender);
+void beam_parse(connection_t *c, reply_fn reply);
 
 /* The built-in no-op servers that measure the generator's own ceiling. */
 int serve_ceiling(const char *host, int port, double seconds);

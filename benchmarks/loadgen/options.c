@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 static const char HELP[] =
-    "loadgen: closed-loop appenders over the NATS client protocol (or Redis with --redis).\n"
+    "loadgen: closed-loop appenders over the NATS client protocol (--redis, --beam: others).\n"
     "  loadgen --port 4222 --subject bench --connections 16 --appenders 128 --size 2048\n"
     "  --host H          IPv4 address of the server (127.0.0.1)\n"
     "  --port P          its port (4222)\n"
@@ -23,6 +23,7 @@ static const char HELP[] =
     "  --lone            one appender on one connection\n"
     "  --ping            send PING, wait for PONG: the bare round trip, one per connection\n"
     "  --redis           speak RESP: XADD S * v <payload>\n"
+    "  --beam            call logspec.Log/Append over HTTP/2, a call for each appender\n"
     "  --json            one JSON object on stdout\n"
     "  --serve-ceiling P be the no-op NATS server on port P (0 = any, printed) for --seconds\n"
     "  --respond         be a no-op subscriber of --subject (may be a wildcard) for --seconds\n";
@@ -36,7 +37,7 @@ void parse_options(int argc, char **argv, options_t *o) {
         {"host", 1, 0, 'h'}, {"port", 1, 0, 'p'}, {"subject", 1, 0, 's'}, {"subjects", 1, 0, 'k'},
         {"connections", 1, 0, 'n'}, {"appenders", 1, 0, 'a'}, {"size", 1, 0, 'b'},
         {"seconds", 1, 0, 't'}, {"warmup", 1, 0, 'w'}, {"rate", 1, 0, 'r'}, {"msg-id", 0, 0, 'i'},
-        {"lone", 0, 0, 'l'}, {"redis", 0, 0, 'R'}, {"ping", 0, 0, 'P'}, {"respond", 0, 0, 'S'},
+        {"lone", 0, 0, 'l'}, {"redis", 0, 0, 'R'}, {"beam", 0, 0, 'B'}, {"ping", 0, 0, 'P'}, {"respond", 0, 0, 'S'},
         {"bare-zero", 0, 0, 'z'}, {"json", 0, 0, 'j'}, {"max-appends", 1, 0, 'm'},
         {"serve-ceiling", 1, 0, 'c'}, {"help", 0, 0, '?'}, {0, 0, 0, 0}};
     for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
@@ -58,6 +59,7 @@ void parse_options(int argc, char **argv, options_t *o) {
         case 'z': o->bare_zero = true; break;
         case 'S': o->respond = true; break;
         case 'R': o->redis = true; break;
+        case 'B': o->beam = true; break;
         case 'j': o->json = true; break;
         case 'c': o->ceiling_port = atoi(optarg); break;
         default: fputs(HELP, stdout); exit(c == '?' && optopt == 0 ? 0 : 2);

@@ -40,6 +40,7 @@ class Load:
     rate: float = 0.0
     msg_id: bool = False
     redis: bool = False
+    beam: bool = False
     ping: bool = False
     bare_zero: bool = False
     max_appends: int = 4_000_000
@@ -83,7 +84,7 @@ def command(load: Load, host: str, port: int) -> list[str]:
     words += ["--warmup", str(load.warmup), "--max-appends", str(load.max_appends)]
     if load.rate > 0:
         words += ["--rate", str(load.rate)]
-    for name in ("msg_id", "redis", "ping", "bare_zero"):
+    for name in ("msg_id", "redis", "beam", "ping", "bare_zero"):
         if getattr(load, name):
             words.append("--" + name.replace("_", "-"))
     return words

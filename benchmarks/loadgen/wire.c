@@ -1,4 +1,4 @@
-/* The two wire protocols of the generator: the NATS client protocol and Redis' RESP.
+/* Two wire protocols of the generator: the NATS client protocol and Redis' RESP; beam.c has a third.
  *
  * Rules: parsing never trusts a length (a reply over 1 MiB ends the run); one append is one
  * contiguous piece of the connection's output buffer; nothing here does a system call except the
@@ -106,6 +106,10 @@ static void put_nats_headers(connection_t *c, int index, const appender_t *appen
 /* Adds one append of this appender to the connection's output. Each payload is its own: the
  * first 8 bytes count the appends of this appender. */
 void wire_put_append(connection_t *c, int index, appender_t *appender) {
+    if (opts->beam) {
+        beam_put_append(c, index, appender);
+        return;
+    }
     if (opts->ping) {
         c->fifo[c->fifo_head] = index; /* --ping has one appender on each connection */
         c->fifo_len = 1;
@@ -219,7 +223,8 @@ static void parse_redis(connection_t *c, reply_fn reply) {
 }
 
 void wire_parse(connection_t *c, reply_fn reply) {
-    if (opts->redis) parse_redis(c, reply);
+    if (opts->beam) beam_parse(c, reply);
+    else if (opts->redis) parse_redis(c, reply);
     else parse_nats(c, reply);
 }
 
@@ -236,7 +241,7 @@ int connect_to(const char *host, int port) {
     return fd;
 }
 
-static void write_all(int fd, const char *text, size_t len) {
+void write_all(int fd, const char *text, size_t len) {
     while (len > 0) {
         ssize_t done = write(fd, text, len);
         if (done < 0 && errno == EINTR) continue;
@@ -268,9 +273,10 @@ static void expect_line(connection_t *c, const char *start) {
     }
 }
 
-/* NATS: INFO, CONNECT, SUB of the inbox, PING, PONG. Redis needs nothing. */
+/* NATS: INFO, CONNECT, SUB of the inbox, PING, PONG. Beam's log: HTTP/2. Redis needs nothing. */
 void wire_handshake(connection_t *c, int number) {
-    if (opts->redis) return;
+    if (opts->beam) beam_handshake(c, opts);
+    if (opts->beam || opts->redis) return;
     c->inbox_len = snprintf(c->inbox, sizeof c->inbox, "_INBOX.%s%d.", run_id, number);
     char subject[sizeof c->inbox + 1];
     snprintf(subject, sizeof subject, "%s*", c->inbox);
