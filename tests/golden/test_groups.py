@@ -6,7 +6,8 @@ A line that begins with ``>`` is a command, the lines after it are what came of 
 Commands: ``streams NAME=PARTITIONS ...`` · ``join MEMBER stream ... [as=INSTANCE]`` ·
 ``beat MEMBER ...``: each says what it holds, gives up what it was told to, and takes what it gets ·
 ``slow MEMBER``: it gives nothing up yet · ``leave MEMBER`` · ``commit MEMBER place=offset ...
-[epoch=N] [number=N]`` (``-``: nobody) · ``delete`` · ``positions`` · ``store``: what was to be
+[epoch=N] [number=N] [in=P.E]`` (``-``: nobody; in: a transaction) ·
+``mark begin|commit|abort P.E`` · ``delete`` · ``positions`` · ``store``: what was to be
 stored is · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``status``.
 Sessions last 1000 ms; the group is ``g``.
 """
@@ -19,6 +20,7 @@ from strandline.groups import effects as fx
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
 from strandline.groups.state import GroupsState, decode_entry, encode_entry
+from strandline.groups.transactions import Mark, Transaction
 from strandline.types import PartitionName
 
 SCRIPTS = sorted((Path(__file__).parent / "groups").glob("*.txt"))
@@ -28,6 +30,10 @@ GROUP = "g"
 def place(text):
     stream, number = text.split("/")
     return PartitionName(stream, int(number))
+
+
+def transaction(text):
+    return None if text is None else Transaction(*map(int, text.split(".")))
 
 
 def shown(partitions):
@@ -124,18 +130,22 @@ class Story:
 
     def do_commit(self, member, options):
         epoch, number = options.pop("epoch", None), options.pop("number", None)
+        inside = transaction(options.pop("in", None))
         positions = {}
         for name, offset in options.items():
             at = place(name)
             positions.setdefault(at.stream, {})[at.partition] = int(offset)
         token = f"commit {member}"
         if member == "-":
-            return self.step(ev.Commit(token, GROUP, positions))
+            return self.step(ev.Commit(token, GROUP, positions, transaction=inside))
         consumer = self.consumers[member]
         epoch = int(epoch or consumer.epoch)
         consumer.commits = int(number or consumer.commits + 1)
-        event = ev.Commit(token, GROUP, positions, member, epoch, consumer.commits)
+        event = ev.Commit(token, GROUP, positions, member, epoch, consumer.commits, inside)
         return self.step(event)
+
+    def do_mark(self, mark, who, options):
+        return self.step(ev.MarkTransaction(f"{mark} {who}", transaction(who), Mark(mark)))
 
     def do_delete(self, options):
         return self.step(ev.Delete("delete", GROUP))
@@ -170,6 +180,8 @@ class Story:
             if member.revoking:
                 text += f", giving up {shown(member.revoking)}"
             lines.append(text)
+        for at, (who, offset) in sorted(group.undecided.items()):
+            lines.append(f"{at}: {offset} with transaction {who}")
         return [*lines, *([f"positions {group.positions}"] if group.positions else [])]
 
 

@@ -4,7 +4,7 @@ A line that begins with ``>`` is a command, the lines after it are what came of 
 ``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before a commit.
 
 Commands: ``begin ID [after=P.E] [batch=TX/N] [nonce=N] [timeout=MS]`` · ``add ID place ...`` ·
-``prepare|commit|abort ID [as=P.E] [cursor=group/stream/partition/offset]`` ·
+``prepare|commit|abort ID [as=P.E]`` ·
 ``commit_staged|abort_staged ID P.E`` · ``publish TX N fingerprint [part ...]`` ·
 ``store [n]``: what was to be stored is · ``mark [place]``: partitions store the markers given ·
 ``lose [place]``: they do not · ``time MS`` · ``last TX`` · ``write P.E place``: a record arrives ·
@@ -143,13 +143,8 @@ class Story:
     def prepare(self, id_, as_=None):
         return self.step(ev.Prepare(f"prepare {id_}", id_, self._who(id_, as_)))
 
-    def commit(self, id_, as_=None, cursor_=None):
-        cursors = {}
-        if cursor_:
-            group, stream, number, offset = cursor_.split("/")
-            cursors = {group: {stream: {int(number): int(offset)}}}
-        who = self._who(id_, as_)
-        return self.step(ev.End(f"commit {id_}", id_, who, is_commit=True, cursors=cursors))
+    def commit(self, id_, as_=None):
+        return self.step(ev.End(f"commit {id_}", id_, self._who(id_, as_), is_commit=True))
 
     def abort(self, id_, as_=None):
         return self.step(ev.End(f"abort {id_}", id_, self._who(id_, as_), is_commit=False))
@@ -216,8 +211,7 @@ class Story:
             f"{each.id}: {each.status.value} as {each.producer}"
             for each in sorted(state.transactions.values(), key=lambda each: each.id)
         ]
-        lines += [f"{name}: {p.status()}" for name, p in sorted(self.partitions.items())]
-        return [*lines, *([f"cursors {state.cursors}"] if state.cursors else [])]
+        return lines + [f"{name}: {p.status()}" for name, p in sorted(self.partitions.items())]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

@@ -7,7 +7,6 @@ import time
 import pytest
 
 import strandline
-from strandline.client.positions import TransactionPositions
 from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
@@ -276,28 +275,24 @@ def test_positions_are_committed_with_what_was_made_of_the_records(client, strea
             with client.transaction(f"transform-{stream}") as transaction:
                 for record in batch:
                     transaction.append(output, record.value)
-                end = {stream: {batch.partition: batch.next_offset}}
-                transaction.commit_cursors("exact", end)
+                end = {PartitionName(stream, batch.partition): batch.next_offset}
+                transaction.commit_positions(consumer, end)
                 if fails:
                     raise ZeroDivisionError
 
-    options = {"positions": TransactionPositions(client), "commit_interval_s": None}
-
     def crash():
-        with client.consumer("exact", stream, **options) as consumer:
+        with client.consumer("exact", stream, commit_interval_s=None) as consumer:
             while True:
                 work(consumer, fails=True)
 
     with pytest.raises(ZeroDivisionError):
         crash()
-    assert client.cursors("exact") == {}
-    with client.consumer("exact", stream, **options) as consumer:
+    assert client.groups.positions("exact") == {}
+    with client.consumer("exact", stream, commit_interval_s=None) as consumer:
         deadline = time.monotonic() + PATIENCE_S
-        while sum(client.cursors("exact").get(stream, {}).values()) < 40:
+        while sum(client.groups.positions("exact").values()) < 40:
             assert time.monotonic() < deadline
             work(consumer, fails=False)
-        with pytest.raises(InvalidRequestError):
-            consumer.commit()
     made = client.read(output).read_all()["value"].to_pylist()
     assert sorted(made) == sorted(f"{p}:{n}".encode() for p in range(4) for n in range(10))
 

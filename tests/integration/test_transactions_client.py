@@ -24,6 +24,7 @@ from strandline.errors import (
     UnknownTransactionError,
 )
 from strandline.testing import Server
+from strandline.types import PartitionName
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def values(client, stream):
 
 
 def test_a_context_commits_everything_together(client, name):
-    """Records of two streams and cursors count when it is left, and not before."""
+    """Records of two streams and positions count when it is left, and not before."""
     a, b = f"{name}-a", f"{name}-b"
     client.create_stream(a, partitions=3)
     client.create_stream(b)
@@ -61,17 +62,17 @@ def test_a_context_commits_everything_together(client, name):
         acks = [t.append(a, f"{n}", partition=n % 3) for n in range(9)]
         t.append(b, "one", key="k", headers={"h": "1"})
         t.append_batch(b, pa.table({"value": ["two", "three"]}))
-        t.commit_cursors("g", {"in": {0: 7}})
+        t.commit_positions("g", {PartitionName("in", 0): 7})
         t.flush()
         assert all(ack.done() for ack in acks)
         assert values(client, a) == values(client, b) == []
-        assert client.cursors("g") == {}
+        assert client.groups.positions("g") == {}
     assert sorted(values(client, a)) == [f"{n}" for n in range(9)]
     assert values(client, b) == ["one", "two", "three"]
-    assert client.cursors("g") == {"in": {0: 7}}
+    assert client.groups.positions("g") == {("in", 0): 7}
     [info] = [each for each in client.transactions() if each.id == name]
     assert info.status == "committed"
-    assert len(info.partitions) == 4
+    assert len(info.partitions) == 5, "four with records, and the one of positions"
 
 
 def test_an_exception_aborts(client, name):
@@ -159,7 +160,7 @@ def test_a_prepared_transaction_is_ended_by_anybody(server, client, name):
     with strandline.connect(server) as first:
         t = first.transaction(name)
         t.append(name, "staged")
-        t.commit_cursors(name, {"in": {3: 4}})
+        t.commit_positions(name, {PartitionName("in", 3): 4})
         staged = t.prepare()
     assert values(client, name) == []
     with pytest.raises(TransactionPreparedError, match=re.escape(staged)):
@@ -167,7 +168,7 @@ def test_a_prepared_transaction_is_ended_by_anybody(server, client, name):
     client.commit_staged(name, staged)
     client.commit_staged(name, staged)
     assert values(client, name) == ["staged"]
-    assert client.cursors(name) == {"in": {3: 4}}
+    assert client.groups.positions(name) == {("in", 3): 4}
     with pytest.raises(UnknownTransactionError):
         client.abort_staged(name, staged)
 
@@ -205,12 +206,13 @@ def test_parts_are_published_once(server, client, name):
     other = stage(server, name, 0, (0, "b0"))
     assert first.rows == 2
     assert values(client, name) == []
-    published = client.publish_staged(
-        name, 0, [first.ref, other.ref], fingerprint="rows=3", cursors={"g2": {"in": {0: 3}}}
-    )
+    refs, positions = [first.ref, other.ref], {name: {PartitionName("in", 0): 3}}
+    published = client.publish_staged(name, 0, refs, fingerprint="rows=3", positions=positions)
     assert not published.is_repeat
     assert values(client, name) == ["a0", "b0", "a1"]
-    assert client.cursors("g2") == {"in": {0: 3}}
+    assert client.groups.positions(name) == {("in", 0): 3}
+    again = client.publish_staged(name, 0, refs, fingerprint="rows=3", positions=positions)
+    assert again.is_repeat
 
     again = stage(server, name, 0, (0, "a0"), (1, "a1"), (0, "b0"))
     assert again == StagedPart("", 3)
@@ -264,8 +266,8 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
         async with made.transaction(name) as t:
             await t.append(name, "one")
             await t.append_batch(name, pa.table({"value": ["two"]}))
-            t.commit_cursors(name, {"in": {0: 2}})
-        assert await made.cursors(name) == {"in": {0: 2}}
+            t.commit_positions(name, {PartitionName("in", 0): 2})
+        assert await made.positions(name) == {("in", 0): 2}
         with contextlib.suppress(ZeroDivisionError):
             async with made.transaction(name) as t:
                 await t.append(name, "lost")

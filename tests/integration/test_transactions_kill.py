@@ -26,6 +26,7 @@ from strandline.errors import (
 )
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
+from strandline.types import PartitionName
 
 KILLS = int(os.environ.get("KILLS", "3"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
@@ -113,7 +114,7 @@ class Load:
         try:
             for stream, partition, value in rows:
                 t.append(stream, value, partition=partition)
-            t.commit_cursors(worker, {"in": {0: int(number)}})
+            t.commit_positions(worker, {PartitionName("in", 0): int(number)})
             t.flush()
             if rng.random() < 0.3:
                 t.abort()
@@ -167,7 +168,7 @@ def read_all(client, stream):
     return found
 
 
-def judge(load, found, cursors):
+def judge(load, found, positions):
     """Every transaction whole or not at all, as its outcome says; every batch once."""
     places = defaultdict(list)
     for stream in STREAMS:
@@ -198,7 +199,7 @@ def judge(load, found, cursors):
     workers = {name.split(":")[0] for name in load.outcomes}
     for worker in workers:
         numbers = [int(n.split(":")[1]) for n in shown if n.startswith(f"{worker}:") and shown[n]]
-        assert cursors[worker].get("in", {}).get(0, -1) == max(numbers, default=-1)
+        assert positions[worker].get(("in", 0), -1) == max(numbers, default=-1)
 
 
 def finish(load, addresses):
@@ -218,7 +219,7 @@ def finish(load, addresses):
                 assert time.monotonic() < deadline, f"{stream} stays open: {client.transactions()}"
                 time.sleep(0.05)
         found = {stream: read_all(client, stream) for stream in STREAMS}
-        judge(load, found, {name: client.cursors(name) for name in ("one", "two")})
+        judge(load, found, {name: client.groups.positions(name) for name in ("one", "two")})
     counts = [list(load.outcomes.values()).count(kind) for kind in (COMMITTED, ABORTED, UNKNOWN)]
     print(*counts, len(load.published))  # noqa: T201 - shown when it fails, and with -s
     assert counts[0] > 0

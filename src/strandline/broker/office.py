@@ -190,7 +190,7 @@ class Office(ABC, Generic[MachineT]):
         Raises:
             StrandlineError: the office is not here, or not now.
         """
-        partition = await self._home()
+        partition = await self.home()
         term = self._term_in(partition)
         if term is not None:
             return term
@@ -217,8 +217,12 @@ class Office(ABC, Generic[MachineT]):
             self._resign(UnavailableError(f"another term of the {self._title} begins; retry"))
         return self.term
 
-    async def _home(self) -> Partition:
-        """The partition whose records are the entries."""
+    async def home(self) -> Partition:
+        """The partition whose records are the entries; makes the stream if there is none.
+
+        Raises:
+            StrandlineError: it cannot be made now, or is not known here yet.
+        """
         try:
             return self.broker.stream(self.stream_name).partition(0)
         except UnknownStreamError:

@@ -71,6 +71,9 @@ def info(
     if found.members:
         print_line("")
     print_table(("stream", "#partition", "#position", "#behind", "member"), rows)
+    for stream, offsets in found.undecided.items():
+        for number, offset in offsets.items():
+            print_line(f"\na transaction is about to commit {offset} in {stream}/{number}")
 
 
 def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, object, str]]:

@@ -162,9 +162,9 @@ class AsyncClient:
         """Abort what is prepared; as ``Client.abort_staged``."""
         await asyncio.to_thread(self._client.abort_staged, transactional_id, staged_id)
 
-    async def cursors(self, group: str) -> dict[str, dict[int, int]]:
-        """Positions that transactions have committed; as ``Client.cursors``."""
-        return await asyncio.to_thread(self._client.cursors, group)
+    async def positions(self, group: str) -> dict[PartitionName, int]:
+        """How far a consumer group has come; as ``Client.groups.positions``."""
+        return await asyncio.to_thread(self._client.groups.positions, group)
 
     async def transactions(self) -> list[TransactionInfo]:
         """What the last transaction of each id is; as ``Client.transactions``."""

@@ -5,8 +5,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from strandline.client.client import Client
+from strandline.client.positions import Offsets
 from strandline.client.results import Ack, BatchAck
-from strandline.client.transaction import Positions, Transaction
+from strandline.client.transaction import Transaction
 from strandline.errors import StrandlineError
 
 
@@ -43,9 +44,9 @@ class AsyncTransaction:
         future = await asyncio.to_thread(append, stream, data, partition=partition)
         return await asyncio.wrap_future(future)
 
-    def commit_cursors(self, group: str, positions: Positions) -> None:
-        """Commit positions with the transaction; as ``Transaction.commit_cursors``."""
-        self._begun.commit_cursors(group, positions)
+    def commit_positions(self, group: str, offsets: Offsets) -> None:
+        """Commit positions with the transaction; as ``Transaction.commit_positions``."""
+        self._begun.commit_positions(group, offsets)
 
     async def commit(self) -> None:
         """Make everything count; as ``Transaction.commit``."""

@@ -30,7 +30,7 @@ import pyarrow as pa
 from strandline.client.fetching import INBOX_BATCHES, Fetch, Fetched, Inbox, Source
 from strandline.client.membership import Membership, View
 from strandline.client.office import Office
-from strandline.client.positions import LogPositions, Owner, PositionStore
+from strandline.client.positions import LogPositions, Offsets, Owner, PositionStore
 from strandline.client.reading import Place
 from strandline.client.results import Record
 from strandline.client.subscription import records_of
@@ -298,11 +298,33 @@ class Consumer:
         """
         if offsets is None:
             offsets = {n: at for n, at in self._next.items() if self._committed.get(n) != at}
+        self._commit(self._store.commit, offsets)
+
+    def commit_by(self, tell: Callable[[str, Offsets, Owner], None], offsets: Offsets) -> None:
+        """Have offsets noted by a transaction of ours; what ``Transaction`` calls.
+
+        Args:
+            tell: notes the offsets of a group for the member that this is.
+            offsets: the next record to consume of some partitions.
+
+        Raises:
+            InvalidRequestError: this consumer commits by itself, or keeps positions elsewhere.
+            StrandlineError: as ``commit``.
+        """
+        options = self._options
+        if options.commit_interval_s is not None or options.positions is not None:
+            raise InvalidRequestError(
+                f"positions of group {self.group!r} are to be committed by a transaction: let the "
+                "consumer have commit_interval_s=None, and no store of its own"
+            )
+        self._commit(tell, offsets)
+
+    def _commit(self, tell: Callable[[str, Offsets, Owner], None], offsets: Offsets) -> None:
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             if not offsets:
                 break
             try:
-                self._store.commit(self.group, offsets, self._owner())
+                tell(self.group, offsets, self._owner())
             except StaleMemberError:
                 # Something else of ours has moved: hear of it, and commit under the new epoch.
                 self._membership.beat()

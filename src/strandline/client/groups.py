@@ -41,7 +41,13 @@ class Groups:
         return found
 
     def positions(self, group: str) -> dict[PartitionName, int]:
-        """The next record to consume, of each partition; empty for a group that nobody knows."""
+        """The next record to consume, of each partition; empty for a group that nobody knows.
+
+        Waits while a transaction is about to commit positions of the group.
+
+        Raises:
+            UndecidedPositionsError: for too long; end the transaction.
+        """
         return self._positions.read(group)
 
     def commit(self, group: str, offsets: Offsets) -> None:

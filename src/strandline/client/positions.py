@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from strandline.client.office import Office
-from strandline.errors import InvalidRequestError, UnknownGroupError
+from strandline.errors import UnknownGroupError
 from strandline.protocol import groups as wire
+from strandline.protocol.transactions import ProducerRef
 from strandline.types import PartitionName
 
 Offsets = Mapping[PartitionName, int]
@@ -101,73 +102,41 @@ class LogPositions:
         )
         self._coordinator.tell(wire.COMMIT_POSITIONS, body, timeout_s=self._timeout_s)
 
+    def commit_in(
+        self, transaction: ProducerRef, group: str, offsets: Offsets, *, owner: Owner
+    ) -> None:
+        """Note offsets that count when a transaction is committed.
+
+        Raises:
+            ProducerFencedError: the transaction is over, or was not let in.
+            StrandlineError: as ``commit``.
+        """
+        body = wire.CommitPositions(
+            group=group,
+            positions=by_stream(offsets),
+            member=owner.member,
+            epoch=owner.epoch,
+            transaction=wire.TransactionRef(transaction.producer_id, transaction.epoch),
+        )
+        self._coordinator.tell(wire.COMMIT_POSITIONS, body, timeout_s=self._timeout_s)
+
     def read(self, group: str) -> dict[PartitionName, int]:
-        """Everything that was committed; as ``PositionStore``."""
+        """Everything that was committed; as ``PositionStore``.
+
+        Raises:
+            UndecidedPositionsError: a transaction has been about to commit some all the time.
+            StrandlineError: the coordinator was not reached.
+        """
         try:
             [info] = self._coordinator.ask(
                 wire.GROUP_INFO,
-                wire.GroupRef(group=group),
+                wire.GroupRef(group=group, decided=True),
                 wire.GroupInfo,
                 timeout_s=self._timeout_s,
             )
         except UnknownGroupError:
             return {}
         return by_name(info.positions)
-
-    def close(self) -> None:
-        """Nothing to let go of: the connections are the client's."""
-
-
-class Cursors(Protocol):
-    """Who knows what transactions have committed: a ``Client``."""
-
-    def cursors(self, group: str) -> dict[str, dict[int, int]]:
-        """Stream → partition → next offset."""
-        ...
-
-
-class TransactionPositions:
-    """Positions that are committed in transactions, together with what was made of the records.
-
-    The consumer only begins there; ``Transaction.commit_cursors`` commits. Another process that
-    begins a transaction under the same transactional id fences this one off.
-
-    Args:
-        client: of the cluster.
-    """
-
-    def __init__(self, client: Cursors) -> None:
-        self._client = client
-
-    def claim(
-        self,
-        group: str,
-        partitions: Collection[PartitionName],
-        owner: Owner,  # noqa: ARG002 - who takes the transactional id over is the owner
-    ) -> dict[PartitionName, int]:
-        """What transactions have committed; as ``PositionStore``."""
-        known = self.read(group)
-        return {name: known[name] for name in partitions if name in known}
-
-    def commit(
-        self,
-        group: str,
-        offsets: Offsets,  # noqa: ARG002 - refused, whatever they are
-        owner: Owner,  # noqa: ARG002 - and whosever
-    ) -> None:
-        """Not here.
-
-        Raises:
-            InvalidRequestError: always.
-        """
-        raise InvalidRequestError(
-            f"positions of group {group!r} belong to transactions: commit them with "
-            "'commit_cursors', and consume with commit_interval_s=None"
-        )
-
-    def read(self, group: str) -> dict[PartitionName, int]:
-        """What transactions have committed; as ``PositionStore``."""
-        return by_name(self._client.cursors(group))
 
     def close(self) -> None:
         """Nothing to let go of: the connections are the client's."""

@@ -1,4 +1,4 @@
-"""Transactions of the client: records of several streams, and cursors, that count together or not.
+"""Transactions of the client: records of several streams, and positions, that count together.
 
 A ``Transaction`` belongs to one process, which ends it or leaves it prepared for somebody else. A
 ``Stage`` is one part of a batch that many processes write and one publishes.
@@ -10,12 +10,13 @@ producers are; a transaction itself is begun and ended by one.
 
 import contextlib
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from strandline.client.enlisted import Enlisted
+from strandline.client.positions import LogPositions, Offsets, Owner
 from strandline.client.producer import Headers, Producer
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.client.transaction_calls import CoordinatorCalls
@@ -26,9 +27,7 @@ from strandline.errors import (
     TransactionAbortedError,
 )
 from strandline.protocol import transactions as wire
-
-Positions = Mapping[str, Mapping[int, int]]
-"""Stream → partition → offset of the next record to consume."""
+from strandline.types import PartitionName
 
 
 class ProducerMaker(Protocol):
@@ -39,12 +38,34 @@ class ProducerMaker(Protocol):
         ...
 
 
+Tell = Callable[[str, Offsets, Owner], None]
+"""Notes positions of a group for their owner."""
+
+
+class Member(Protocol):
+    """A member of a consumer group: a ``Consumer``."""
+
+    @property
+    def group(self) -> str:
+        """Its name."""
+        ...
+
+    def positions(self) -> dict[PartitionName, int]:
+        """The next record to be handed out, of each of its partitions."""
+        ...
+
+    def commit_by(self, tell: Tell, offsets: Offsets) -> None:
+        """As ``Consumer.commit_by``."""
+        ...
+
+
 class Writing:
     """What transactions and stages share: producers whose records wait for one decision.
 
     Args:
         calls: to the coordinator.
         make_producer: for each stream.
+        positions: of consumer groups.
         id_: of the transaction.
         producer: who it is.
     """
@@ -54,12 +75,15 @@ class Writing:
         calls: CoordinatorCalls,
         make_producer: ProducerMaker,
         *,
+        positions: LogPositions,
         id_: str,
         producer: wire.ProducerRef,
     ) -> None:
         self.id = id_
         self.producer = producer
         self.calls = calls
+        self._positions = positions
+        self._has_positions = False
         self._make_producer = make_producer
         self._producers: dict[str, Producer] = {}
         self._let_in: set[tuple[str, int]] = set()
@@ -111,6 +135,21 @@ class Writing:
                 self.calls.add(self.id, self.producer, refs)
                 self._let_in.update(missing)
 
+    def commit_positions(self, group: str, offsets: Offsets, owner: Owner) -> None:
+        """Have positions count with the transaction; nobody else commits them until it is decided.
+
+        Raises:
+            GroupInUseError: the group has members, and the owner is none.
+            UnknownMemberError, StaleMemberError: they are not the member's to commit (any more).
+            ProducerFencedError, TransactionAbortedError: the transaction is over.
+        """
+        if not offsets:
+            return
+        if not self._has_positions:
+            self.calls.add_positions(self.id, self.producer)
+            self._has_positions = True
+        self._positions.commit_in(self.producer, group, offsets, owner=owner)
+
     def watch(self, future: AckFuture[Any]) -> None:
         """Notice a record that is not stored, whoever else looks at its future."""
         Future.add_done_callback(future, self._done)
@@ -146,18 +185,19 @@ class Writing:
         self.end("aborted")
         # Fenced or aborted already: somebody was first, and nothing of it counts either way.
         with contextlib.suppress(ProducerFencedError, TransactionAbortedError):
-            self.calls.end(self.id, self.producer, commit=False, cursors={})
+            self.calls.end(self.id, self.producer, commit=False)
 
 
 class Transaction:
-    """Records and cursors that count together or not. Made by ``Client.transaction``.
+    """Records and positions that count together or not. Made by ``Client.transaction``.
 
     Leaving its context commits, leaving by an exception aborts.
     """
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
-        self._cursors: dict[str, dict[str, dict[int, int]]] = {}
+        self._positions: dict[str, dict[PartitionName, int]] = {}
+        self._members: dict[str, Member] = {}
 
     @property
     def id(self) -> str:
@@ -216,20 +256,29 @@ class Transaction:
         self._writing.watch(future)
         return future
 
-    def commit_cursors(self, group: str, positions: Positions) -> None:
+    def commit_positions(self, group: str | Member, offsets: Offsets | None = None) -> None:
         """Commit positions of a consumer group with the transaction; the last call counts.
 
         Args:
-            group: whose.
-            positions: stream → partition → offset of the next record to consume.
+            group: a consumer with ``commit_interval_s=None``, whose partitions must still be its
+                own when the transaction is committed; or the name of a group without members.
+            offsets: the next record to consume of some partitions; by default, and only for a
+                consumer, everything that it has handed out.
 
         Raises:
-            InvalidRequestError: the transaction has ended.
+            InvalidRequestError: the transaction has ended, or no offsets are given.
         """
         self._writing.check_open()
-        mine = self._cursors.setdefault(group, {})
-        for stream, offsets in positions.items():
-            mine.setdefault(stream, {}).update(offsets)
+        if isinstance(group, str):
+            if offsets is None:
+                raise InvalidRequestError(f"give the offsets of group {group!r}, or a consumer")
+            name = group
+        else:
+            name = group.group
+            self._members[name] = group
+            offsets = group.positions() if offsets is None else offsets
+        mine = self._positions.setdefault(name, {})
+        mine |= {PartitionName(*at): offset for at, offset in offsets.items()}
 
     def flush(self) -> None:
         """Wait until every record is stored, though not committed.
@@ -244,12 +293,14 @@ class Transaction:
 
         Raises:
             TransactionAbortedError: its time was over.
+            UnknownMemberError, StaleMemberError: the consumer has lost partitions whose positions
+                it was to commit, and everything is aborted.
             StrandlineError: a record was not stored, and everything is aborted; or the coordinator
                 did not answer in time, and ``Client.transactions`` tells what became of it.
         """
         self._settle()
         self._writing.end("committed")
-        self._writing.calls.end(self.id, self._writing.producer, commit=True, cursors=self._cursors)
+        self._writing.calls.end(self.id, self._writing.producer, commit=True)
 
     def prepare(self) -> str:
         """Leave it to an outside decision: ``Client.commit_staged`` or ``abort_staged``.
@@ -262,7 +313,7 @@ class Transaction:
         """
         self._settle()
         self._writing.end("prepared")
-        self._writing.calls.prepare(self.id, self._writing.producer, self._cursors)
+        self._writing.calls.prepare(self.id, self._writing.producer)
         return self.staged_id
 
     def abort(self) -> None:
@@ -274,10 +325,20 @@ class Transaction:
         self._writing.abort()
 
     def _settle(self) -> None:
-        """Have every record stored, or abort and say which was not."""
-        self._writing.check_open()
+        """Have every record and position stored, or abort and say which was not.
+
+        Positions last: from then on nobody else is given their partitions.
+        """
+        writing = self._writing
+        writing.check_open()
         try:
-            self._writing.flush()
+            writing.flush()
+            for group, offsets in self._positions.items():
+                member = self._members.get(group)
+                if member is None:
+                    writing.commit_positions(group, offsets, Owner())
+                else:
+                    member.commit_by(writing.commit_positions, offsets)
         except BaseException:
             self._writing.abort()
             raise
@@ -347,6 +408,15 @@ class Stage:
             producer = self._writing.producer_of(stream)
             self._writing.watch(producer.append_batch(data, partition=partition))
 
+    def commit_positions(self, group: str, offsets: Offsets) -> None:
+        """Have positions of a group without members count with the part.
+
+        Raises:
+            StrandlineError: as ``Writing.commit_positions``.
+        """
+        if self._writing is not None:
+            self._writing.commit_positions(group, offsets, Owner())
+
     def finish(self) -> StagedPart:
         """Have everything stored, and wait to be published.
 
@@ -361,7 +431,7 @@ class Stage:
                 self._writing.check_open()
                 self._writing.flush()
                 self._writing.end("finished")
-                self._writing.calls.prepare(self._writing.id, self._writing.producer, {})
+                self._writing.calls.prepare(self._writing.id, self._writing.producer)
                 ref = self._writing.id
             self._part = StagedPart(ref, self._rows)
         return self._part

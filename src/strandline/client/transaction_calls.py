@@ -7,7 +7,6 @@ is asked for again. The coordinator is where the leader of its stream is, which 
 import logging
 import secrets
 import time
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from strandline.client.brokers import Brokers
@@ -23,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 60.0
 T = TypeVar("T")
-Cursors = Mapping[str, Mapping[str, Mapping[int, int]]]
 
 
 class CoordinatorCalls:
@@ -65,16 +63,19 @@ class CoordinatorCalls:
         request = wire.AddToTransaction(id=id_, producer=producer, partitions=partitions)
         self._ask(wire.ADD_TO_TRANSACTION, request, Any)
 
-    def prepare(self, id_: str, producer: wire.ProducerRef, cursors: Cursors) -> None:
+    def add_positions(self, id_: str, producer: wire.ProducerRef) -> None:
+        """Let a transaction commit positions of consumer groups."""
+        request = wire.AddToTransaction(id=id_, producer=producer, positions=True)
+        self._ask(wire.ADD_TO_TRANSACTION, request, Any)
+
+    def prepare(self, id_: str, producer: wire.ProducerRef) -> None:
         """Leave a transaction to a decision from outside."""
-        request = wire.PrepareTransaction(id=id_, producer=producer, cursors=_plain(cursors))
+        request = wire.PrepareTransaction(id=id_, producer=producer)
         self._ask(wire.PREPARE_TRANSACTION, request, Any)
 
-    def end(self, id_: str, producer: wire.ProducerRef, *, commit: bool, cursors: Cursors) -> None:
+    def end(self, id_: str, producer: wire.ProducerRef, *, commit: bool) -> None:
         """Commit or abort a transaction."""
-        request = wire.EndTransaction(
-            id=id_, producer=producer, commit=commit, cursors=_plain(cursors)
-        )
+        request = wire.EndTransaction(id=id_, producer=producer, commit=commit)
         self._ask(wire.END_TRANSACTION, request, Any)
 
     def end_staged(self, id_: str, staged: str, *, commit: bool) -> None:
@@ -91,11 +92,6 @@ class CoordinatorCalls:
         request = wire.TransactionName(transaction_id=transaction_id)
         found = self._ask(wire.LAST_PUBLISHED, request, wire.Publication)
         return found[0] if found else None
-
-    def cursors(self, group: str) -> dict[str, dict[int, int]]:
-        """The positions of a consumer group that were committed with transactions."""
-        [found] = self._ask(wire.CURSORS, wire.GroupName(group=group), wire.GroupCursors)
-        return found.positions
 
     def transactions(self) -> list[wire.TransactionInfo]:
         """Every transactional id, and what its last transaction is."""
@@ -134,11 +130,3 @@ class CoordinatorCalls:
             logger.debug("who coordinates transactions is not known: %s", error)
             return None
         return leaders.get(0) or None
-
-
-def _plain(cursors: Cursors) -> dict[str, dict[str, dict[int, int]]]:
-    """The same as dictionaries that a message may hold."""
-    return {
-        group: {stream: dict(offsets) for stream, offsets in positions.items()}
-        for group, positions in cursors.items()
-    }

@@ -7,13 +7,16 @@ from functools import cached_property
 
 from strandline.client.brokers import Brokers
 from strandline.client.enlisted import Enlisted
+from strandline.client.office import Office
+from strandline.client.positions import LogPositions, Offsets
 from strandline.client.producer import Producer
-from strandline.client.transaction import Positions, Stage, Transaction, Writing
+from strandline.client.transaction import Stage, Transaction, Writing
 from strandline.client.transaction_calls import CoordinatorCalls
 from strandline.protocol import transactions as wire
 
 TIMEOUT_S = 60.0
 STAGE_TIMEOUT_S = 3600.0
+POSITIONS_PART = "positions"
 
 
 class TransactionalClient(ABC):
@@ -27,6 +30,11 @@ class TransactionalClient(ABC):
     @abstractmethod
     def _enlisted_producer(self, stream: str, enlisted: Enlisted) -> Producer:
         """A producer whose records belong to a transaction."""
+
+    @property
+    @abstractmethod
+    def group_office(self) -> Office:
+        """The coordinator of consumer groups."""
 
     @cached_property
     def _coordinator(self) -> CoordinatorCalls:
@@ -59,7 +67,13 @@ class TransactionalClient(ABC):
         return Transaction(self._writing(transactional_id, producer))
 
     def _writing(self, id_: str, producer: wire.ProducerRef) -> Writing:
-        return Writing(self._coordinator, self._enlisted_producer, id_=id_, producer=producer)
+        return Writing(
+            self._coordinator,
+            self._enlisted_producer,
+            positions=LogPositions(self.group_office),
+            id_=id_,
+            producer=producer,
+        )
 
     def commit_staged(self, transactional_id: str, staged_id: str) -> None:
         """Commit what ``Transaction.prepare`` has left; harmless when repeated.
@@ -78,10 +92,6 @@ class TransactionalClient(ABC):
         """
         self._coordinator.end_staged(transactional_id, staged_id, commit=False)
 
-    def cursors(self, group: str) -> dict[str, dict[int, int]]:
-        """Positions that transactions have committed: stream → partition → next offset."""
-        return self._coordinator.cursors(group)
-
     def transactions(self) -> list[wire.TransactionInfo]:
         """Every transactional id, and what its last transaction is."""
         return self._coordinator.transactions()
@@ -99,8 +109,12 @@ class TransactionalClient(ABC):
         Raises:
             StrandlineError: the coordinator was not reached.
         """
-        part = f"{transaction_id}/{batch_id}/{secrets.token_hex(8)}"
         batch = wire.BatchRef(transaction_id, batch_id)
+        return self._stage(secrets.token_hex(8), batch, timeout_s=timeout_s)
+
+    def _stage(self, name: str, batch: wire.BatchRef, *, timeout_s: float) -> Stage:
+        """One part of a batch; it replaces one of the same name."""
+        part = f"{batch.transaction_id}/{batch.number}/{name}"
         producer = self._coordinator.begin(part, timeout_s=timeout_s, batch=batch)
         return Stage(None if producer is None else self._writing(part, producer))
 
@@ -111,7 +125,7 @@ class TransactionalClient(ABC):
         refs: Iterable[str],
         *,
         fingerprint: str,
-        cursors: Mapping[str, Positions] | None = None,
+        positions: Mapping[str, Offsets] | None = None,
     ) -> wire.Publication:
         """Make the parts of a batch count together; harmless when repeated.
 
@@ -122,22 +136,28 @@ class TransactionalClient(ABC):
             batch_id: larger than the last one published; or the same, for a repeat.
             refs: of the finished parts; empty ones are left out.
             fingerprint: of the batch; a repeat must have the same.
-            cursors: positions to commit with it, by consumer group.
+            positions: to commit with it, by consumer group without members.
 
         Raises:
+            GroupInUseError: one of the groups has members.
             UnknownTransactionError: a part is not there (any more): stage the batch again.
             BatchSupersededError: a larger batch was published.
             FingerprintMismatchError: it was published with another fingerprint.
         """
+        parts = [ref for ref in refs if ref]
+        if positions:
+            # A part like any other, but for its name: that of an attempt before is replaced, and
+            # is not in the way.
+            batch = wire.BatchRef(transaction_id, batch_id)
+            with self._stage(POSITIONS_PART, batch, timeout_s=TIMEOUT_S) as stage:
+                for group, offsets in positions.items():
+                    stage.commit_positions(group, offsets)
+                parts += filter(None, [stage.finish().ref])
         request = wire.PublishStaged(
             transaction_id=transaction_id,
             batch=batch_id,
-            parts=tuple(ref for ref in refs if ref),
+            parts=tuple(parts),
             fingerprint=fingerprint,
-            cursors={
-                group: {stream: dict(offsets) for stream, offsets in positions.items()}
-                for group, positions in (cursors or {}).items()
-            },
         )
         return self._coordinator.publish(request)
 

@@ -10,6 +10,9 @@ Rules:
 - every change moves the epoch, which no two changes share even in different groups, and a member
   commits only under the epoch at which its partitions changed last: what was delayed on its way
   changes nothing any more, and stores outside can tell who came later;
+- a position may wait for a transaction (KIP-98): it counts when that is committed, whoever is a
+  member by then. Until it is decided nobody is given the partition who does not have it, and
+  nobody else commits there: where the next one begins is not known before (KIP-447);
 - a member that is not heard of for its session is removed. Whoever takes a static member's name
   takes its partitions at once, and the one before is fenced off.
 
@@ -25,9 +28,11 @@ from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
     MemberFencedError,
+    ProducerFencedError,
     StaleMemberError,
     StrandlineError,
     UnavailableError,
+    UndecidedPositionsError,
     UnknownGroupError,
     UnknownMemberError,
     UnknownStreamError,
@@ -36,6 +41,7 @@ from strandline.groups import events as ev
 from strandline.groups.assignment import Readers, assign
 from strandline.groups.effects import Answer, Assigned, Effect, Expired, Forget, Refuse, Store
 from strandline.groups.state import Entry, Group, GroupsState, Member, Partitions
+from strandline.groups.transactions import Mark
 from strandline.types import PartitionName
 
 GROUPS_MAX = 10_000
@@ -148,6 +154,8 @@ class GroupCoordinator:
                 self._leave(request)
             case ev.Commit():
                 self._commit(request)
+            case ev.MarkTransaction():
+                self._mark(request)
             case ev.Delete():
                 self._delete(request)
         return None
@@ -171,7 +179,9 @@ class GroupCoordinator:
                 session_ms=request.session_ms,
                 epoch=epoch,
                 # What a static member was giving up is free: whoever consumed it is fenced off.
-                assigned=predecessor.assigned if predecessor is not None else NOTHING,
+                assigned=NOTHING
+                if predecessor is None
+                else predecessor.assigned.difference(group.undecided),
             )
         if member != known:
             gone: tuple[str, ...] = ()
@@ -224,9 +234,49 @@ class GroupCoordinator:
             )
         elif request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
             raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+        self._check_transaction(group, request)
         is_numbered = bool(request.member and request.number)
         committed = {request.member: request.number} if is_numbered else {}
-        self._store(Entry(group=request.group, positions=request.positions, committed=committed))
+        self._store(
+            Entry(
+                group=request.group,
+                positions=request.positions,
+                committed=committed,
+                transaction=request.transaction,
+            )
+        )
+
+    def _check_transaction(self, group: Group, request: ev.Commit) -> None:
+        """Refuse to commit for a transaction that is over, or in the way of another one.
+
+        Raises:
+            ProducerFencedError, UndecidedPositionsError: as they say.
+        """
+        ours = request.transaction
+        if ours is not None and not self.state.transactions.is_open(ours):
+            raise ProducerFencedError(f"transaction {ours} is over, or has not begun; end it")
+        for stream, offsets in request.positions.items():
+            for number in offsets:
+                known = group.undecided.get(PartitionName(stream, number))
+                if known is not None and known.transaction != ours:
+                    raise UndecidedPositionsError(
+                        f"transaction {known.transaction} is about to commit the position of group "
+                        f"{request.group!r} in {stream}/{number}; end it, or retry when it is over"
+                    )
+
+    def _mark(self, request: ev.MarkTransaction) -> None:
+        transaction, mark = request.transaction, request.mark
+        known = self.state.transactions
+        if mark is Mark.BEGIN:
+            if known.may_begin(transaction):
+                self._store(Entry(transaction=transaction, mark=mark))
+        elif not known.has_ended(transaction):
+            waiting = known.waiting(transaction)
+            self._store(Entry(transaction=transaction, mark=mark))
+            for name in waiting:
+                group = self.state.groups[name]
+                if not (group.members or group.positions or group.undecided):
+                    self._forget_group(name)
 
     def _check_committer(self, group: Group, request: ev.Commit) -> None:
         member = group.members.get(request.member)
@@ -254,6 +304,10 @@ class GroupCoordinator:
             raise GroupInUseError(
                 f"group {request.group!r} has {len(group.members)} members; stop them first"
             )
+        if group.undecided:
+            raise UndecidedPositionsError(
+                f"transactions are about to commit positions of group {request.group!r}; end them"
+            )
         self._forget_group(request.group)
 
     # Members
@@ -266,7 +320,7 @@ class GroupCoordinator:
         group = self.state.groups[name]
         del self._deadlines[name, member]
         self._store(Entry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
-        if group.members or group.positions:
+        if group.members or group.positions or group.undecided:
             self._retarget(name)
         else:
             self._forget_group(name)
@@ -302,6 +356,7 @@ class GroupCoordinator:
             others = self.state.groups[name].members.values()
             # What it is giving up it gets again only when it has: it may have stopped half-way.
             taken = member.revoking.union(*(m.held for m in others if m.id != member.id))
+            taken |= self.state.groups[name].undecided.keys() - member.assigned
             assigned = target - taken
             revoking = member.revoking | (member.assigned - target)
             if (assigned, revoking) != (member.assigned, member.revoking):

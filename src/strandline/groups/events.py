@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from strandline.groups.state import GroupsState, Partitions, Positions
+from strandline.groups.transactions import Mark, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Commit:
         epoch: of the member's last answer.
         number: of the commit among those of the member, from 1, the same in a repeat; 0: it is
             never repeated.
+        transaction: the positions count when it is committed; it has to be open here.
     """
 
     token: object
@@ -72,6 +74,19 @@ class Commit:
     member: str = ""
     epoch: int = 0
     number: int = 0
+    transaction: Transaction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkTransaction:
+    """Let a transaction commit positions, or let those count that wait for it. Answered with None.
+
+    Never refused, and nothing the second time: whoever decides repeats it until it is answered.
+    """
+
+    token: object
+    transaction: Transaction
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,7 @@ class Read:
     must_confirm: bool = False
 
 
-Request = Join | Heartbeat | Leave | Commit | Delete | Read
+Request = Join | Heartbeat | Leave | Commit | MarkTransaction | Delete | Read
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ Rules: entries carry results, not requests, so that applying them decides nothin
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from strandline.errors import UNDECODABLE, InvalidRecordError
+from strandline.groups.transactions import Mark, Transaction, Transactions
 from strandline.types import PartitionName
 
 Positions = dict[str, dict[int, int]]
@@ -42,8 +44,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.assigned | self.revoking
 
 
+class Undecided(NamedTuple):
+    """A position that counts when a transaction is committed."""
+
+    transaction: Transaction
+    offset: int
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One atomic change of one group; without a group it moves the epoch at most."""
+    """One atomic change of one group, or the beginning or end of a transaction.
+
+    Without either it moves the epoch at most.
+    """
 
     group: str = ""
     epoch: int = 0
@@ -54,6 +66,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     committed: dict[str, int] = {}
     """Member → number of its last commit."""
     is_deleted: bool = False
+    transaction: Transaction | None = None
+    """Which begins or ends; or for which the positions wait."""
+    mark: Mark | None = None
+    """What becomes of the transaction."""
+    ended: tuple[Transaction, ...] = ()
+    """Have ended, whatever became of them."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -86,6 +104,8 @@ class Group:
         self.positions: Positions = {}
         self.committed: dict[str, int] = {}
         """Number of each member's last commit: one that was overtaken on its way is void."""
+        self.undecided: dict[PartitionName, Undecided] = {}
+        """Positions that wait for transactions: nobody else begins there before."""
 
     def by_instance(self, instance: str) -> Member | None:
         """The static member of that name."""
@@ -114,10 +134,15 @@ class GroupsState:
         self.groups: dict[str, Group] = {}
         self.epoch = 0
         """The last one given to any group; groups that are forgotten do not take it along."""
+        self.transactions = Transactions()
 
     def apply(self, entry: Entry) -> None:
         """Take a change over."""
         self.epoch = max(self.epoch, entry.epoch)
+        for transaction in entry.ended:
+            self._end(transaction, is_commit=False)
+        if entry.transaction is not None and entry.mark is not None:
+            self._mark(entry.transaction, entry.mark)
         if not entry.group:
             return
         if entry.is_deleted:
@@ -131,8 +156,39 @@ class GroupsState:
             group.members.pop(gone, None)
             group.committed.pop(gone, None)
         group.committed |= entry.committed
+        if entry.transaction is not None:
+            self._wait(entry.group, entry.positions, entry.transaction)
+            return
         for stream, offsets in entry.positions.items():
             group.positions.setdefault(stream, {}).update(offsets)
+
+    def _mark(self, transaction: Transaction, mark: Mark) -> None:
+        if mark is Mark.BEGIN:
+            self.transactions.begin(transaction)
+        else:
+            self._end(transaction, is_commit=mark is Mark.COMMIT)
+
+    def _wait(self, name: str, positions: Positions, transaction: Transaction) -> None:
+        """Positions count when the transaction is committed."""
+        self.transactions.wait(transaction, name)
+        if not self.transactions.is_open(transaction):
+            return
+        undecided = self.groups[name].undecided
+        for stream, offsets in positions.items():
+            for number, offset in offsets.items():
+                undecided[PartitionName(stream, number)] = Undecided(transaction, offset)
+
+    def _end(self, transaction: Transaction, *, is_commit: bool) -> None:
+        """Positions that waited count from now on, or are forgotten."""
+        for name in self.transactions.end(transaction):
+            group = self.groups.get(name)
+            if group is None:
+                continue
+            waited = [at for at, each in group.undecided.items() if each.transaction == transaction]
+            for at in waited:
+                offset = group.undecided.pop(at).offset
+                if is_commit:
+                    group.positions.setdefault(at.stream, {})[at.partition] = offset
 
     def entries(self, per_entry: int) -> Iterator[Entry]:
         """The whole state anew, as entries of a limited number of items; nothing else is needed.
@@ -141,6 +197,11 @@ class GroupsState:
         position was overruled among them, or is said here again.
         """
         yield Entry(epoch=self.epoch)
+        ended = self.transactions.ended()
+        for start in range(0, len(ended), per_entry):
+            yield Entry(ended=tuple(ended[start : start + per_entry]))
+        for transaction in self.transactions.opened():
+            yield Entry(transaction=transaction, mark=Mark.BEGIN)
         for name, group in self.groups.items():
             yield Entry(group=name, epoch=group.epoch)
             members = list(group.members.values())
@@ -153,3 +214,6 @@ class GroupsState:
                 for start in range(0, len(items), per_entry):
                     part = dict(items[start : start + per_entry])
                     yield Entry(group=name, positions={stream: part})
+            for at, (transaction, offset) in sorted(group.undecided.items()):
+                positions = {at.stream: {at.partition: offset}}
+                yield Entry(group=name, positions=positions, transaction=transaction)

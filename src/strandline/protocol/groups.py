@@ -37,8 +37,10 @@ ACTIONS: dict[str, str] = {
     JOIN_GROUP: "Be a member of a consumer group; body: {group, member, streams, session_ms}.",
     GROUP_HEARTBEAT: "Stay a member of it; body: {group, member, epoch, held}.",
     LEAVE_GROUP: "Be a member no more; body: {group, member}.",
-    COMMIT_POSITIONS: "Note how far a group has come; body: {group, positions, member, epoch}.",
-    GROUP_INFO: "Members and positions of a group; body: {group}.",
+    COMMIT_POSITIONS: (
+        "Note how far a group has come; body: {group, positions, member, epoch, transaction}."
+    ),
+    GROUP_INFO: "Members and positions of a group; body: {group, decided}.",
     LIST_GROUPS: "All consumer groups; no body.",
     DELETE_GROUP: "Forget a group without members and its positions; body: {group}.",
 }
@@ -100,6 +102,13 @@ class LeaveGroup(Message, frozen=True, kw_only=True):
     member: MemberName
 
 
+class TransactionRef(Message, frozen=True, array_like=True):
+    """A transaction, as its producer."""
+
+    producer_id: Count
+    epoch: Count
+
+
 class CommitPositions(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Note how far a group has come."""
 
@@ -112,12 +121,16 @@ class CommitPositions(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Of the member's last answer."""
     number: Count = 0
     """Of the commit among those of the member, from 1, the same in a repeat; 0: never repeated."""
+    transaction: TransactionRef | None = None
+    """They count when it is committed; it was told before that it commits positions."""
 
 
-class GroupRef(Message, frozen=True, kw_only=True):
+class GroupRef(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Which group."""
 
     group: GroupName
+    decided: bool = False
+    """Of ``group_info``: refuse while transactions are about to commit positions."""
 
 
 class GroupSummary(Answer, frozen=True, kw_only=True):
@@ -147,3 +160,5 @@ class GroupInfo(Answer, frozen=True, kw_only=True):
     epoch: int
     members: tuple[MemberInfo, ...]
     positions: dict[str, dict[int, int]]
+    undecided: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    """Positions that transactions are about to commit."""

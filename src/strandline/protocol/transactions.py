@@ -9,7 +9,6 @@
 | end_staged | EndStaged | none |
 | publish_staged | PublishStaged | Publication |
 | last_published | TransactionName | Publication, or none |
-| cursors | GroupName | GroupCursors |
 | list_transactions | empty | TransactionInfo, one per id |
 
 They are for the broker that leads ``COORDINATOR_STREAM``; others answer ``not_leader``. Each may be
@@ -33,20 +32,16 @@ END_TRANSACTION = "end_transaction"
 END_STAGED = "end_staged"
 PUBLISH_STAGED = "publish_staged"
 LAST_PUBLISHED = "last_published"
-CURSORS = "cursors"
 LIST_TRANSACTIONS = "list_transactions"
 
 ACTIONS: dict[str, str] = {
     BEGIN_TRANSACTION: "Begin a transaction; body: {id, nonce, timeout_ms, after, batch}.",
-    ADD_TO_TRANSACTION: "Let its records into partitions; body: {id, producer, partitions}.",
-    PREPARE_TRANSACTION: "Let a decision from outside end it; body: {id, producer, cursors}.",
-    END_TRANSACTION: "Commit or abort it; body: {id, producer, commit, cursors}.",
+    ADD_TO_TRANSACTION: "Let it into partitions; body: {id, producer, partitions, positions}.",
+    PREPARE_TRANSACTION: "Let a decision from outside end it; body: {id, producer}.",
+    END_TRANSACTION: "Commit or abort it; body: {id, producer, commit}.",
     END_STAGED: "Commit or abort what is prepared; body: {id, staged, commit}.",
-    PUBLISH_STAGED: (
-        "Commit parts together; body: {transaction_id, batch, parts, fingerprint, cursors}."
-    ),
+    PUBLISH_STAGED: "Commit parts together; body: {transaction_id, batch, parts, fingerprint}.",
     LAST_PUBLISHED: "The last batch published; body: {transaction_id}.",
-    CURSORS: "Committed positions of a consumer group; body: {group}.",
     LIST_TRANSACTIONS: "Every transactional id and its last transaction; no body.",
 }
 """As ``admin.ACTIONS``."""
@@ -55,16 +50,11 @@ ID_BYTES_MAX = 400
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
 PARTITIONS_MAX = 10_000
 PARTS_MAX = 5_000
-POSITIONS_MAX = 10_000
 FINGERPRINT_BYTES_MAX = 1_000
 
 TransactionalId = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_BYTES_MAX)]
 TimeoutMs = Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)]
 _Fingerprint = Annotated[str, msgspec.Meta(max_length=FINGERPRINT_BYTES_MAX)]
-_Offsets = Annotated[dict[PartitionNumber, Count], msgspec.Meta(max_length=POSITIONS_MAX)]
-_Streams = Annotated[dict[Name, _Offsets], msgspec.Meta(max_length=POSITIONS_MAX)]
-Cursors = Annotated[dict[TransactionalId, _Streams], msgspec.Meta(max_length=100)]
-"""Consumer group → stream → partition → offset of the next record to consume."""
 
 
 class ProducerRef(Message, frozen=True, array_like=True):
@@ -108,31 +98,29 @@ class TransactionBegun(Answer, frozen=True, kw_only=True):
     """None: the batch is published already, there is nothing to stage."""
 
 
-class AddToTransaction(Message, frozen=True, kw_only=True):
-    """Let records of a transaction into partitions."""
+class AddToTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Let records of a transaction into partitions, or positions of groups be part of it."""
 
     id: TransactionalId
     producer: ProducerRef
-    partitions: Annotated[
-        tuple[PartitionRef, ...], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)
-    ]
+    partitions: Annotated[tuple[PartitionRef, ...], msgspec.Meta(max_length=PARTITIONS_MAX)] = ()
+    positions: bool = False
+    """Whether it is to commit positions, by ``commit_positions`` of groups."""
 
 
-class PrepareTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
+class PrepareTransaction(Message, frozen=True, kw_only=True):
     """Everything is written; who decides comes from outside."""
 
     id: TransactionalId
     producer: ProducerRef
-    cursors: Cursors = msgspec.field(default_factory=dict)
 
 
-class EndTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
+class EndTransaction(Message, frozen=True, kw_only=True):
     """Commit or abort."""
 
     id: TransactionalId
     producer: ProducerRef
     commit: bool
-    cursors: Cursors = msgspec.field(default_factory=dict)
 
 
 class EndStaged(Message, frozen=True, kw_only=True):
@@ -143,14 +131,13 @@ class EndStaged(Message, frozen=True, kw_only=True):
     commit: bool
 
 
-class PublishStaged(Message, frozen=True, kw_only=True, omit_defaults=True):
+class PublishStaged(Message, frozen=True, kw_only=True):
     """Commit parts together, under a number that grows."""
 
     transaction_id: TransactionalId
     batch: Count
     parts: Annotated[tuple[TransactionalId, ...], msgspec.Meta(max_length=PARTS_MAX)]
     fingerprint: _Fingerprint
-    cursors: Cursors = msgspec.field(default_factory=dict)
 
 
 class TransactionName(Message, frozen=True, kw_only=True):
@@ -167,18 +154,6 @@ class Publication(Answer, frozen=True, kw_only=True):
     fingerprint: str
     is_repeat: bool = False
     """It had been published before."""
-
-
-class GroupName(Message, frozen=True, kw_only=True):
-    """Which consumer group."""
-
-    group: TransactionalId
-
-
-class GroupCursors(Answer, frozen=True, kw_only=True):
-    """Committed positions: stream → partition → offset of the next record to consume."""
-
-    positions: dict[str, dict[int, int]]
 
 
 class TransactionInfo(Answer, frozen=True, kw_only=True):

@@ -47,7 +47,6 @@ from strandline.transactions.markers import Markers
 from strandline.transactions.state import (
     EPOCH_MAX,
     CoordinatorState,
-    Cursors,
     Entry,
     Outcome,
     Producer,
@@ -178,9 +177,9 @@ class Coordinator:
             raise ProducerFencedError(
                 f"another producer has taken transactional id {request.id!r} over; end this one"
             )
-        if known is not None and known.status is Status.PREPARED:
+        if known is not None and known.status is Status.PREPARED and known.batch is None:
             raise _prepared(known)
-        if known is not None and known.status is Status.OPEN:
+        if known is not None and known.status.is_undecided:
             self._decide([known], Status.ABORTING, reason="another transaction began")
             known = self.state.transactions.get(request.id)
         if known is not None and known.status.is_marking:
@@ -233,9 +232,7 @@ class Coordinator:
         known = self._own(request.id, request.producer)
         if known.status is not Status.PREPARED:
             self._open(request.id, request.producer)
-            prepared = msgspec.structs.replace(
-                known, status=Status.PREPARED, cursors=request.cursors
-            )
+            prepared = msgspec.structs.replace(known, status=Status.PREPARED)
             self._store(Entry(transactions=(prepared,)))
             if not _has_deadline(prepared):
                 self._deadlines.pop(request.id, None)
@@ -245,7 +242,7 @@ class Coordinator:
         known = self._own(request.id, request.producer)
         if known.status is Status.PREPARED and request.is_commit:
             raise _prepared(known)
-        self._finish(known, request, cursors=request.cursors)
+        self._finish(known, request)
 
     def _end_staged(self, request: ev.EndStaged) -> None:
         known = self.state.transactions.get(request.id)
@@ -253,18 +250,14 @@ class Coordinator:
             raise UnknownTransactionError(
                 f"nothing is prepared under transactional id {request.id!r} as {request.staged}"
             )
-        self._finish(known, request, cursors=known.cursors)
+        self._finish(known, request)
 
-    def _finish(
-        self, known: Transaction, request: ev.End | ev.EndStaged, *, cursors: Cursors
-    ) -> None:
+    def _finish(self, known: Transaction, request: ev.End | ev.EndStaged) -> None:
         """Commit or abort, or find that it was done before."""
         if known.status.is_undecided:
             status = Status.COMMITTING if request.is_commit else Status.ABORTING
             reason = "" if request.is_commit else "its producer aborted it"
-            self._decide(
-                [known], status, reason=reason, cursors=cursors if request.is_commit else {}
-            )
+            self._decide([known], status, reason=reason)
             known = self.state.transactions.get(known.id, known)
         elif known.status.is_commit != request.is_commit:
             raise _ended(known)
@@ -290,9 +283,7 @@ class Coordinator:
             batch=batch.number,
             fingerprint=request.fingerprint,
         )
-        self._decide(
-            parts, Status.COMMITTING, cursors=request.cursors, publication=publication, losers=rest
-        )
+        self._decide(parts, Status.COMMITTING, publication=publication, losers=rest)
         self._answer_when_marked(request.token, Published(publication, is_repeat=False), named)
 
     def _publish_again(self, request: ev.Publish, last: Publication) -> None:
@@ -360,7 +351,6 @@ class Coordinator:
         status: Status,
         *,
         reason: str = "",
-        cursors: Cursors | None = None,
         publication: Publication | None = None,
         losers: Iterable[Transaction] = (),
     ) -> None:
@@ -373,7 +363,6 @@ class Coordinator:
             Entry(
                 outcomes=tuple(outcomes),
                 publications=(publication,) if publication is not None else (),
-                cursors=cursors or {},
             )
         )
         for outcome in outcomes:

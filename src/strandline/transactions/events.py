@@ -4,9 +4,9 @@ A request's ``token`` comes back with its answer. Rules: plain values.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from strandline.transactions.state import Batch, CoordinatorState, Cursors, Place, Producer
+from strandline.transactions.state import Batch, CoordinatorState, Place, Producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AddPlaces:
-    """Let records of the transaction into partitions. Answered with None when they are let in."""
+    """Let the transaction into partitions. Answered with None when its records are let in.
+
+    The partition of the coordinator of consumer groups stands for their positions.
+    """
 
     token: object
     id: str
@@ -46,7 +49,6 @@ class Prepare:
     token: object
     id: str
     producer: Producer
-    cursors: Cursors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,6 @@ class End:
     id: str
     producer: Producer
     is_commit: bool
-    cursors: Cursors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,6 @@ class Publish:
     batch: Batch
     parts: Sequence[str]
     fingerprint: str
-    cursors: Cursors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The state is exactly what its entries say, applied in the order in which they were stored, so a
 coordinator that begins anew knows what the one before it knew. One entry is one atomic decision:
-the outcome of any number of transactions, the publication they belong to and the cursors they move.
+the outcome of any number of transactions, and the publication they belong to.
 
 Rules: entries carry results, not requests, so that applying them decides nothing. Pure.
 """
@@ -19,11 +19,6 @@ EPOCH_MAX = (1 << 15) - 1
 """What a batch header holds; a transactional id then goes on under another producer id."""
 IDS_MAX = 100_000
 """Transactional ids remembered; those that ended longest ago are forgotten beyond it."""
-
-Positions = dict[str, dict[int, int]]
-"""Stream → partition → offset of the next record to consume."""
-Cursors = dict[str, Positions]
-"""Consumer group → its positions."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -98,8 +93,6 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Of the request that began it, so that a repeat is answered and not taken for another one."""
     places: tuple[Place, ...] = ()
     """Every partition that may hold records of it: each gets a marker."""
-    cursors: Cursors = {}
-    """Positions to commit with it, once it is prepared."""
     batch: Batch | None = None
     """Set for a staged part."""
     reason: str = ""
@@ -128,7 +121,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transactions: tuple[Transaction, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     publications: tuple[Publication, ...] = ()
-    cursors: Cursors = {}
     forgotten: tuple[str, ...] = ()
 
 
@@ -160,7 +152,6 @@ class CoordinatorState:
         self.transactions: dict[str, Transaction] = {}
         """By transactional id, those that changed last at the end."""
         self.publications: dict[str, Publication] = {}
-        self.cursors: Cursors = {}
 
     def apply(self, entry: Entry) -> None:
         """Take a change over."""
@@ -171,10 +162,6 @@ class CoordinatorState:
             self._put(msgspec.structs.replace(known, status=outcome.status, reason=outcome.reason))
         for publication in entry.publications:
             self.publications[publication.transaction_id] = publication
-        for group, positions in entry.cursors.items():
-            mine = self.cursors.setdefault(group, {})
-            for stream, offsets in positions.items():
-                mine[stream] = {**mine.get(stream, {}), **offsets}
         for gone in entry.forgotten:
             self.transactions.pop(gone, None)
 
@@ -203,10 +190,7 @@ class CoordinatorState:
         return tuple(ended[:too_many])
 
     def entries(self, per_entry: int) -> list[Entry]:
-        """The whole state anew, as entries of a limited number of items; nothing else is needed.
-
-        Cursors come group by group: a group is what one consumer commits at a time anyway.
-        """
+        """The whole state anew, as entries of a limited number of items; nothing else is needed."""
         transactions = list(self.transactions.values())
         publications = list(self.publications.values())
         found = [
@@ -217,7 +201,6 @@ class CoordinatorState:
             Entry(publications=tuple(publications[start : start + per_entry]))
             for start in range(0, len(publications), per_entry)
         ]
-        found += [Entry(cursors={group: cursors}) for group, cursors in self.cursors.items()]
         return found
 
     def as_plain(self) -> dict[str, Any]:
@@ -226,7 +209,6 @@ class CoordinatorState:
             {
                 "transactions": self.transactions,
                 "publications": self.publications,
-                "cursors": self.cursors,
             },
             str_keys=True,
         )

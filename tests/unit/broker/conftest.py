@@ -337,10 +337,8 @@ class Asker:
             is_transactional=True,
         )
 
-    async def end(self, id_, who, *, is_commit, cursors=None):
-        await self.office.ask(
-            lambda token: ev.End(token, id_, who, is_commit=is_commit, cursors=cursors or {})
-        )
+    async def end(self, id_, who, *, is_commit):
+        await self.office.ask(lambda token: ev.End(token, id_, who, is_commit=is_commit))
 
     async def prepare(self, id_, who):
         await self.office.ask(lambda token: ev.Prepare(token, id_, who))

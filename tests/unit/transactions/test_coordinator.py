@@ -121,7 +121,7 @@ def test_the_state_written_anew_is_the_same_state():
     for number in range(7):
         who = run.begin(f"id {number}")
         run.step(ev.AddPlaces("a", f"id {number}", who, [Place("s", number, number + 1)]))
-        run.step(ev.End("e", f"id {number}", who, True, {f"g{number}": {"s": {0: number}}}))
+        run.step(ev.End("e", f"id {number}", who, True))
     run.step(ev.Publish("p", state_module.Batch("job", 3), [], "f"))
     state, again = run.coordinator.state, CoordinatorState()
     for entry in state.entries(2):
@@ -137,7 +137,6 @@ def test_an_entry_survives_its_encoding():
     """With every part of it."""
     entry = Entry(
         publications=(Publication(transaction_id="t", batch=1, fingerprint="f"),),
-        cursors={"g": {"s": {3: 4}}},
         forgotten=("x",),
     )
     assert decode_entry(encode_entry(entry)) == entry

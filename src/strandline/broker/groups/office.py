@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from strandline.broker.office import Office, Surroundings, Term, Token
-from strandline.errors import UnknownGroupError
+from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
 from strandline.groups import effects as fx
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
@@ -22,6 +22,7 @@ from strandline.groups.state import (
     decode_entry,
     encode_entry,
 )
+from strandline.groups.transactions import Mark, Transaction
 from strandline.protocol.groups import GROUPS_STREAM
 from strandline.types import Offset
 
@@ -94,6 +95,7 @@ class GroupOffice(Office[GroupCoordinator]):
         member: str = "",
         epoch: int = 0,
         number: int = 0,
+        transaction: Transaction | None = None,
     ) -> None:
         """Note positions; done when every in-sync replica has them.
 
@@ -104,13 +106,18 @@ class GroupOffice(Office[GroupCoordinator]):
             epoch: of the member's last answer.
             number: of the commit among those of the member, from 1, the same in a repeat; 0: it
                 is never repeated.
+            transaction: they count when it is committed.
 
         Raises:
             UnknownMemberError, StaleMemberError: it is not the member's to commit.
             GroupInUseError: there are members, and this is none.
+            UndecidedPositionsError: a transaction is about to commit some of these positions.
+            ProducerFencedError: the transaction is over, or was not let in.
             StrandlineError: as ``Office.request``; whether they were noted may be unknown.
         """
-        await self._ask(lambda token: ev.Commit(token, group, positions, member, epoch, number))
+        await self._ask(
+            lambda token: ev.Commit(token, group, positions, member, epoch, number, transaction)
+        )
         self.broker.telemetry.group_commits += 1
 
     async def positions(self, group: str) -> Positions:
@@ -121,6 +128,37 @@ class GroupOffice(Office[GroupCoordinator]):
         """
         found: Positions = await self._read(lambda state: _copy(state.groups.get(group, Group())))
         return found
+
+    # Transactions
+
+    async def prepare_place(self) -> None:
+        """See to it that there is the stream that transactions name as the place of positions.
+
+        Raises:
+            StrandlineError: it cannot be made now.
+        """
+        await self.home()
+
+    def mark(
+        self, transaction: Transaction, mark: Mark, done: Callable[[StrandlineError | None], None]
+    ) -> None:
+        """Let a transaction commit positions, or let count what waits for it.
+
+        Args:
+            transaction: which.
+            mark: what becomes of it.
+            done: called once, later: None when it is stored, else why it may not be.
+        """
+
+        async def ask() -> None:
+            try:
+                await self._ask(lambda token: ev.MarkTransaction(token, transaction, mark))
+            except StrandlineError as error:
+                done(error)
+            else:
+                done(None)
+
+        self.spawn(ask(), "mark")
 
     # Administration
 
@@ -135,11 +173,17 @@ class GroupOffice(Office[GroupCoordinator]):
         )
         return found
 
-    async def describe(self, group: str) -> Group:
+    async def describe(self, group: str, *, must_be_decided: bool = False) -> Group:
         """A group as it is now, a copy.
+
+        Args:
+            group: its name.
+            must_be_decided: whether to answer only when no positions wait for transactions: who
+                begins where they say must not be behind one that is committed.
 
         Raises:
             UnknownGroupError: there is none.
+            UndecidedPositionsError: positions wait for transactions.
             StrandlineError: as ``Office.request``.
         """
 
@@ -150,11 +194,18 @@ class GroupOffice(Office[GroupCoordinator]):
             copy = Group()
             copy.epoch, copy.members = known.epoch, dict(known.members)
             copy.positions, copy.committed = _copy(known), dict(known.committed)
+            copy.undecided = dict(known.undecided)
             return copy
 
         found: Group | None = await self._read(question)
         if found is None:
             raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
+        if must_be_decided and found.undecided:
+            names = ", ".join(sorted({str(each.transaction) for each in found.undecided.values()}))
+            raise UndecidedPositionsError(
+                f"transactions are about to commit positions of group {group!r}: {names}; end "
+                "them, or retry when they are over"
+            )
         return found
 
     async def delete(self, group: str) -> None:

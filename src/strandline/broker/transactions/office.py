@@ -1,7 +1,8 @@
 """The office of the transaction coordinator.
 
 Rules: as ``broker.office``. A marker is written by whoever leads its partition; one that could not
-be is the coordinator's to give again, here only reported.
+be is the coordinator's to give again, here only reported. The positions of consumer groups are a
+place like a partition, whose markers the office of groups takes.
 """
 
 import asyncio
@@ -13,6 +14,9 @@ from strandline.broker.office import Office, Term, Token
 from strandline.broker.office import Surroundings as OfficeSurroundings
 from strandline.broker.partition import Partition
 from strandline.errors import StrandlineError, UnknownStreamError
+from strandline.groups.transactions import Mark as GroupMark
+from strandline.groups.transactions import Transaction as GroupTransaction
+from strandline.protocol.groups import GROUPS_STREAM
 from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.telemetry import Telemetry
 from strandline.transactions import effects as fx
@@ -30,10 +34,19 @@ MarkerDone = Callable[[StrandlineError | None], None]
 """Told None once a marker is committed, or is owed to nobody; else why it may not be."""
 
 
+class Positions(Protocol):
+    """Who lets transactions commit positions of consumer groups."""
+
+    def mark(self, transaction: GroupTransaction, mark: GroupMark, done: MarkerDone) -> None:
+        """As ``GroupOffice.mark``."""
+        ...
+
+
 class Surroundings(OfficeSurroundings, Protocol):
     """What the office needs of its broker."""
 
     telemetry: Telemetry
+    groups: "Positions"
 
     async def new_producer_id(self) -> int:
         """An id that nobody gets again."""
@@ -119,7 +132,11 @@ class TransactionOffice(Office[Coordinator]):
             told = None if self.broker.is_gone(mark.place) else error
             asyncio.get_running_loop().call_soon(done, told)
             return
-        self._markers.write(mark, partition, done)
+        if mark.place.stream == GROUPS_STREAM:
+            who = GroupTransaction(mark.producer.producer_id, mark.producer.epoch)
+            self.broker.groups.mark(who, GroupMark(mark.kind.value), done)
+        else:
+            self._markers.write(mark, partition, done)
 
     def _partition(self, place: Place) -> Partition:
         """The partition of a place, which may have been deleted and made again since.

@@ -9,6 +9,7 @@ from typing import Any
 from strandline.broker.broker import Broker
 from strandline.groups.effects import Assigned
 from strandline.groups.state import Member, Partitions
+from strandline.groups.transactions import Transaction
 from strandline.protocol import groups as wire
 from strandline.protocol.wire import decode, refuse_body
 from strandline.types import PartitionName
@@ -70,6 +71,7 @@ class GroupActions:
 
     def _commit(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, wire.CommitPositions, what=wire.COMMIT_POSITIONS)
+        who = request.transaction
         self._run(
             self._broker.groups.commit(
                 request.group,
@@ -77,13 +79,19 @@ class GroupActions:
                 member=request.member,
                 epoch=request.epoch,
                 number=request.number,
+                transaction=who and Transaction(who.producer_id, who.epoch),
             )
         )
         return []
 
     def _info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, wire.GroupRef, what=wire.GROUP_INFO)
-        group = self._run(self._broker.groups.describe(request.group))
+        group = self._run(
+            self._broker.groups.describe(request.group, must_be_decided=request.decided)
+        )
+        undecided: dict[str, dict[int, int]] = {}
+        for (stream, number), (_transaction, offset) in sorted(group.undecided.items()):
+            undecided.setdefault(stream, {})[number] = offset
         members = tuple(_member(member) for _, member in sorted(group.members.items()))
         return [
             wire.GroupInfo(
@@ -91,6 +99,7 @@ class GroupActions:
                 epoch=group.epoch,
                 members=members,
                 positions=group.positions,
+                undecided=undecided,
             )
         ]
 

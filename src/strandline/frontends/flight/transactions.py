@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
-from strandline.errors import InvalidRequestError
 from strandline.protocol import transactions as wire
+from strandline.protocol.groups import GROUPS_STREAM
 from strandline.protocol.wire import decode, refuse_body
 from strandline.transactions import events as ev
 from strandline.transactions.effects import Begun, Published
@@ -45,7 +45,6 @@ class TransactionActions:
             wire.END_STAGED: self._end_staged,
             wire.PUBLISH_STAGED: self._publish,
             wire.LAST_PUBLISHED: self._last_published,
-            wire.CURSORS: self._cursors,
             wire.LIST_TRANSACTIONS: self._list,
         }
 
@@ -77,9 +76,11 @@ class TransactionActions:
         request = decode(body, wire.AddToTransaction, what=wire.ADD_TO_TRANSACTION)
         for each in request.partitions:
             check_public(each.stream)
-        places = self._broker.transactions.places(
-            [(each.stream, each.partition) for each in request.partitions]
-        )
+        names = [(each.stream, each.partition) for each in request.partitions]
+        if request.positions:
+            self._run(self._broker.groups.prepare_place())
+            names.append((GROUPS_STREAM, 0))
+        places = self._broker.transactions.places(names)
         who = _producer(request.producer)
         self._ask(lambda token: ev.AddPlaces(token, request.id, who, places))
         return []
@@ -87,19 +88,13 @@ class TransactionActions:
     def _prepare(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, wire.PrepareTransaction, what=wire.PREPARE_TRANSACTION)
         who = _producer(request.producer)
-        self._ask(lambda token: ev.Prepare(token, request.id, who, request.cursors))
+        self._ask(lambda token: ev.Prepare(token, request.id, who))
         return []
 
     def _end(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, wire.EndTransaction, what=wire.END_TRANSACTION)
-        if request.cursors and not request.commit:
-            raise InvalidRequestError("an abort commits no cursors")
         who = _producer(request.producer)
-        self._ask(
-            lambda token: ev.End(
-                token, request.id, who, is_commit=request.commit, cursors=request.cursors
-            )
-        )
+        self._ask(lambda token: ev.End(token, request.id, who, is_commit=request.commit))
         return []
 
     def _end_staged(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
@@ -113,9 +108,7 @@ class TransactionActions:
         request = decode(body, wire.PublishStaged, what=wire.PUBLISH_STAGED)
         batch = Batch(request.transaction_id, request.batch)
         published: Published = self._ask(
-            lambda token: ev.Publish(
-                token, batch, request.parts, request.fingerprint, request.cursors
-            )
+            lambda token: ev.Publish(token, batch, request.parts, request.fingerprint)
         )
         return [_publication(published.publication, is_repeat=published.is_repeat)]
 
@@ -123,16 +116,6 @@ class TransactionActions:
         request = decode(body, wire.TransactionName, what=wire.LAST_PUBLISHED)
         found = self._read(lambda state: state.publications.get(request.transaction_id))
         return [] if found is None else [_publication(found, is_repeat=False)]
-
-    def _cursors(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
-        request = decode(body, wire.GroupName, what=wire.CURSORS)
-        positions = self._read(
-            lambda state: {
-                stream: dict(offsets)
-                for stream, offsets in state.cursors.get(request.group, {}).items()
-            }
-        )
-        return [wire.GroupCursors(positions=positions)]
 
     def _list(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         refuse_body(body, wire.LIST_TRANSACTIONS)

@@ -1,7 +1,7 @@
 """Histories of transactions, with the real coordinator and ledgers over logs of headers.
 
 Coordinators come and go, partitions change leaders, producers die and come back as zombies, and a
-driver publishes staged parts.
+driver publishes staged parts; both commit positions of consumer groups with what they write.
 
 Rules: as ``world``; what is checked is ``transactions_check``'s business, which hears only what
 clients and readers hear.
@@ -15,7 +15,9 @@ from strandline.broker.transactions.ledger import Ledger, marker_attributes
 from strandline.errors import ProducerFencedError
 from strandline.record.batch import HEADER, HEADER_BYTES, MAGIC, VERSION, Attributes
 from strandline.testing.sim.transactions_check import Checker
-from strandline.testing.sim.transactions_clients import Driver, Zombie
+from strandline.testing.sim.transactions_clients import Zombie
+from strandline.testing.sim.transactions_driver import Driver
+from strandline.testing.sim.transactions_groups import GROUPS_PLACE, SimGroups
 from strandline.testing.sim.world import World
 from strandline.transactions import effects as fx
 from strandline.transactions import events as ev
@@ -186,6 +188,7 @@ class History:
         self.checker = Checker()
         places = [Place("s", number, LogId(number + 1)) for number in range(PARTITIONS)]
         self.partitions = {place: SimPartition(world, place) for place in places}
+        self.groups = SimGroups(world)
         self.entries: list[Entry] = []
         self.fresh_id = 0
         self.tokens = 0
@@ -300,6 +303,8 @@ class History:
         if not self.is_calm and self.world.rng.random() < 0.1:
             self.world.counts["lost markers"] += 1
             done("lost")
+        elif mark.place == GROUPS_PLACE:
+            self.groups.mark(mark, done)
         else:
             self.partitions[mark.place].mark(mark, done)
 
@@ -327,6 +332,8 @@ class History:
             rng.choice(list(self.partitions.values())).change_leader()
         elif chance < 0.06:
             rng.choice([*self.clients, self.driver]).crash()
+        elif chance < 0.07:
+            self.groups.crash()
         elif chance < 0.3:
             place = rng.choice(list(self.partitions))
             self.checker.read(str(place), self.partitions[place].visible())
@@ -342,14 +349,14 @@ class History:
             self.checker.gets_on(actor.id, is_so=actor.decided > decided)
             actor.stop()
         self.world.run_until(self.world.now_ms + CALM_MS)
-        state = self.office.coordinator.state
         final = {}
         for place, partition in self.partitions.items():
             final[str(place)] = partition.visible()
             self.checker.read(str(place), final[str(place)])
             is_open = partition.ledger.stable_offset < partition.log.log_end_offset
             self.checker.nothing_open(str(place), is_open=is_open)
-        self.checker.judge(final, state.cursors)
+        self.checker.nothing_open(str(GROUPS_PLACE), is_open=self.groups.is_undecided())
+        self.checker.judge(final, self.groups.position)
         self.world.counts.update(self.checker.counts)
         self.world.note(str(sorted(final.items())))
 

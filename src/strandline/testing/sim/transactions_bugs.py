@@ -6,6 +6,8 @@ Rule: as ``metadata_bugs``.
 from typing import Any, Final
 
 from strandline.broker.transactions.ledger import Ledger
+from strandline.groups.coordinator import GroupCoordinator
+from strandline.groups.transactions import Transactions
 from strandline.testing.sim.bugs import Replacement, Rewrite
 from strandline.transactions import coordinator
 from strandline.transactions.coordinator import Coordinator
@@ -23,6 +25,10 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _give_at_once(self: Any, effects: Any) -> None:
     self._out.extend(effects)  # the bug reaches in
+
+
+def _give_one_at_once(self: Any, effect: Any) -> None:
+    self._out.append(effect)  # the bug reaches in
 
 
 TRANSACTION_BUGS: Final = (
@@ -88,5 +94,20 @@ TRANSACTION_BUGS: Final = (
         f"{_COORDINATOR}._time_passed",
         "Status.ABORTING",
         "Status.COMMITTING",
+    ),
+    Rewrite(
+        "positions of aborted transactions count",
+        "strandline.groups.state:GroupsState._end",
+        "if is_commit:",
+        "if at:",
+    ),
+    Replacement(
+        "a late beginning lets positions in again", "may_begin", lambda *_: True, (Transactions,)
+    ),
+    Replacement(
+        "the end of a transaction is told before groups have it stored",
+        "_give",
+        _give_one_at_once,
+        (GroupCoordinator,),
     ),
 )

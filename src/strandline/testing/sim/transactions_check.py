@@ -5,7 +5,7 @@ job and batch.
 """
 
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Callable
 
 from strandline.testing.sim.world import ViolationError
 
@@ -19,7 +19,7 @@ class Checker:
         self.outcomes: dict[str, str] = {}
         self.acked: dict[str, set[str]] = defaultdict(set)
         self.written: dict[str, set[str]] = defaultdict(set)
-        self.cursors: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        self.positions: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self.published: dict[str, tuple[str, ...]] = {}
         self.counts: Counter[str] = Counter()
         self._seen: dict[str, list[str]] = {}
@@ -43,8 +43,8 @@ class Checker:
         self.acked[name].add(value)
 
     def moved(self, name: str, group: str, offset: int) -> None:
-        """A cursor was given along with a transaction."""
-        self.cursors[group].append((offset, name))
+        """A position of a group was noted, to count with a transaction or a batch."""
+        self.positions[group].append((offset, name))
 
     def batch_published(self, batch: str, parts: tuple[str, ...]) -> None:
         """A batch was acknowledged as published for the first time.
@@ -98,7 +98,7 @@ class Checker:
 
     # The end
 
-    def judge(self, final: dict[str, list[str]], cursors: Any) -> None:
+    def judge(self, final: dict[str, list[str]], position: Callable[[str], int]) -> None:
         """Each transaction whole or not at all, as its client heard.
 
         Raises:
@@ -112,8 +112,8 @@ class Checker:
             self._judge_one(name, outcome, shown.get(name, []))
             self.counts[outcome] += 1
         self._judge_batches(shown)
-        for group, moves in self.cursors.items():
-            self._judge_cursor(group, moves, cursors, shown=shown)
+        for group, moves in self.positions.items():
+            self._judge_position(moves, position(group), group=group, shown=shown)
 
     def _judge_one(self, name: str, outcome: str, shown: list[str]) -> None:
         if len(set(shown)) != len(shown):
@@ -137,21 +137,25 @@ class Checker:
                 if self.acked[part].difference(shown.get(part, [])):
                     raise ViolationError(f"{batch} was published without {part}")
 
-    def _judge_cursor(
+    def _judge_position(
         self,
-        group: str,
         moves: list[tuple[int, str]],
-        cursors: Any,
+        found: int,
         *,
+        group: str,
         shown: dict[str, list[str]],
     ) -> None:
-        """The cursor is that of the last transaction that counts."""
+        """The position is that of the last transaction or batch that counts."""
         counting = [
-            offset for offset, name in moves if self.outcomes[name] == COMMITTED or shown.get(name)
+            offset
+            for offset, name in moves
+            if self.outcomes.get(name) == COMMITTED or shown.get(name) or name in self.published
         ]
-        found = cursors.get(group, {}).get("in", {}).get(0, -1)
-        unsure = [offset for offset, name in moves if self.outcomes[name] == UNKNOWN]
-        if found not in {max(counting, default=-1), *unsure}:
-            raise ViolationError(
-                f"the cursor of {group} is {found}, not {max(counting, default=-1)}"
-            )
+        unsure = [
+            offset
+            for offset, name in moves
+            if self.outcomes.get(name, UNKNOWN) == UNKNOWN and name not in self.published
+        ]
+        last = max(counting, default=-1)
+        if found not in {last, *(offset for offset in unsure if offset > last)}:
+            raise ViolationError(f"the position of {group} is {found}, not {last}")

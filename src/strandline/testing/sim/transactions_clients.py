@@ -1,16 +1,19 @@
-"""Clients of simulated transactions: producers that die and come back, and a driver with its tasks.
+"""Clients of simulated transactions: producers that die and come back, and what they write.
 
 Rules: a client knows only what it was answered. One that crashes is replaced by another with the
 same transactional id; what it had sent may still arrive, for it has not heard of its own death.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from strandline.errors import StrandlineError
+from strandline.groups import effects as fx
 from strandline.testing.sim.transactions_check import ABORTED, COMMITTED, UNKNOWN
+from strandline.testing.sim.transactions_groups import GROUPS_PLACE
 from strandline.transactions import events as ev
-from strandline.transactions.effects import Begun, Published
-from strandline.transactions.state import Batch, Place, Producer
+from strandline.transactions.effects import Begun
+from strandline.transactions.state import Place, Producer
 
 if TYPE_CHECKING:
     from strandline.testing.sim.transactions import History
@@ -127,7 +130,20 @@ class Zombie:
         self.ask(lambda token: ev.Read(token, lambda s: s.transactions[self.id].producer), told)
 
     def _written(self, name: str) -> None:
-        """Everything is stored: decide."""
+        """Every record is stored: note a position, mostly, and decide."""
+        if self.rng.random() < 0.3:
+            self._decide(name)
+            return
+        producer, offset = self.after, self.attempt
+        assert producer is not None, "begun before"
+
+        def noted() -> None:
+            self.history.checker.moved(name, self.id, offset)
+            self._decide(name)
+
+        commit_position(self, self.id, producer, offset=offset, done=noted)
+
+    def _decide(self, name: str) -> None:
         chance = self.rng.random()
         producer = self.after
         assert producer is not None, "begun before"
@@ -188,10 +204,6 @@ class Zombie:
 
     def _end(self, name: str, producer: Producer, *, is_commit: bool) -> None:
         self.history.checker.ended(name, UNKNOWN if is_commit else ABORTED)
-        cursors = {}
-        if is_commit:
-            self.history.checker.moved(name, self.id, self.attempt)
-            cursors = {self.id: {"in": {0: self.attempt}}}
 
         def ended(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
             if is_done and is_commit:
@@ -202,7 +214,40 @@ class Zombie:
             self.decided += is_done
             self.later(self.begin)
 
-        self.ask(lambda token: ev.End(token, self.id, producer, is_commit, cursors), ended)
+        self.ask(lambda token: ev.End(token, self.id, producer, is_commit), ended)
+
+
+def commit_position(
+    client: Zombie, id_: str, producer: Producer, *, offset: int, done: Callable[[], None]
+) -> None:
+    """Have a position of the client's group count with a transaction, and then ``done``.
+
+    What has been overtaken begins anew; what another transaction is in the way of is tried again.
+    """
+    history, life = client.history, client.life
+
+    def added(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+        del value
+        if is_done:
+            history.groups.commit(client.id, offset, producer, noted)
+        else:
+            client.later(client.begin)
+
+    def noted(outcome: fx.Answer | fx.Refuse | None) -> None:
+        if client.life != life:
+            return
+        is_in_the_way = (
+            isinstance(outcome, fx.Refuse) and outcome.error.code == "undecided_positions"
+        )
+        if outcome is None or is_in_the_way:
+            client.later(lambda: history.groups.commit(client.id, offset, producer, noted))
+        elif isinstance(outcome, fx.Answer):
+            done()
+        else:
+            assert outcome.error.code == "producer_fenced", outcome
+            client.later(client.begin)
+
+    client.ask(lambda token: ev.AddPlaces(token, id_, producer, [GROUPS_PLACE]), added)
 
 
 class Work:
@@ -257,77 +302,3 @@ class Work:
         partition = history.partitions[place]
         delay_ms = rng.uniform(0.1, 5.0) * rng.choice((1, 1, 1, 30))
         history.world.after(delay_ms, partition.write, self.producer, value, stored)
-
-
-class Driver(Zombie):
-    """A driver whose tasks stage parts of numbered batches, which it publishes."""
-
-    def __init__(self, history: "History", id_: str) -> None:
-        super().__init__(history, id_)
-        self.batch = 0
-        self.parts: list[str] = []
-        self.finished: list[str] = []
-
-    def begin(self) -> None:
-        """Stage the batch (again), by two tasks and one that is not needed."""
-        self.life += 1  # what belongs to an attempt before is not listened to
-        self.attempt += 1
-        self.finished = []
-        self.parts = [f"{self.id}/{self.batch}/{self.attempt}-{n}" for n in range(3)]
-        for part in self.parts:
-            self._stage(part)
-
-    def _begin_next(self) -> None:
-        """A driver has nothing prepared to forget."""
-        self.begin()
-
-    def _stage(self, part: str) -> None:
-        history, nonce = self.history, f"nonce {part}"
-        history.fresh_id += 1
-        fresh, batch = history.fresh_id, Batch(self.id, self.batch)
-
-        def begun(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
-            if not is_done:
-                self.later(self.begin)
-            elif value.is_published:
-                self._finished(part, "")
-            else:
-                history.checker.begun(part)
-                Work(self, part, value.producer, id_=part).go(
-                    lambda: self._prepare(part, value.producer)
-                )
-
-        self.ask(lambda token: ev.Begin(token, part, None, nonce, 300_000, fresh, batch), begun)
-
-    def _prepare(self, part: str, producer: Producer) -> None:
-        self.history.checker.ended(part, UNKNOWN)
-
-        def prepared(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
-            del value
-            if is_done:
-                self._finished(part, part)
-
-        self.ask(lambda token: ev.Prepare(token, part, producer), prepared)
-
-    def _finished(self, part: str, ref: str) -> None:
-        """Publish the first two that are there."""
-        del part
-        self.finished.append(ref)
-        if len(self.finished) != 2:
-            return
-        parts = tuple(ref for ref in self.finished if ref)
-        number, fingerprint = self.batch, f"{self.id} {self.batch}"
-        batch = Batch(self.id, number)
-
-        def published(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
-            if is_done:
-                answer: Published = value
-                if not answer.is_repeat:
-                    self.history.checker.batch_published(f"{self.id}/{number}", parts)
-                self.batch += 1
-                self.decided += 1
-                if self.is_stopping:
-                    return
-            self.later(self.begin)
-
-        self.ask(lambda token: ev.Publish(token, batch, parts, fingerprint), published)

@@ -1,0 +1,104 @@
+"""Which transactions may commit positions: those that have begun here, and have not ended.
+
+Rules: a transaction begins once and ends once, however late or often that is told; one that was
+overtaken by the next of its producer has ended. So positions that come late are not taken, and
+nothing waits for an end that has been.
+
+Must not know what decides a transaction: it is told.
+"""
+
+import enum
+
+import msgspec
+
+ENDED_MAX = 10_000
+"""Producers whose last epoch is remembered; those that ended longest ago are forgotten. A beginning
+comes from the coordinator of transactions alone and at once, so that none is met that late."""
+
+
+class Transaction(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A transaction, as its producer: the epoch is another one in each."""
+
+    producer_id: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.producer_id}.{self.epoch}"
+
+
+class Mark(enum.Enum):
+    """What becomes of a transaction."""
+
+    BEGIN = "begin"
+    """Positions are taken from here on, and wait for the end."""
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+class _Open:
+    """A transaction without its end."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.groups: set[str] = set()
+        """Whose positions wait for it."""
+
+
+class Transactions:
+    """The transactions that are known here."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        self._ended: dict[int, int] = {}
+
+    def may_begin(self, transaction: Transaction) -> bool:
+        """Whether neither it nor a later one of its producer has begun or ended."""
+        known = self._open.get(transaction.producer_id)
+        last = self._ended.get(transaction.producer_id, -1)
+        return transaction.epoch > max(last, -1 if known is None else known.epoch)
+
+    def is_open(self, transaction: Transaction) -> bool:
+        """Whether it has begun and not ended."""
+        known = self._open.get(transaction.producer_id)
+        return known is not None and known.epoch == transaction.epoch
+
+    def has_ended(self, transaction: Transaction) -> bool:
+        """Whether it, or a later one of its producer, has ended."""
+        return self._ended.get(transaction.producer_id, -1) >= transaction.epoch
+
+    def begin(self, transaction: Transaction) -> None:
+        """It has begun."""
+        if self.may_begin(transaction):
+            self._open[transaction.producer_id] = _Open(transaction.epoch)
+
+    def wait(self, transaction: Transaction, group: str) -> None:
+        """Positions of a group wait for its end."""
+        self.begin(transaction)  # of which the entry may be gone already
+        if self.is_open(transaction):
+            self._open[transaction.producer_id].groups.add(group)
+
+    def waiting(self, transaction: Transaction) -> frozenset[str]:
+        """The groups whose positions wait for its end."""
+        if not self.is_open(transaction):
+            return frozenset()
+        return frozenset(self._open[transaction.producer_id].groups)
+
+    def end(self, transaction: Transaction) -> frozenset[str]:
+        """It has ended; the groups whose positions waited for it."""
+        last = self._ended.pop(transaction.producer_id, -1)
+        self._ended[transaction.producer_id] = max(last, transaction.epoch)
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+        waiting = self.waiting(transaction)
+        known = self._open.get(transaction.producer_id)
+        if known is not None and known.epoch <= transaction.epoch:
+            del self._open[transaction.producer_id]
+        return waiting
+
+    def opened(self) -> list[Transaction]:
+        """Those that have begun and not ended."""
+        return [Transaction(producer_id, each.epoch) for producer_id, each in self._open.items()]
+
+    def ended(self) -> list[Transaction]:
+        """The last that ended of each producer that is remembered."""
+        return [Transaction(*each) for each in self._ended.items()]
