@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from strandline.errors import InvalidRequestError, StrandlineError
-from strandline.metadata import access, brokers, changes, groups, states, streams
+from strandline.metadata import access, brokers, changes, groups, quotas, states, streams
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.commands import (
     AddPartitions,
@@ -47,6 +47,7 @@ from strandline.metadata.commands import (
 )
 from strandline.metadata.image import MetadataImage, SessionImage
 from strandline.metadata.outcome import Outcome, RefusedError, refused
+from strandline.metadata.quota_commands import RemoveQuota, SetQuota
 
 SESSIONS_MAX = 256
 PRODUCER_IDS_MAX = 1_000_000
@@ -72,6 +73,8 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     Revoke: access.revoke,
     AddToken: access.add_token,
     RevokeToken: access.revoke_token,
+    SetQuota: quotas.set_quota,
+    RemoveQuota: quotas.remove_quota,
 }
 """Commands that are applied or refused whole."""
 

@@ -14,6 +14,7 @@ import msgspec
 from strandline.config import StreamConfig
 from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
+from strandline.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 Replicas = tuple[BrokerId, ...]
@@ -284,6 +285,8 @@ Command = (
     | Revoke
     | AddToken
     | RevokeToken
+    | SetQuota
+    | RemoveQuota
     | OpenSession
 )
 

@@ -21,6 +21,7 @@ from strandline.config import StreamConfig
 from strandline.errors import UnknownPartitionError, UnknownStreamError
 from strandline.metadata.outcome import Outcome
 from strandline.security.acl import Rule
+from strandline.security.quota import Quota
 from strandline.security.tokens import Token
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
@@ -163,6 +164,8 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     """Who may do what, each once and ascending; they count where ``auth.enabled`` is set."""
     tokens: dict[str, Token] = {}
     """By id."""
+    quotas: dict[str, Quota] = {}
+    """What principals may use of each broker."""
 
     def stream(self, name: str) -> StreamImage:
         """The stream called ``name``.

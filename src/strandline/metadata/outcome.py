@@ -35,6 +35,7 @@ Reason = Literal[
     "stale_group",  # the consumer group has changed since it was decided
     "unknown_rule",
     "unknown_token",
+    "unknown_quota",
     "duplicate_token",  # the id belongs to another token
     "limit",
 ]

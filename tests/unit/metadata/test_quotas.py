@@ -1,0 +1,51 @@
+"""Quotas in the image: set, replaced, removed, and kept in snapshots."""
+
+import pytest
+
+from strandline.errors import InvalidRequestError
+from strandline.metadata.apply import apply
+from strandline.metadata.image import MetadataImage
+from strandline.metadata.quota_commands import RemoveQuota, SetQuota
+from strandline.metadata.snapshot import decode_image, decode_json, encode_image, encode_json
+from strandline.security.quota import Quota
+
+SLOW = Quota(publish_bytes_per_s=1000)
+FEW = Quota(connections=2, requests_per_s=5)
+
+
+def test_a_quota_replaces_the_one_before():
+    """A principal has one quota; what the new one does not limit is free again."""
+    image = apply(MetadataImage(), SetQuota("shop", SLOW))
+    image = apply(image, SetQuota("shop", FEW))
+    assert image.quotas == {"shop": FEW}
+
+
+def test_a_quota_can_be_removed():
+    """Once; there is nothing left to remove then, and the message says where to look."""
+    image = apply(MetadataImage(), SetQuota("shop", SLOW))
+    image = apply(image, RemoveQuota("shop"))
+    assert image.quotas == {}
+    with pytest.raises(InvalidRequestError, match="quota list"):
+        apply(image, RemoveQuota("shop"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        SetQuota("", SLOW),
+        SetQuota("__broker", SLOW),
+        SetQuota("shop", Quota()),
+        SetQuota("shop", Quota(read_bytes_per_s=-5)),
+    ],
+)
+def test_what_limits_nobody_or_nothing_is_refused(command):
+    """No name, a broker's own, no limit, a negative one."""
+    with pytest.raises(InvalidRequestError):
+        apply(MetadataImage(), command)
+
+
+def test_quotas_outlive_a_restart():
+    """Both forms of a snapshot hold them."""
+    image = apply(MetadataImage(), SetQuota("shop", FEW))
+    assert decode_image(encode_image(image)) == image
+    assert decode_json(encode_json(image)) == image
