@@ -29,7 +29,6 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
-from strandline.metadata.commands import Command
 from strandline.metadata.image import MetadataImage, unknown_stream_message
 from strandline.storage.disk import Disk
 from strandline.storage.recovery import Recovered
@@ -75,7 +74,7 @@ class BrokerBase(ABC):
         self._streams: dict[str, Stream] = {}
         self._stream_callbacks: list[Callable[[], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
-        self._changed_callbacks: list[Callable[[Command], None]] = []
+        self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
         self._producer_ids = range(0)
@@ -176,9 +175,9 @@ class BrokerBase(ABC):
         """Call back, on the loop, after streams were created or deleted."""
         self._stream_callbacks.append(callback)
 
-    def on_changed(self, callback: Callable[[Command], None]) -> None:
-        """Call back, on the loop, after a command to the metadata took effect."""
-        self._changed_callbacks.append(callback)
+    def on_image(self, callback: Callable[[], None]) -> None:
+        """Call back, on the loop, after the metadata changed, whoever changed it."""
+        self._image_callbacks.append(callback)
 
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Await, before a creation is answered, that records can reach the stream."""
@@ -226,6 +225,10 @@ class BrokerBase(ABC):
         task = asyncio.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(ended)
+
+    def _tell_image(self) -> None:
+        for callback in self._image_callbacks:
+            callback()
 
     def _announce(self) -> None:
         for callback in self._stream_callbacks:

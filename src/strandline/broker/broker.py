@@ -159,7 +159,7 @@ class Broker(BrokerBase):
             self._streams = {**self._streams, config.name: stream}
             self._keep_ledgers()
             self._announce()
-            self._tell_changed(command)
+            self._tell_image()
             self._count_streams()
             await self._wait_until_bound(config.name)
             logger.info("created stream %s on subject %s", config.name, config.subject)
@@ -182,7 +182,7 @@ class Broker(BrokerBase):
                 partition.close(gone)
                 partition.reject_from((), gone)
             self._announce()
-            self._tell_changed(DeleteStream(name=name))
+            self._tell_image()
             self._count_streams()
             await self.turn.passed()
             async with self._checkpoints.lock:
@@ -257,7 +257,7 @@ class Broker(BrokerBase):
             self._check_available()
             self._store.apply(command)
             self._bar_partitions()
-            self._tell_changed(command)
+            self._tell_image()
 
     def _bar_partitions(self) -> None:
         """Let partitions refuse records, or accept them, as the metadata says."""
@@ -267,10 +267,6 @@ class Broker(BrokerBase):
             for number, state in stream.states.items():
                 for partition in partitions[number : number + 1]:
                     partition.bar(state_error(partition.name, state))
-
-    def _tell_changed(self, command: Command) -> None:
-        for callback in self._changed_callbacks:
-            callback(command)
 
     # Transactions
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from strandline.errors import InvalidRequestError, StrandlineError
-from strandline.metadata import access, brokers, changes, groups, quotas, states, streams
+from strandline.metadata import access, activity, brokers, changes, groups, quotas, states, streams
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.commands import (
     AddPartitions,
@@ -32,6 +32,7 @@ from strandline.metadata.commands import (
     Fence,
     FinishReassignment,
     ForgetDirectory,
+    ForgetEvents,
     JoinGroup,
     LeaveGroup,
     MoveGroup,
@@ -69,6 +70,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     JoinGroup: groups.join,
     LeaveGroup: groups.leave,
     MoveGroup: groups.move,
+    ForgetEvents: activity.forget_events,
     Grant: access.grant,
     Revoke: access.revoke,
     AddToken: access.add_token,
@@ -156,7 +158,7 @@ def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, Out
 def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
     kind = type(command)
     if kind in _WHOLE:
-        return _WHOLE[kind](image, command), Outcome()
+        return activity.noted(_WHOLE[kind](image, command), command), Outcome()
     if kind in _ANSWERING:
         return _ANSWERING[kind](image, command)
     if isinstance(command, AllocateProducerIds):

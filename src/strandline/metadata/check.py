@@ -6,11 +6,13 @@ none if nothing is. It judges images alone and shares no code with what makes th
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from strandline.metadata.image import MetadataImage, PartitionImage
 from strandline.types import PartitionName
 
 SESSIONS_CAP = 256
+COUNTERS = ("next_log_id", "next_producer_id", "next_client_id", "next_event_id", "proposals")
 
 
 def check_image(image: MetadataImage) -> list[str]:
@@ -27,6 +29,9 @@ def _check_numbers(image: MetadataImage) -> Iterator[str]:
         yield f"log id {max(logs)} is not below the next one, {image.next_log_id}"
     if image.sessions and max(image.sessions) >= image.next_client_id:
         yield "a client id is not below the next one"
+    ids = [*(event.id for event in image.events), image.next_event_id]
+    if any(after <= before for before, after in pairwise(ids)):
+        yield f"the ids of events, and the next one, do not grow: {ids}"
     if len(image.sessions) > SESSIONS_CAP:
         yield f"{len(image.sessions)} sessions are kept"
     for name, stream in image.streams.items():
@@ -95,7 +100,7 @@ def check_step(before: MetadataImage, after: MetadataImage) -> list[str]:
 
 
 def _check_counters(before: MetadataImage, after: MetadataImage) -> Iterator[str]:
-    for counter in ("next_log_id", "next_producer_id", "next_client_id", "proposals"):
+    for counter in COUNTERS:
         if getattr(after, counter) < getattr(before, counter):
             yield f"{counter} fell from {getattr(before, counter)} to {getattr(after, counter)}"
     if not set(before.removed) <= set(after.removed):

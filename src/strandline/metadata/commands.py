@@ -250,6 +250,12 @@ class MoveGroup(msgspec.Struct, frozen=True, tag=True):
     """Of the group when it was decided."""
 
 
+class ForgetEvents(msgspec.Struct, frozen=True, tag=True):
+    """The activity stream has the events up to this one."""
+
+    through: int
+
+
 class OpenSession(msgspec.Struct, frozen=True, tag=True):
     """Begin a session; the outcome's value is its client id.
 
@@ -281,6 +287,7 @@ Command = (
     | JoinGroup
     | LeaveGroup
     | MoveGroup
+    | ForgetEvents
     | Grant
     | Revoke
     | AddToken

@@ -4,7 +4,7 @@ Two forms of life share it. One broker alone registers nobody, and its partition
 In a cluster brokers are registered and every partition names those that keep it.
 
 Invariants (``check.py`` states them as code):
-- a log id, a producer id and a client id are given out once and never again, so that journal
+- the ids of logs, producers, clients and events are given out once and never again, so that journal
   entries of a deleted stream can never be replayed into another; nor is the id of a removed broker;
 - a stream has at least one partition, numbered from 0 without gaps;
 - the leader epoch of a partition only grows, and with every other change its version does;
@@ -19,14 +19,23 @@ import msgspec
 
 from strandline.config import StreamConfig
 from strandline.errors import UnknownPartitionError, UnknownStreamError
+from strandline.metadata.commands import (
+    CreateStream,
+    DeleteStream,
+    JoinGroup,
+    LeaveGroup,
+    PausePartitions,
+    SetReadonly,
+)
 from strandline.metadata.outcome import Outcome
 from strandline.security.acl import Rule
 from strandline.security.quota import Quota
 from strandline.security.tokens import Token
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
-IMAGE_VERSION = 3
-"""Of the stored form. 1 had no brokers, 2 forgot who was removed; both are read and become 3."""
+IMAGE_VERSION = 4
+"""Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens and
+events; all are read and become 4."""
 
 BrokerState = Literal["live", "fenced", "draining", "stopping"]
 
@@ -136,6 +145,17 @@ class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
     """Member → the streams it reads, ascending."""
 
 
+Told = CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
+"""Commands that the activity stream tells of."""
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """A command that was applied, for the activity stream."""
+
+    id: int
+    command: Told
+
+
 class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
     """A proposer's last command, so that its retry is answered and not applied again."""
 
@@ -160,6 +180,9 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     sessions: dict[int, SessionImage] = {}
     groups: dict[str, GroupImage] = {}
     next_group_epoch: int = 0
+    events: tuple[Event, ...] = ()
+    """What the activity stream does not have yet, in the order in which it happened."""
+    next_event_id: int = 1
     rules: tuple[Rule, ...] = ()
     """Who may do what, each once and ascending; they count where ``auth.enabled`` is set."""
     tokens: dict[str, Token] = {}

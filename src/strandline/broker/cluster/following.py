@@ -75,6 +75,7 @@ class FollowingBroker(Broker):
             self._count_streams()
         self._sweep(image)
         self.is_ready = not self._is_stopping
+        self._tell_image()
         if not is_whole and self._retry is None:
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
 

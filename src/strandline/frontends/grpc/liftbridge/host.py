@@ -17,12 +17,13 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.metadata.activity import ACTIVITY_STREAM
 from strandline.metadata.commands import PausePartitions
 from strandline.metadata.image import PartitionState
 from strandline.types import BrokerId
 
 CURSORS: Final = "__cursors"
-ACTIVITY: Final = "__activity"
+ACTIVITY: Final = ACTIVITY_STREAM
 RESERVED: Final = frozenset((CURSORS, ACTIVITY))
 
 

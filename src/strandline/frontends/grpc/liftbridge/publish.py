@@ -8,6 +8,7 @@ without a deadline). A stream of publishes never ends by itself: its clients tak
 import asyncio
 from typing import Any, Final, NamedTuple
 
+from strandline.broker.internal import is_internal
 from strandline.broker.partition import Partition
 from strandline.broker.routing import PartitionPort, RouteTable, Target, stream_bindings
 from strandline.config import Acks
@@ -120,6 +121,8 @@ class PublishCalls:
         if stream is None:
             text = f"no such stream: {request.stream}"
             raise RefusedError(pb.PublishAsyncError.NOT_FOUND, text)
+        if is_internal(request.stream):
+            raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, "Stream is reserved")
         number = request.partition
         if not 0 <= number < len(stream.partitions):
             raise RefusedError(pb.PublishAsyncError.NOT_FOUND, f"no such partition: {number}")
