@@ -89,7 +89,9 @@ class TcpProxy:
         """Reset every open connection, at both ends."""
         for writer in self._writers:
             sock = writer.get_extra_info("socket")
-            with contextlib.suppress(OSError):  # it has ended by itself
+            if sock is None:
+                continue  # it has ended by itself, as uvloop tells it
+            with contextlib.suppress(OSError):  # or as asyncio does
                 # Without lingering a close is a reset, whether or not something is unread.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()

@@ -229,12 +229,14 @@ async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscrib
     await link.until(lambda: link.published)
     assert link.published == [(b"r.1", b'{"stream":"A","seq":1}')]
     server.answer_pings = True
-    link.writer.write(b"PONG\r\nMSG a 1 r.2 0\r\n\r\n")
+    link.writer.write(b"PONG\r\n")
     partition.is_led = True
     each.streams_changed(bindings(broker))
     await each.synced()
     assert link.subscriptions() == {b"a": (b"g", b"2")}
-    assert len(partition.records) == 1
+    link.writer.write(b"MSG a 1 r.2 0\r\n\r\nMSG a 2 r.3 0\r\n\r\n")
+    await link.until(lambda: len(link.published) == 2)
+    assert link.published[1] == (b"r.3", b'{"stream":"A","seq":2}')
 
 
 async def test_of_a_queue_group_also_who_does_not_lead_answers(broker, server, subscribe):
