@@ -21,7 +21,7 @@ from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.peers.peer import Address
 from strandline.broker.peers.tls import TlsFiles
-from strandline.errors import UnavailableError
+from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.testing.proxy import TcpProxy
 from strandline.types import BrokerId
 
@@ -675,6 +675,30 @@ def test_a_certificate_speaks_for_its_own_broker_only(run, certificates, caplog)
         assert one.told == two.told == []
         await one.links.stop()
         await two.links.stop()
+
+    run(scenario())
+
+
+def test_a_certificate_is_renewed_without_a_restart(run, certificates, caplog):
+    """It is shown to who calls and when calling; half of a pair leaves the old one in force."""
+
+    async def scenario():
+        one = await start(ONE, tls=certificates.issue("broker-1"))
+        files = certificates.issue("broker-3")
+        two = await start(TWO, tls=files)
+        introduce(one, two)
+        await until_logged(caplog, "broker 2 shows a certificate that names broker-3")
+        right = certificates.issue("broker-2")
+        files.certificate.write_bytes(right.certificate.read_bytes())
+        with pytest.raises(InvalidConfigError):
+            two.links.renew_tls()
+        assert one.told == two.told == []
+        files.key.write_bytes(right.key.read_bytes())
+        two.links.renew_tls()
+        await one.until(lambda: one.up.get(TWO))
+        await two.until(lambda: two.up.get(ONE))
+        await two.links.stop()
+        await one.links.stop()
 
     run(scenario())
 

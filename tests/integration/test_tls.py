@@ -1,6 +1,7 @@
 """TLS towards clients on every listener: who is let in, who is not, and nothing in clear text."""
 
 import asyncio
+import signal
 import socket
 import ssl
 import time
@@ -15,10 +16,11 @@ import trustme
 import strandline
 from strandline.config import TlsConfig
 from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineError
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.nats import listener, subscriber
 from strandline.frontends.nats.child import NatsServerChild
 from strandline.server.ports import free_ports
-from strandline.testing import Server
+from strandline.testing import ProcessServer, Server
 
 
 class Papers:
@@ -153,8 +155,11 @@ def check_health(port, ca, own):
         return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
 
 
-def test_a_cluster_is_reached_with_tls(papers, tmp_path):
-    """From any broker to the leader, with the same certificates; brokers use theirs."""
+def test_a_cluster_is_reached_with_tls(papers, tmp_path, grpc_stub):
+    """From any broker to the leader, with the same certificates; brokers use theirs.
+
+    So they do for what they hand on: gRPC takes a publish at every broker, whoever leads.
+    """
     ports = free_ports(3)
     peers = [f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1)]
     own = papers.issue("client")
@@ -165,7 +170,7 @@ def test_a_cluster_is_reached_with_tls(papers, tmp_path):
         cluster = {"broker_id": number, "name": "test", "peers": peers, "peer_port": port}
         cluster |= {f"tls_{name}": file for name, file in files.items()}
         data_dir = tmp_path / f"broker-{number}"
-        servers.append(Server(data_dir=data_dir, tls=files, cluster=cluster))
+        servers.append(Server(data_dir=data_dir, tls=files, cluster=cluster, grpc={"port": 0}))
     options = {"ca": papers.ca, "certificate": own[0], "key": own[1]}
     with ThreadPoolExecutor() as together:
         try:
@@ -177,8 +182,67 @@ def test_a_cluster_is_reached_with_tls(papers, tmp_path):
                     client.append("orders", b"%d" % partition, partition=partition)
                 values = client.read("orders").read_all()["value"].to_pylist()
             assert sorted(values) == [b"0", b"1", b"2"]
+            for server in servers:
+                port = server.app.ready_line()["grpc_port"]
+                publish_to_all_partitions(port, grpc_stub, ca=papers.ca, own=own)
         finally:
             list(together.map(Server.stop, servers))
+
+
+def publish_to_all_partitions(port, grpc_stub, *, ca, own):
+    """With stock gRPC at one broker; each is acknowledged with the next offset."""
+    credentials = grpc.ssl_channel_credentials(
+        ca.read_bytes(), own[1].read_bytes(), own[0].read_bytes()
+    )
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+        api = grpc_stub(channel, pb.DESCRIPTOR.services_by_name["API"])
+        for partition in range(3):
+            request = pb.PublishRequest(
+                stream="orders", partition=partition, value=b"handed on", ackPolicy=pb.ALL
+            )
+            assert api.Publish(request, timeout=60).ack.offset >= 1
+
+
+def test_certificates_are_renewed_without_a_restart(papers, tmp_path):
+    """After SIGHUP every listener but Flight's shows the new one; who is connected stays so."""
+    files = papers.issue("127.0.0.1")
+    environment = {
+        "STRANDLINE_TLS__CERTIFICATE": str(files[0]),
+        "STRANDLINE_TLS__KEY": str(files[1]),
+        "STRANDLINE_GRPC__PORT": "0",
+        "STRANDLINE_GRPC__BEAM_PORT": "0",
+    }
+    context = papers.context()
+    with ProcessServer(tmp_path / "data", environment=environment) as server:
+        before = shown_everywhere(server, context)
+        assert len(before) == 1
+        greeted = socket.create_connection(("127.0.0.1", server.ready["ingest_port"]), timeout=30)
+        recv_line(greeted)
+        with context.wrap_socket(greeted, server_hostname="127.0.0.1") as connected:
+            connected.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+            assert recv_line(connected) == b"PONG\r\n"
+            for old, new in zip(files, papers.issue("127.0.0.1"), strict=True):
+                new.replace(old)
+            wanted = {ssl.PEM_cert_to_DER_cert(files[0].read_text())}
+            assert wanted != before
+            server.signal(signal.SIGHUP)
+            until(lambda: shown_everywhere(server, context) == wanted, "the new one is shown")
+            connected.sendall(b"PING\r\n")
+            assert recv_line(connected) == b"PONG\r\n"
+        assert server.stop() == 0
+
+
+def shown_everywhere(server, context):
+    """The certificates that listeners show to who connects now."""
+    found = set()
+    for name in ("http", "grpc", "beam", "nats", "ingest"):
+        port = server.ready[f"{name}_port"]
+        plain = socket.create_connection(("127.0.0.1", port), timeout=30)
+        if name in ("nats", "ingest"):
+            recv_line(plain)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as secured:
+            found.add(secured.getpeercert(binary_form=True))
+    return found
 
 
 def create_patiently(client):
@@ -237,6 +301,17 @@ def recv_line(sock):
     while not data.endswith(b"\n"):
         data += sock.recv(1)
     return data
+
+
+def test_quick_clients_shake_hands(server, papers):
+    """Who answers the greeting at once is not taken for one that speaks in clear text."""
+    host, _, port = server.ingest_url.removeprefix("nats://").partition(":")
+    for _ in range(30):
+        plain = socket.create_connection((host, int(port)), timeout=30)
+        recv_line(plain)
+        with papers.context().wrap_socket(plain, server_hostname="127.0.0.1") as secured:
+            secured.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+            assert recv_line(secured) == b"PONG\r\n"
 
 
 def test_nothing_said_in_clear_text_counts(server, papers):

@@ -2,18 +2,25 @@
 
 Rules: TLS 1.2 at least. With an authority, who publishes or reads must show a certificate that it
 has signed; the web page, which changes nothing and holds no records, asks for none, so that
-probes and scrapers work. Files are read once, when a listener starts. What cannot be used is an
-error then: nothing falls back to clear text.
+probes and scrapers work. What cannot be used when a listener starts is an error: nothing falls back
+to clear text. Contexts are remembered here, all of them, and filled anew when their files have
+changed; who connects from then on meets the new certificate. An authority that was trusted once is
+trusted until the restart: ``ssl`` takes none away.
 """
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from strandline.config import TlsConfig
 from strandline.errors import InvalidConfigError
 
 PEM_END = "-----END CERTIFICATE-----"
+_Fill = Callable[[ssl.SSLContext], None]
+_in_use: WeakKeyDictionary[ssl.SSLContext, tuple[TlsConfig, _Fill]] = WeakKeyDictionary()
+"""What fills each context that is in use, and for whose settings."""
 
 
 class ServerTls(NamedTuple):
@@ -52,25 +59,60 @@ def listening_context(config: TlsConfig, *, ask_clients: bool) -> ssl.SSLContext
     Raises:
         InvalidConfigError: a file is missing or is not what it should be.
     """
-    context = _with_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if ask_clients and config.authority:
         context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_verify_locations(config.authority)
-        except OSError as error:
-            raise InvalidConfigError(f"tls.authority {config.authority}: {error}") from error
+
+    def fill(context: ssl.SSLContext) -> None:
+        _load_certificate(context, config)
+        if ask_clients and config.authority:
+            _trust(context, config.authority, key="tls.authority")
+
+    return _kept_current(context, config, fill)
+
+
+def keep_current(context: ssl.SSLContext, config: TlsConfig) -> None:
+    """Renew the certificate of a context that a library has made.
+
+    Raises:
+        InvalidConfigError: a file is missing or is not what it should be.
+    """
+    _kept_current(context, config, lambda each: _load_certificate(each, config))
+
+
+def renew(config: TlsConfig) -> None:
+    """Fill the contexts that were made for these settings with what the files hold now.
+
+    Raises:
+        InvalidConfigError: a file is missing or is not what it should be; nothing changed.
+    """
+    in_use = [(each, fill) for each, (made_for, fill) in _in_use.items() if made_for is config]
+    listening_context(config, ask_clients=True)  # tried out apart: half a pair would spoil them
+    for context, fill in in_use:
+        fill(context)
+
+
+def _kept_current(context: ssl.SSLContext, config: TlsConfig, fill: _Fill) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    fill(context)
+    _in_use[context] = config, fill
     return context
 
 
-def _with_certificate(context: ssl.SSLContext, config: TlsConfig) -> ssl.SSLContext:
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+def _trust(context: ssl.SSLContext, authority: str, *, key: str) -> None:
+    try:
+        context.load_verify_locations(authority)
+    except OSError as error:
+        raise InvalidConfigError(f"{key} {authority}: {error}") from error
+
+
+def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
     try:
         context.load_cert_chain(config.certificate, config.key)
     except OSError as error:
         raise InvalidConfigError(
             f"tls: cannot use certificate {config.certificate} with key {config.key}: {error}"
         ) from error
-    return context
 
 
 def calling_own_context(config: TlsConfig) -> ssl.SSLContext:
@@ -84,11 +126,13 @@ def calling_own_context(config: TlsConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    _with_certificate(context, config)
-    text = Path(config.certificate).read_text()
-    first = text[: text.index(PEM_END) + len(PEM_END)]
-    context.load_verify_locations(cadata=first)
-    return context
+
+    def fill(context: ssl.SSLContext) -> None:
+        _load_certificate(context, config)
+        text = Path(config.certificate).read_text()
+        context.load_verify_locations(cadata=text[: text.index(PEM_END) + len(PEM_END)])
+
+    return _kept_current(context, config, fill)
 
 
 def calling_context(config: TlsConfig, *, authority: str) -> ssl.SSLContext:
@@ -105,4 +149,6 @@ def calling_context(config: TlsConfig, *, authority: str) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=authority or None)
     except OSError as error:
         raise InvalidConfigError(f"nats.authority {authority}: {error}") from error
-    return _with_certificate(context, config) if config.is_on else context
+    if config.is_on:
+        keep_current(context, config)
+    return context

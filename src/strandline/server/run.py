@@ -1,7 +1,7 @@
 """A broker as a process: event loop, signals, exit code.
 
 SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0; a second one ends
-the process at once, which loses nothing that was acked.
+the process at once, which loses nothing that was acked. SIGHUP has certificates looked at.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from strandline.allocator import keep_freed_memory
 from strandline.clock import Clock
 from strandline.config import BrokerConfig
 from strandline.server.logs import configure_logging
+from strandline.server.renewal import certificate_files
 from strandline.server.wiring import BrokerApp, run_until
 from strandline.storage.disk import Disk
 
@@ -68,6 +69,8 @@ def run_broker(
             loop.add_signal_handler(number, request_stop)
         app = BrokerApp(config, clock=clock, disk=disk)
         await app.start()
+        if certificate_files(config):  # else it ends the process, as ever
+            loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
         on_ready({**app.ready_line(), "pid": os.getpid()})
         await run_until(app, stop)
 

@@ -14,6 +14,9 @@ from strandline.config import BrokerConfig
 from strandline.frontends.flight.server import FlightFrontEnd
 from strandline.frontends.http.server import HttpFrontEnd
 from strandline.frontends.nats.frontend import NatsFrontEnd
+from strandline.frontends.tasks import end_task, start_task
+from strandline.frontends.tls import renew
+from strandline.server.renewal import CertificateWatch, certificate_files
 from strandline.storage.disk import Disk
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ class BrokerApp:
         self._nats = NatsFrontEnd(self.broker, config) if with_nats else None
         self._grpc = _grpc(self.broker, config)
         self._started: list[FrontEnd] = []
+        self._watch: CertificateWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def flight_port(self) -> int:
@@ -85,6 +90,8 @@ class BrokerApp:
         Raises:
             StrandlineError: the data directory or a port cannot be had; nothing is left running.
         """
+        files = certificate_files(self.config)
+        self._watch = CertificateWatch(files, self._renew_certificates) if files else None
         await self.broker.start()
         try:
             for front_end in (self._nats, self._flight, self._grpc, self._http):
@@ -94,12 +101,34 @@ class BrokerApp:
         except BaseException:
             await self.stop()
             raise
+        if self._watch is not None:
+            self._watching = start_task(self._watch.run(), "certificates")
         if isinstance(self.broker, ClusterBroker):
             self.broker.membership.grpc_address = self._grpc.address if self._grpc else ""
             self.broker.announce(self.flight_port, f"{self.config.host}:{self.nats_port or 0}")
 
+    def look_at_certificates(self) -> None:
+        """Use certificates that have changed, without waiting for the next look at them."""
+        if self._watch is not None:
+            self._watch.look_now()
+
+    def _renew_certificates(self) -> None:
+        """Show what the files hold now, wherever that goes without a restart.
+
+        Raises:
+            InvalidConfigError: a file is of no use.
+        """
+        if self.config.tls.is_on:
+            renew(self.config.tls)
+            for front_end in (self._nats, self._grpc):
+                if front_end is not None:
+                    front_end.certificates_renewed()
+        if isinstance(self.broker, ClusterBroker):
+            self.broker.membership.renew_tls()
+
     async def stop(self) -> None:
         """Hand over, stop listening, finish the turn and let go of the data directory."""
+        await end_task(self._watching)
         try:
             await self.broker.prepare_stop()
             while self._started:

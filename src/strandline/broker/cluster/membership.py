@@ -200,6 +200,14 @@ class Membership:
         if self.trace is not None:
             self.trace.note("leads the quorum" + ("" if self.quorum.is_leading else " no more"))
 
+    def renew_tls(self) -> None:
+        """Show other brokers the certificate that is in the files now.
+
+        Raises:
+            InvalidConfigError: a file is of no use.
+        """
+        self._links.renew_tls()
+
     def announce(self, reached: Reached) -> None:
         """The front ends listen: register with the cluster, and stay in touch."""
         self._reached = reached

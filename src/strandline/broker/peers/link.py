@@ -18,7 +18,7 @@ from strandline.broker.peers.frame import Data, Frame, encode_frame
 from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Hello, Identity, accept_hello
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.peer import Address, Peer, PeerEvents, tls_times
-from strandline.broker.peers.tls import TlsFiles, calling_context, listening_context
+from strandline.broker.peers.tls import TlsFiles, calling_context, listening_context, load
 from strandline.errors import UnavailableError
 from strandline.types import BrokerId
 
@@ -56,6 +56,7 @@ class PeerLinks:
         self._events = events
         self._listen = listen
         self._admits = admits
+        self._tls = tls
         self._accepting = listening_context(tls) if tls is not None else None
         self._calling = calling_context(tls) if tls is not None else None
         self._limits = limits or LinkLimits()
@@ -69,6 +70,18 @@ class PeerLinks:
         """Where it listens, once started."""
 
     # Life
+
+    def renew_tls(self) -> None:
+        """Show the certificate that is in the files now, to whoever connects from now on.
+
+        Raises:
+            InvalidConfigError: a file is of no use; nothing changed.
+        """
+        if self._tls is None or self._accepting is None or self._calling is None:
+            return
+        listening_context(self._tls)  # tried out apart: half of a pair would spoil those in use
+        load(self._accepting, self._tls)
+        load(self._calling, self._tls)
 
     async def start(self) -> None:
         """Begin to listen, and to call the peers added so far.

@@ -23,7 +23,7 @@ _PATTERNS: Final = {"DNS": _DNS_NAME, "URI": _URI_NAME}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files; read once, when the link starts."""
+    """PEM files; read when the link starts, and when it is told that they have changed."""
 
     certificate: Path
     """This broker's, followed by what leads to the authority."""
@@ -38,7 +38,7 @@ def listening_context(files: TlsFiles) -> ssl.SSLContext:
     Raises:
         InvalidConfigError: a file is missing or is not what it should be.
     """
-    return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+    return load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
 
 
 def calling_context(files: TlsFiles) -> ssl.SSLContext:
@@ -49,10 +49,17 @@ def calling_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # broker ids are checked instead, in the handshake
-    return _load(context, files)
+    return load(context, files)
 
 
-def _load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+def load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    """The context with what the files hold now; connections that it made stay as they are.
+
+    An authority that it trusted before is still trusted: ``ssl`` takes none away.
+
+    Raises:
+        InvalidConfigError: a file is missing or is not what it should be.
+    """
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:

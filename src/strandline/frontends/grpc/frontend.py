@@ -54,6 +54,11 @@ class GrpcFrontEnd:
             await self.stop()
             raise
 
+    def certificates_renewed(self) -> None:
+        """Show other brokers the new one too."""
+        if self._liftbridge is not None:
+            self._liftbridge.certificates_renewed()
+
     async def stop(self) -> None:
         """End every call and close."""
         for service in (self._beam, self._liftbridge):

@@ -17,7 +17,7 @@ from strandline.errors import InvalidConfigError
 from strandline.frontends.http.app import build_app
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView
-from strandline.frontends.tls import load_tls
+from strandline.frontends.tls import keep_current, load_tls
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
@@ -53,23 +53,7 @@ class HttpFrontEnd:
             return
         load_tls(self._config.tls)
         listener = _listen(self._config.host, self._config.http_port)
-        self._server = _QuietServer(
-            uvicorn.Config(
-                build_app(self._broker, self._meter),
-                access_log=False,
-                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-                http="h11",
-                lifespan="off",
-                limit_concurrency=CONNECTIONS_MAX,
-                log_config=None,
-                log_level="error",
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_S,
-                ws="none",
-                **self._tls_options(),
-            )
-        )
+        self._server = _QuietServer(self._settings())
         self.port = listener.getsockname()[1]
         self._tasks = [
             asyncio.create_task(self._server.serve([listener]), name="http"),
@@ -87,6 +71,28 @@ class HttpFrontEnd:
         with contextlib.suppress(asyncio.CancelledError):
             await sampling
         self._server, self._tasks, self.port = None, [], None
+
+    def _settings(self) -> uvicorn.Config:
+        """How uvicorn serves the pages."""
+        settings = uvicorn.Config(
+            build_app(self._broker, self._meter),
+            access_log=False,
+            h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+            http="h11",
+            lifespan="off",
+            limit_concurrency=CONNECTIONS_MAX,
+            log_config=None,
+            log_level="error",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            ws="none",
+            **self._tls_options(),
+        )
+        settings.load()
+        if settings.ssl is not None:
+            keep_current(settings.ssl, self._config.tls)
+        return settings
 
     def _tls_options(self) -> dict[str, Any]:
         """The certificate; nobody is asked for one, as probes have none."""

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -171,6 +172,11 @@ class NatsServerChild:
         self._binary = find_binary()
         await self._launch_first()
         self._keeper = start_task(self._keep(), "nats-server-keeper")
+
+    def reload(self) -> None:
+        """Let it read its files again; connections stay. One that is just being started does so."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         """End it; returns when it is gone."""

@@ -70,13 +70,15 @@ class PublisherConnection(Peer):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet, or turn away what is too much; with TLS nothing is read in clear text."""
         super().connection_made(transport)
-        self.write(self._listener.info_line)
-        if not self._listener.admit(self):
-            self.fail("maximum connections exceeded")
-        elif self._listener.has_tls:
+        is_admitted = self._listener.admit(self)
+        if is_admitted and self._listener.has_tls:
             self.is_handshaking = True
             self._transport.pause_reading()
             self._listener.secure(self)
+            return
+        self.write(self._listener.info_line)
+        if not is_admitted:
+            self.fail("maximum connections exceeded")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it; acks that come later have nowhere to go."""

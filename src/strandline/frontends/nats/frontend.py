@@ -94,6 +94,11 @@ class NatsFrontEnd:
         if self._child is not None:
             await self._child.stop()
 
+    def certificates_renewed(self) -> None:
+        """Let our own nats-server read its certificate again."""
+        if self._child is not None:
+            self._child.reload()
+
     async def synced(self) -> None:
         """Wait until nats-server delivers for every stream there is.
 

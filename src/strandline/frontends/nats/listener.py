@@ -167,6 +167,8 @@ class IngestListener:
 
     async def _secure(self, connection: PublisherConnection) -> None:
         assert self._tls is not None, "asked for with TLS only"
+        # Not sooner: a quick client's handshake would come before anybody expects one.
+        connection.write(self.info_line)
         try:
             await connection.start_tls(self._tls, timeout_s=HANDSHAKE_TIMEOUT_S)
         except (OSError, TimeoutError) as error:

@@ -2,8 +2,9 @@
 
 Liftbridge's clients publish to any broker. The client here finds leaders, waits through elections
 and stores a retry once. With TLS it trusts the authority of the clients' certificates, or else that
-of the peer link's, or else whom gRPC trusts. Rules: the order of one partition's publishes is kept; an outcome reaches
-its responder on the loop. It cannot carry an expected offset: the leader takes that.
+of the peer link's, or else whom gRPC trusts. Rules: the order of one partition's publishes is kept;
+an outcome reaches its responder on the loop. It cannot carry an expected offset: the leader takes
+that.
 """
 
 import asyncio
@@ -112,6 +113,19 @@ class Forwarder:
     ) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(done, outcome)
+
+    def renew_client(self) -> None:
+        """Begin again with a client that reads the certificates anew; the old one finishes."""
+        self._thread.submit(self._let_go)
+
+    def _let_go(self) -> None:
+        """On the thread: what is under way is waited for, so that the order is kept."""
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                client.close()
+            except StrandlineError as error:
+                logger.warning("a publish that was handed on failed: %s", error)
 
     async def stop(self) -> None:
         """Let go of the client; what is under way is told that its outcome is unknown."""

@@ -4,7 +4,6 @@ import asyncio
 from concurrent.futures import Executor
 
 from strandline.broker.broker import Broker
-from strandline.errors import InvalidConfigError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
@@ -55,12 +54,10 @@ class LiftbridgeService:
         """Make the streams it needs, then listen.
 
         Raises:
-            InvalidConfigError: the port cannot be had, or a setting is not for a cluster.
+            InvalidConfigError: the port cannot be had.
             StrandlineError: a stream cannot be made.
         """
         host, broker = self._host, self._host.broker
-        if host.config.activity and broker.config.cluster.is_on:
-            raise InvalidConfigError("grpc.activity is not built for a cluster; turn it off")
         activity = Activity(host) if host.config.activity else None
         groups, subscribing = GroupCalls(host), SubscribeCalls(host)
         self._forwarder = Forwarder(broker) if broker.config.cluster.is_on else None
@@ -84,10 +81,15 @@ class LiftbridgeService:
         self._is_ready = True
 
     async def _keep(self, activity: Activity | None) -> None:
-        """See to the streams of the API, then note what happens."""
+        """See to the streams of the API, then tell what happens."""
         await ensure_streams(self._host)
         if activity is not None:
             await activity.run()
+
+    def certificates_renewed(self) -> None:
+        """Hand publishes on with the new one."""
+        if self._forwarder is not None:
+            self._forwarder.renew_client()
 
     async def stop(self) -> None:
         """End every call, then what runs beside."""
