@@ -118,6 +118,7 @@ def stream_state(options: ReadOptions) -> StreamState:
                 log_start_offset=each.log_start_offset,
                 high_watermark=each.high_watermark,
                 size_bytes=each.size_bytes,
+                log_end_offset=each.log_end_offset,
             )
             for each in info.partitions
         ),

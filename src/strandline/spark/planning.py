@@ -25,6 +25,16 @@ class PartitionState:
     log_start_offset: int
     high_watermark: int
     size_bytes: int = 0
+    log_end_offset: int = 0
+    """What its leader has stored, committed or not; 0: not told."""
+
+    @property
+    def end_max(self) -> int:
+        """Beyond it nothing can have been committed.
+
+        A new leader has stored all that was, and learns only a moment later that it was.
+        """
+        return max(self.high_watermark, self.log_end_offset)
 
     @property
     def record_bytes(self) -> float:
@@ -193,9 +203,9 @@ def refuse_data_loss(state: PartitionState, start: int) -> None:
             "deleted before they were read; raise the stream's retention, or set "
             "failOnDataLoss=false to go on without them"
         )
-    if start > state.high_watermark:
+    if start > state.end_max:
         raise DataLossError(
-            f"partition {state.partition} ends at offset {state.high_watermark}, but records up "
+            f"partition {state.partition} ends at offset {state.end_max}, but records up "
             f"to {start} were read before; the stream was restored from a backup: start with "
             "a new checkpoint, or set failOnDataLoss=false to wait until it has grown past that"
         )
@@ -276,7 +286,7 @@ def _pieces(whole: OffsetRange, largest: int) -> list[OffsetRange]:
 
 
 def _checked_start(state: PartitionState, start: int, options: ReadOptions) -> int:
-    if start > state.high_watermark:
+    if start > state.end_max:
         raise OffsetOutOfRangeError(
             f"startingOffsets asks for offset {start} of partition {state.partition}, whose "
             f"committed records end at {state.high_watermark}"

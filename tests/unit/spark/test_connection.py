@@ -31,7 +31,11 @@ class FakeClient:
 
     def stream_info(self, name):
         partition = SimpleNamespace(
-            partition=0, log_start_offset=self.log_start, high_watermark=100, size_bytes=1000
+            partition=0,
+            log_start_offset=self.log_start,
+            high_watermark=100,
+            log_end_offset=100,
+            size_bytes=1000,
         )
         config = SimpleNamespace(compact=self.compact)
         return SimpleNamespace(name=name, created_ns=7, partitions=(partition,), config=config)

@@ -102,6 +102,15 @@ def test_truncation_below_the_start_is_noticed():
         available_end(STATES, options(), start={0: 9, 1: 5})
 
 
+def test_a_new_leader_that_does_not_know_yet_what_is_committed_is_no_loss():
+    """It has stored what was read before, so the read waits; beyond its log it would be a loss."""
+    new_leader = PartitionState(0, 0, 40, log_end_offset=60)
+    assert available_end([new_leader], options(), start={0: 60}) == {0: 60}
+    assert starting_offsets([new_leader], options(starting_offsets={0: 60})) == {0: 60}
+    with pytest.raises(DataLossError, match="ends at offset 60"):
+        available_end([new_leader], options(), start={0: 61})
+
+
 starts_and_counts = st.dictionaries(
     st.integers(0, 50), st.tuples(st.integers(0, 10**12), st.integers(0, 10**7)), min_size=1
 )
