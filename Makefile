@@ -26,6 +26,7 @@ RUNS ?= 30
 SEEDS ?= 200
 SECONDS ?= 30
 KILLS ?= 50
+BROKERS ?= 1
 KILL_TESTS := kill_rounds cluster_processes cluster_clients transactions_kill consumer_groups_kills
 KILL_SEED ?= $(SEED)
 
@@ -77,9 +78,9 @@ kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARG
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
 
-crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge the output (RUNS=n SEED=n)
-	@$(BIN)/python tests/spark/crash_pipelines.py --runs $(RUNS) --seed $(SEED) \
-		--out crash-pipelines.md
+crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge them (RUNS=n BROKERS=3)
+	@$(BIN)/python tests/spark/crash --runs $(RUNS) --brokers $(BROKERS) --seed $(SEED) \
+		--out benchmarks/results $(ARGS)
 
 docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
 	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)

@@ -1,5 +1,6 @@
-"""A standalone master and two workers from the PyPI install: batch, stream, executors killed."""
+"""A standalone master and two workers from the PyPI install: executors and drivers killed."""
 
+import json
 import os
 import random
 import signal
@@ -8,48 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from strandline.spark.demo.processes import Child
-from strandline.spark.demo.story import free_port
-from strandline.spark.java import find_java_home
 
-JOB = Path(__file__).parent / "jobs" / "land.py"
+JOBS = Path(__file__).parent / "jobs"
 KILLS = int(os.environ.get("EXECUTOR_KILLS", "2"))
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    """The master's URL and the workers; different addresses, or Spark would never speculate."""
-    home = Path(pyspark.__file__).parent
-    environment = {
-        "SPARK_HOME": str(home),
-        "JAVA_HOME": str(find_java_home()),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
-    port = free_port()
-    launcher, deploy = str(home / "bin" / "spark-class"), "org.apache.spark.deploy"
-
-    def daemon(name, *arguments, host):
-        command = [launcher, f"{deploy}.{name}", "--host", host, *arguments]
-        variables = environment | {"SPARK_LOCAL_IP": host}
-        return Child(command, log=tmp_path / f"{host}-{name[:6]}.log", environment=variables)
-
-    master = daemon("master.Master", "--port", str(port), "--webui-port", "0", host="127.0.0.1")
-    url = f"spark://127.0.0.1:{port}"
-    workers = []
-    for host in ("127.0.0.1", "127.0.0.2"):
-        options = ["--port", "0", "--webui-port", "0", "-c", "1", "-m", "1g"]
-        options += ["-d", str(tmp_path / f"work-{host}"), url]
-        workers.append(daemon("worker.Worker", *options, host=host))
-    yield url, workers
-    for child in (*workers, master):
-        child.kill()
 
 
 def executors(workers):
@@ -60,14 +27,16 @@ def executors(workers):
     return [int(pid) for pid, parent in pairs if int(parent) in parents]
 
 
-def test_a_cluster_lands_each_record_once_though_executors_die(cluster, log, landed, tmp_path):
+def test_a_cluster_lands_each_record_once_though_executors_die(
+    spark_cluster, log, landed, tmp_path
+):
     """Batch and stream run on two workers with speculation; executors killed -9 in the middle of
     batches are replaced, and the table equals the log.
     """
-    url, workers = cluster
+    url, workers = spark_cluster
     stream = log.new_stream(3000, size=100)
     moments = random.Random(3)
-    command = [sys.executable, str(JOB), url, log.server, stream, str(tmp_path)]
+    command = [sys.executable, str(JOBS / "land.py"), url, log.server, stream, str(tmp_path)]
     job = Child(command, log=tmp_path / "job.log")
     try:
         counted = job.wait_for("counted", timeout_s=120)
@@ -88,3 +57,40 @@ def test_a_cluster_lands_each_record_once_though_executors_die(cluster, log, lan
         job.kill()
     assert len(killed) == KILLS
     assert landed(tmp_path / "table") == log.records(stream)
+
+
+def test_a_cluster_publishes_each_record_once_though_executors_and_drivers_die(
+    spark_cluster, log, tmp_path
+):
+    """The exactly-once stream sink on two workers: an executor, the driver and again an executor
+    are killed -9 in the middle of batches, and the copy has every record once, in order.
+    """
+    url, workers = spark_cluster
+    source = log.new_stream(300)
+    copy, file = f"{source}-copy", tmp_path / "copy.json"
+    config = {"kind": "copy", "stream": source, "into": copy, "server": log.server}
+    config |= {"trigger": "continuous", "batch_records_max": 100}
+    file.write_text(json.dumps({"copy": config | {"checkpoint": str(tmp_path / "checkpoint")}}))
+    command = [sys.executable, str(JOBS / "pipelines.py"), url, str(file)]
+    moments, total = random.Random(5), 300
+    job = Child(command, log=tmp_path / "job.log")
+    try:
+        for victim in ("executor", "driver", "executor"):
+            job.wait_for("batch", timeout_s=120)
+            log.append(source, range(total, total + 300))
+            total += 300
+            time.sleep(moments.uniform(0, 0.5))
+            if victim == "executor":
+                os.kill(moments.choice(executors(workers)), signal.SIGKILL)
+            else:
+                job.kill()
+                job = Child(command, log=tmp_path / "job.log")
+        while len(log.records(copy)) < total:
+            job.wait_for("batch", timeout_s=120)
+    finally:
+        job.kill()
+
+    def in_order(stream):
+        return [(partition, value) for partition, _, value in log.records(stream)]
+
+    assert in_order(copy) == in_order(source)

@@ -1,13 +1,16 @@
 """The patterns, each run twice with new records between: output is the function of input."""
 
 import json
+import threading
+import time
 
 import pyarrow as pa
 import pytest
 
 from strandline.client.latest import latest_by_key
 from strandline.spark.pipelines.config import decode_pipeline
-from strandline.spark.pipelines.run import run_pipeline
+from strandline.spark.pipelines.queries import wait_for_end
+from strandline.spark.pipelines.run import run_pipeline, start_pipeline
 from strandline.spark.pipelines.sources import copied_offsets, source_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -127,6 +130,38 @@ def test_repartitioned_and_cleaned_a_stream_is_pristine(run, log):
         expected = list(dict.fromkeys(values(log, keyed, partition)))
         assert values(log, pristine, partition) == expected
     assert all(row["headers"] == {} for row in rows(log, pristine))
+
+
+def test_every_batch_is_reported_also_after_an_idle_time(spark, log, tmp_path):
+    """A continuous pipeline tells each micro-batch once, in order, and how far it is behind."""
+    source, told = log.new_stream(40, partitions=1), []
+    config = {"kind": "copy", "server": log.server, "checkpoint": str(tmp_path / "checkpoint")}
+    config |= {"stream": source, "into": f"{source}-copy", "trigger": "continuous"}
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+    [query] = start_pipeline(spark, decode_pipeline(config | {"batch_records_max": 10}))
+    options = {"server": log.server, "report": told.append}
+    watching = threading.Thread(target=wait_for_end, args=([query],), kwargs=options)
+    watching.start()
+    try:
+        until(lambda: sum(line["records"] for line in told) == 40)
+        until(lambda: query.lastProgress["numInputRows"] == 0)
+        log.append(source, range(40, 50), partitions=1)
+        until(lambda: sum(line["records"] for line in told) == 50)
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+        query.stop()
+        watching.join(60)
+    assert [(line["batch"], line["records"]) for line in told] == [(n, 10) for n in range(5)]
+    assert [line["lag"] for line in told] == [{f"{source}/0": n} for n in (30, 20, 10, 0, 0)]
+    assert "oldest_unread_ms" in told[-1]
+
+
+def until(condition):
+    """Wait for something to become true."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def test_the_newest_record_of_each_key_is_a_table(log):

@@ -43,8 +43,8 @@ def run(
 ) -> None:
     """Run a pipeline to its end, or until Ctrl-C; run it again to go on where it was.
 
-    Prints a line for each micro-batch: its number, its records, and how far each partition is
-    behind its stream.
+    Prints a line for each micro-batch: its number, its records, how far each partition is behind
+    its stream, and how long the oldest record waits that was not read.
     """
     from strandline.spark.pipelines.config import decode_pipeline
     from strandline.spark.pipelines.run import run_pipeline
@@ -83,7 +83,9 @@ def _settings(given: list[str]) -> dict[str, str]:
 
 def _print(line: Mapping[str, Any]) -> None:
     lag = ", ".join(f"{partition}: {behind}" for partition, behind in line["lag"].items())
+    oldest_ms = max(line.get("oldest_unread_ms", {}).values(), default=None)
     print_line(
         f"{line['query']}: batch {line['batch']}, {line['records']} records in {line['ms']} ms, "
         f"behind by {{{lag}}}"
+        + ("" if oldest_ms is None else f", the oldest for {oldest_ms / 1000:.1f} s")
     )

@@ -9,29 +9,14 @@ import json
 import sys
 import time
 
-from strandline.spark.session import QUICK_START, spark_session
+from settings import settings_for
+
+from strandline.spark.session import spark_session
 
 master, server, stream, directory = sys.argv[1:5]
 to_the_end = "--to-the-end" in sys.argv
 
-settings = dict(QUICK_START)
-if master.startswith("spark:"):
-    settings |= {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "600m",
-        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "spark.ui.enabled": "false",
-        "spark.task.maxFailures": "20",
-        "spark.deploy.maxExecutorRetries": "-1",
-        "spark.excludeOnFailure.enabled": "false",
-        "spark.speculation": "true",
-        "spark.speculation.quantile": "0.4",
-        "spark.speculation.multiplier": "1.2",
-        "spark.speculation.interval": "200ms",
-        "spark.speculation.minTaskRuntime": "200ms",
-    }
-spark = spark_session(master, app_name="land", settings=settings)
+spark = spark_session(master, app_name="land", settings=settings_for(master))
 spark.sparkContext.setLogLevel("OFF")
 
 

@@ -2,7 +2,9 @@
 
     python pipelines.py MASTER CONFIGS.json
 
-Writes a JSON line for each micro-batch that ended, and one at the end.
+Takes pipelines by their names. Writes a JSON line for each micro-batch that ended, and one at the
+end with the error of each pipeline that did not come through; failures go to standard error. A
+continuous pipeline that fails is started again, as a supervisor would.
 """
 
 import json
@@ -11,44 +13,92 @@ import time
 from pathlib import Path
 
 from pyspark.errors import PySparkException
+from settings import settings_for
 
 from strandline.errors import StrandlineError
 from strandline.spark.pipelines.config import decode_pipeline
-from strandline.spark.pipelines.queries import wait_for_end
+from strandline.spark.pipelines.queries import Watch
 from strandline.spark.pipelines.run import start_pipeline
-from strandline.spark.session import QUICK_START, spark_session
+from strandline.spark.session import spark_session
 
-master, configs = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+BUSY_TIMEOUT_S = 120
+RESTART_S = 1.0
 
 
-def say(line):
+def say(**line):
     """One JSON line."""
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
-def wait_until_busy(started):
-    """Until each query has ended a batch: on a slow machine Spark gives up on Python processes
-    that take ten seconds to start, and all queries at once would start dozens.
+class Pipeline:
+    """One pipeline and its query.
+
+    Args:
+        name: in what is reported.
+        values: its description.
     """
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if all(query.lastProgress is not None or not query.isActive for query in started):
+
+    def __init__(self, name, values):
+        self.name = name
+        self.config = decode_pipeline(values)
+        self.query = None
+        self.watch = None
+        self.error = None
+        self.start()
+
+    def start(self):
+        """Start the query; wait until it has ended a batch.
+
+        On a slow machine Spark gives up on Python processes that take ten seconds to start, and all
+        queries at once would start dozens.
+        """
+        try:
+            [self.query] = start_pipeline(spark, self.config)
+            self.watch = Watch(self.query, self.config.server)
+        except (StrandlineError, PySparkException) as error:
+            self.fail(error)
             return
-        time.sleep(0.1)
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while self.query.isActive and self.query.lastProgress is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
+
+    def fail(self, error):
+        """Note why it does not run."""
+        self.query, self.error = None, str(error)
+        first_line = (self.error.splitlines() or [""])[0]
+        sys.stderr.write(f"FAILED {self.name}: {first_line}\n")
+        sys.stderr.flush()
+
+    def look(self):
+        """Report what is new; whether it has come to its end."""
+        if self.query is None:
+            if self.config.trigger == "available_now":
+                return True
+            time.sleep(RESTART_S)
+            self.start()
+            return False
+        is_over = not self.query.isActive
+        for line in self.watch.news():
+            say(**line, name=self.name)
+        if is_over and (error := self.query.exception()) is not None:
+            self.fail(error)
+            return False
+        if is_over:
+            self.error = None
+        return is_over
 
 
-spark = spark_session(master, app_name="pipelines", settings=QUICK_START)
+master, configs = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+settings = settings_for(master) | {"spark.sql.streaming.noDataProgressEventInterval": "1000"}
+spark = spark_session(master, app_name="pipelines", settings=settings)
 spark.sparkContext.setLogLevel("OFF")
-error = None
-try:
-    queries = []
-    for config in configs:
-        started = start_pipeline(spark, decode_pipeline(config))
-        queries += started
-        wait_until_busy(started)
-    wait_for_end(queries, report=say)
-except (StrandlineError, PySparkException) as failed:
-    error = str(failed)
-say({"event": "end", "error": error})
+pipelines = [Pipeline(name, values) for name, values in configs.items()]
+say(event="started")
+left = pipelines
+while left := [pipeline for pipeline in left if not pipeline.look()]:
+    time.sleep(0.05)
+say(event="end", errors={each.name: each.error for each in pipelines if each.error})
 spark.stop()

@@ -58,7 +58,7 @@ def test_a_missing_option_is_named(missing):
 
 
 def test_servers_takes_a_list_and_a_scheme():
-    """All addresses are kept, with or without grpc://: any broker may be away when a task starts."""
+    """All addresses are kept, with or without grpc://: any may be away when a task starts."""
     options = parse_read_options({"servers": "grpc://a:1, b:2", "stream": "s"}, streaming=False)
     assert options.server == "a:1,b:2"
 

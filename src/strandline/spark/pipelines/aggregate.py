@@ -28,12 +28,8 @@ from strandline.spark.pipelines.folding import (
     next_offsets,
     parse_folds,
 )
-from strandline.spark.pipelines.queries import (
-    ensure_stream,
-    partitions_of,
-    read_stream,
-    write_stream,
-)
+from strandline.spark.pipelines.outputs import ensure_stream, stream_of
+from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.table_store import local_path, write_durably
 
 _OUTPUT = "key STRING, value STRING"
@@ -49,8 +45,11 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
         InvalidRecordError: the changelog holds what is no state.
     """
     folds = parse_folds(config.columns)
-    partitions = partitions_of(config.server, config.stream)
-    ensure_stream(config.server, config.into, partitions=partitions, compact=True)
+    source = stream_of(config.server, config.stream)
+    partitions = len(source.partitions)
+    # Copies of a stream are not compacted together yet: a cluster refuses several.
+    alone = {"replicas": 1, "min_isr": 1, "compact": True}
+    ensure_stream(config.server, config.into, like=source, partitions=partitions, **alone)
     began = _began_with(config)
     position = next_offsets(decode_state(state) for state in began.values())
     records = read_stream(

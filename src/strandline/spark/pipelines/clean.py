@@ -13,12 +13,8 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
 from strandline.spark.pipelines.config import Clean
-from strandline.spark.pipelines.queries import (
-    ensure_stream,
-    partitions_of,
-    read_stream,
-    write_stream,
-)
+from strandline.spark.pipelines.outputs import ensure_stream, stream_of
+from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import headers_without_source, source_of
 
 _OUTPUT = (
@@ -33,9 +29,8 @@ def start_clean(spark: SparkSession, config: Clean) -> list[StreamingQuery]:
     Raises:
         UnknownStreamError: there is no stream to clean.
     """
-    ensure_stream(
-        config.server, config.into, partitions=partitions_of(config.server, config.stream)
-    )
+    dirty = stream_of(config.server, config.stream)
+    ensure_stream(config.server, config.into, like=dirty, partitions=len(dirty.partitions))
     records = read_stream(
         spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
     )

@@ -12,12 +12,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from strandline.spark.connection import client_of
 from strandline.spark.pipelines.config import Copy
-from strandline.spark.pipelines.queries import (
-    ensure_stream,
-    partitions_of,
-    read_stream,
-    write_stream,
-)
+from strandline.spark.pipelines.outputs import ensure_stream, stream_of
+from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import copied_offsets, with_source
 
 
@@ -28,7 +24,8 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
         UnknownStreamError: there is no stream to copy.
     """
     server = config.into_server or config.server
-    ensure_stream(server, config.into, partitions=partitions_of(config.server, config.stream))
+    source = stream_of(config.server, config.stream)
+    ensure_stream(server, config.into, like=source, partitions=len(source.partitions))
     copied = copied_offsets(client_of(server), stream=config.stream, into=config.into)
     position = json.dumps({str(p): offset for p, offset in copied.items()}) if copied else None
     records = read_stream(

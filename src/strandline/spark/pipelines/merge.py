@@ -14,7 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's 
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.spark.pipelines.config import Merge
-from strandline.spark.pipelines.queries import ensure_stream, read_stream, write_stream
+from strandline.spark.pipelines.outputs import ensure_stream, stream_of
+from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import with_source
 
 _ORDER = ("timestamp", "source", "partition", "offset")
@@ -26,7 +27,9 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
     Raises:
         UnknownStreamError: one of the streams is not there.
     """
-    ensure_stream(config.server, config.into)
+    inputs = [stream_of(config.server, stream) for stream in config.streams]
+    safest = max(inputs, key=lambda info: info.config.replicas)
+    ensure_stream(config.server, config.into, like=safest)
 
     def records_of(stream: str) -> DataFrame:
         records = read_stream(spark, config, stream, maxRecordsPerTrigger=config.batch_records_max)

@@ -13,13 +13,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from strandline.client import Client
-from strandline.errors import StreamExistsError, UnavailableError
-from strandline.spark.connection import with_retries
+from strandline.errors import UnavailableError
 from strandline.spark.pipelines.config import Common
+from strandline.spark.pipelines.unread import oldest_unread_ms
 
 _POLL_S = 0.2
-_RETRY_TIMEOUT_MS = 60_000
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -52,28 +50,6 @@ def write_stream(
     return triggered(writer, config).start()
 
 
-def ensure_stream(server: str, name: str, **settings: Any) -> None:
-    """Create a stream with these settings if there is none of this name."""
-
-    def create(client: Client) -> None:
-        with contextlib.suppress(StreamExistsError):
-            client.create_stream(name, **settings)
-
-    with_retries(server, create, timeout_ms=_RETRY_TIMEOUT_MS)
-
-
-def partitions_of(server: str, stream: str) -> int:
-    """How many partitions a stream has.
-
-    Raises:
-        UnknownStreamError: there is no such stream.
-    """
-    info = with_retries(
-        server, lambda client: client.stream_info(stream), timeout_ms=_RETRY_TIMEOUT_MS
-    )
-    return len(info.partitions)
-
-
 def triggered(writer: DataStreamWriter, config: Common) -> DataStreamWriter:
     """The writer with the pipeline's trigger."""
     if config.trigger == "available_now":
@@ -81,42 +57,79 @@ def triggered(writer: DataStreamWriter, config: Common) -> DataStreamWriter:
     return writer.trigger(processingTime=f"{config.interval_ms} milliseconds")
 
 
-def wait_for_end(queries: Sequence[StreamingQuery], *, report: Report | None = None) -> None:
+def wait_for_end(
+    queries: Sequence[StreamingQuery], *, server: str, report: Report | None = None
+) -> None:
     """Wait until every query has ended; the first that fails ends the others.
 
     Args:
         queries: of one pipeline.
-        report: called with what each micro-batch did; batches that end close together share a call.
+        server: whose streams they read.
+        report: called with what each micro-batch did.
 
     Raises:
         UnavailableError: a query failed; its message says why.
     """
-    told: dict[str, int] = {}
+    watches = [Watch(query, server) for query in queries]
     is_over = False
     with _stopped_at_the_end(queries):
         while not is_over:
             # Looked at before the last report, so that no batch goes untold.
             is_over = not any(query.isActive for query in queries)
-            for query in queries:
-                _await(query)
-                line = progress_line(query)
-                if report and line and told.get(query.id, -1) < line["batch"]:
-                    told[query.id] = line["batch"]
-                    report(line)
+            for watch in watches:
+                _await(watch.query)
+                if report is not None:
+                    watch.tell(report)
 
 
-def progress_line(query: StreamingQuery) -> Mapping[str, Any] | None:
-    """What the newest micro-batch did: records, and the lag of each partition behind the stream."""
-    progress = query.lastProgress
-    if progress is None:
-        return None
-    lag: dict[str, int] = {}
-    for source in progress["sources"]:
-        end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-        lag |= {place: latest[place] - end[place] for place in latest if place in end}
+class Watch:
+    """Tells what each micro-batch of a query did, once, also of several that ended close together.
+
+    Args:
+        query: running or ended.
+        server: whose streams it reads.
+    """
+
+    def __init__(self, query: StreamingQuery, server: str) -> None:
+        self.query = query
+        self._server = server
+        self._looked_at: str | None = None
+        self._told = -1
+
+    def tell(self, report: Report) -> None:
+        """Report what is new."""
+        for line in self.news():
+            report(line)
+
+    def news(self) -> list[Mapping[str, Any]]:
+        """A line for each micro-batch that has ended since the last call.
+
+        The newest also says how old the oldest record is that was not read, where there is one.
+        """
+        last = self.query.lastProgress
+        if last is None or last["timestamp"] == self._looked_at:
+            return []
+        self._looked_at = last["timestamp"]
+        # Spark reports idle triggers too, under the number of the batch that is still to come.
+        ended = [
+            each
+            for each in self.query.recentProgress
+            if each["batchId"] > self._told and "addBatch" in each["durationMs"]
+        ]
+        lines: list[Mapping[str, Any]] = [_progress_line(self.query.name, each) for each in ended]
+        if ended:
+            self._told = ended[-1]["batchId"]
+            ages = oldest_unread_ms(self._server, _unread(ended[-1]))
+            lines[-1] = {**lines[-1], "oldest_unread_ms": ages}
+        return lines
+
+
+def _progress_line(name: str | None, progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a micro-batch did: records, and the lag of each partition behind the stream."""
+    lag = {f"{stream}/{p}": end - at for (stream, p), (at, end) in _offsets(progress).items()}
     return {
         "event": "batch",
-        "query": query.name,
+        "query": name,
         "batch": progress["batchId"],
         "records": progress["numInputRows"],
         "lag": lag,
@@ -124,13 +137,27 @@ def progress_line(query: StreamingQuery) -> Mapping[str, Any] | None:
     }
 
 
-def _offsets(encoded: str | None) -> dict[str, int]:
-    """Offsets of a source of ours by ``stream/partition``; nothing of another's."""
+def _unread(progress: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    """Where reading goes on, of the partitions that have more than was read."""
+    return {place: at for place, (at, end) in _offsets(progress).items() if end > at}
+
+
+def _offsets(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
+    """By stream and partition: up to where the micro-batch read, and where the stream ended."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for source in progress["sources"]:
+        read, latest = _decoded(source["endOffset"]), _decoded(source["latestOffset"])
+        found |= {place: (read[place], latest[place]) for place in latest if place in read}
+    return found
+
+
+def _decoded(encoded: str | None) -> dict[tuple[str, int], int]:
+    """Offsets of a source of ours; nothing of another's."""
     found = json.loads(encoded) if encoded else None
     if not isinstance(found, dict) or "stream" not in found:
         return {}
     stream = str(found.pop("stream")).rpartition("@")[0]
-    return {f"{stream}/{partition}": offset for partition, offset in found.items()}
+    return {(stream, int(partition)): offset for partition, offset in found.items()}
 
 
 def _await(query: StreamingQuery) -> None:

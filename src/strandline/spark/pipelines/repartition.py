@@ -9,7 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's 
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.spark.pipelines.config import Repartition
-from strandline.spark.pipelines.queries import ensure_stream, read_stream, write_stream
+from strandline.spark.pipelines.outputs import ensure_stream, stream_of
+from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import with_source
 
 
@@ -19,7 +20,8 @@ def start_repartition(spark: SparkSession, config: Repartition) -> list[Streamin
     Raises:
         UnknownStreamError: there is no stream to read.
     """
-    ensure_stream(config.server, config.into, partitions=config.partitions)
+    source = stream_of(config.server, config.stream)
+    ensure_stream(config.server, config.into, like=source, partitions=config.partitions)
     records = read_stream(
         spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
     )

@@ -60,4 +60,4 @@ def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None
         StrandlineError: as ``start_pipeline``.
         UnavailableError: a query failed; run the pipeline again, it goes on where it was.
     """
-    wait_for_end(start_pipeline(spark, config), report=report)
+    wait_for_end(start_pipeline(spark, config), server=config.server, report=report)

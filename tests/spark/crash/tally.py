@@ -1,0 +1,119 @@
+"""What crash runs found, as one dated table to which every chunk of runs adds its own.
+
+Rules: the counts are the judge's; a chunk that failed is in the table with what was seen.
+"""
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+
+
+@dataclass
+class Chunk:
+    """Some runs on the same streams, one after the other."""
+
+    brokers: int
+    seed: int
+    kinds: str
+    load: float
+    """Average load of the machine when it began."""
+    runs: int = 0
+    records: int = 0
+    seconds: int = 0
+    failure: str = ""
+    killed: dict = field(default_factory=dict)
+    """Victim: how often."""
+    restarted: dict = field(default_factory=dict)
+    """Pipeline: how often its query failed though its driver lived, and was started again."""
+    fenced: dict = field(default_factory=dict)
+    """Pipeline: how many of two drivers on its checkpoint ended with an error."""
+    verdicts: dict = field(default_factory=dict)
+
+
+def write_results(chunk, directory):
+    """Add a chunk to the results of this day; returns the page with all of them."""
+    chunks = [asdict(chunk)]
+    if directory is not None:
+        stem = Path(directory) / f"{time.strftime('%Y-%m-%d')}-crash-pipelines"
+        if stem.with_suffix(".json").exists():
+            chunks = [*msgspec.json.decode(stem.with_suffix(".json").read_bytes()), *chunks]
+        stem.with_suffix(".json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(chunks)) + b"\n"
+        )
+        stem.with_suffix(".md").write_text(page(chunks))
+    return page(chunks)
+
+
+def page(chunks):
+    """All chunks as Markdown."""
+    lines = [f"# Pipelines killed, {time.strftime('%Y-%m-%d')}", "", *INTRODUCTION, ""]
+    lines += ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
+    for brokers in sorted({chunk["brokers"] for chunk in chunks}):
+        mine = [chunk for chunk in chunks if chunk["brokers"] == brokers]
+        kinds = dict.fromkeys(kind for chunk in mine for kind in chunk["verdicts"])
+        lines += [row(kind, [c for c in mine if kind in c["verdicts"]]) for kind in kinds]
+    lines += ["", *kills(chunks), "", *seeds(chunks), ""]
+    return "\n".join(lines)
+
+
+INTRODUCTION = (
+    "`make crash-pipelines` makes this page;",
+    "[docs/pipelines.md](../../docs/pipelines.md#killed) says what happens in a run.",
+    "Lost: expected and not there. Duplicated: there too often, or not expected. Out of place:",
+    "each there once, but not in its order. Restarted: queries that failed while their driver",
+    "lived. At the end two drivers work on the same checkpoints, and one of them has to end.",
+)
+HEADINGS = (
+    *("pipeline", "brokers", "runs", "kills", "records in", "records out"),
+    *("lost", "duplicated", "out of place", "restarted", "of two drivers ended"),
+)
+
+
+def row(kind, chunks):
+    """One pipeline in all chunks."""
+
+    def total(name):
+        return sum(chunk["verdicts"][kind][name] for chunk in chunks)
+
+    fenced = [chunk["fenced"][kind] for chunk in chunks if kind in chunk["fenced"]]
+    cells = [
+        kind,
+        chunks[0]["brokers"],
+        sum(chunk["runs"] for chunk in chunks),
+        sum(sum(chunk["killed"].values()) for chunk in chunks),
+        f"{sum(chunk['records'] for chunk in chunks):,}",
+        f"{total('found'):,}",
+        total("lost"),
+        total("duplicated"),
+        total("misplaced"),
+        sum(chunk["restarted"].get(kind, 0) for chunk in chunks),
+        f"{sum(fenced)} of {2 * len(fenced)}" if fenced else "-",
+    ]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def kills(chunks):
+    """Who was killed how often."""
+    counts = sorted({chunk["brokers"] for chunk in chunks})
+    victims = sorted({victim for chunk in chunks for victim in chunk["killed"]})
+    lines = ["| killed -9 | " + " | ".join(f"{n} broker{'s' * (n > 1)}" for n in counts) + " |"]
+    lines.append("|---" * (len(counts) + 1) + "|")
+    for victim in victims:
+        times = [
+            sum(c["killed"].get(victim, 0) for c in chunks if c["brokers"] == n) for n in counts
+        ]
+        lines.append(f"| {victim} | " + " | ".join(map(str, times)) + " |")
+    return lines
+
+
+def seeds(chunks):
+    """Each chunk: how to have it again, and how it went."""
+    lines = ["| brokers | seed | runs | seconds | load at the start | verdict |", "|---" * 6 + "|"]
+    for chunk in chunks:
+        cells = [chunk[name] for name in ("brokers", "seed", "runs", "seconds")]
+        verdict = chunk["failure"].replace("|", "/").replace("\n", " ")[:300]
+        cells += [f"{chunk['load']:.0f}", verdict or "each record once, in order"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
