@@ -45,6 +45,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pub_ack: bool = True
     """Answer a publish that has a reply subject with JetStream's PubAck."""
     compression: Compression = "none"
+    encryption: bool = False
+    """Encrypt records wherever they are stored; needs a master key, see docs/encryption.md."""
     retention_age_ms: int = 0
     """Delete records older than this; 0 keeps them."""
     retention_bytes: int = 0
@@ -95,6 +97,7 @@ class GrpcStreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     auto_pause_if_read: bool = True
     min_isr: int = 1
     optimistic_concurrency: bool = False
+    encryption: bool = False
 
 
 class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -191,6 +194,13 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Principals who may do everything: names in certificates, or those that tokens stand for."""
 
 
+class EncryptionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Encryption at rest, of the streams that ask for it; see docs/encryption.md."""
+
+    key_file: str = ""
+    """File of the master keys, the current one first; empty: the environment's, or none."""
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One broker among several; see docs/cluster.md."""
 
@@ -261,6 +271,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     journal: JournalConfig = JournalConfig()
     limits: LimitsConfig = LimitsConfig()
     tls: TlsConfig = TlsConfig()
+    encryption: EncryptionConfig = EncryptionConfig()
     auth: AuthConfig = AuthConfig()
     cluster: ClusterConfig = ClusterConfig()
     cleaner_interval_ms: int = 10_000

@@ -19,10 +19,12 @@ from strandline.broker.damage import DamageReports
 from strandline.broker.partition import Partition
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream
+from strandline.broker.stream_keys import StreamKeys
 from strandline.broker.syncer import Syncer
 from strandline.broker.turn import Turn
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig
+from strandline.encryption.masters import MasterKeys
 from strandline.errors import (
     LogPoisonedError,
     ShuttingDownError,
@@ -51,6 +53,7 @@ class BrokerBase(ABC):
         clock: where the time comes from.
         disk: the door to the file system; tests inject faults here.
         telemetry: counters; a fresh set if not given.
+        masters: the master keys of encrypted streams; none if not given.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -64,8 +67,10 @@ class BrokerBase(ABC):
         clock: Clock | None = None,
         disk: Disk | None = None,
         telemetry: Telemetry | None = None,
+        masters: MasterKeys | None = None,
     ) -> None:
         self.config = config
+        self.keys = StreamKeys(masters or MasterKeys(), lambda: self._image)
         self.clock = clock or SystemClock()
         self.disk = disk or Disk()
         self.telemetry = telemetry or Telemetry()

@@ -147,7 +147,8 @@ class Broker(BrokerBase):
         async with self._admin:
             self._check_available()
             config = msgspec.structs.replace(config, acks=config.acks_in_force)
-            command = CreateStream(config=config, now_ns=self.clock.now_ns())
+            keys = self.keys.first(config)
+            command = CreateStream(config=config, now_ns=self.clock.now_ns(), keys=keys)
             image = self._store.preview(command).streams[config.name]
             try:
                 # Logs first: a stream in the metadata without logs would be in the way.
@@ -356,14 +357,16 @@ class Broker(BrokerBase):
                     segment_age_ms=plan.segment_age_ms,
                 )
                 self._storage.logs[log_id] = log
+            name = PartitionName(config.name, number)
             partitions.append(
                 Partition(
-                    PartitionName(config.name, number),
+                    name,
                     config,
                     log,
                     log_id=log_id,
                     leader_epoch=LeaderEpoch(item.leader_epoch),
                     admission=self.admission,
+                    sealer=self.keys.sealer(name, config),
                 )
             )
         return Stream(config, image.created_ns, partitions)

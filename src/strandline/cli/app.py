@@ -7,6 +7,7 @@ from strandline.cli import (
     cluster,
     demo,
     dev,
+    encryption,
     group,
     inspect,
     liftbridge,
@@ -50,6 +51,7 @@ app.command(epilog=liftbridge.EPILOG)(liftbridge.liftbridge)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
 app.add_typer(group.app, name="group")
+app.add_typer(encryption.app, name="encryption")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)

@@ -33,6 +33,7 @@ KEEPING = "What is kept"
         "strandline stream create orders --subject 'orders.>' --partitions 4",
         "strandline stream create audit --subject audit --retention-age 30d --compression zstd",
         "strandline stream create prices --subject 'prices.*' --partition-by key --compact",
+        "strandline stream create payments --subject 'payments.>' --encryption",
     )
 )
 @reports_errors
@@ -72,6 +73,9 @@ def create(
     compression: Annotated[
         Literal["none", "zstd", "lz4"], typer.Option(help="Of stored batches.")
     ] = "none",
+    encryption: Annotated[
+        bool, typer.Option("--encryption", help="Encrypt what is stored; needs a master key.")
+    ] = False,
     retention_age: Annotated[
         int,
         typer.Option(
@@ -137,6 +141,7 @@ def create(
             acks=acks,
             pub_ack=pub_ack,
             compression=compression,
+            encryption=encryption,
             retention_age_ms=retention_age,
             retention_bytes=retention_bytes,
             retention_records=retention_records,

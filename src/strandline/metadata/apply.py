@@ -15,7 +15,17 @@ from typing import Any
 import msgspec
 
 from strandline.errors import InvalidRequestError, StrandlineError
-from strandline.metadata import access, activity, brokers, changes, groups, quotas, states, streams
+from strandline.metadata import (
+    access,
+    activity,
+    brokers,
+    changes,
+    groups,
+    quotas,
+    states,
+    stream_keys,
+    streams,
+)
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.commands import (
     AddPartitions,
@@ -34,6 +44,7 @@ from strandline.metadata.commands import (
     ForgetDirectory,
     ForgetEvents,
     JoinGroup,
+    KeepStreamKeys,
     LeaveGroup,
     MoveGroup,
     MoveLogStarts,
@@ -55,6 +66,7 @@ PRODUCER_IDS_MAX = 1_000_000
 
 _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     CreateStream: streams.create_stream,
+    KeepStreamKeys: stream_keys.keep_stream_keys,
     DeleteStream: streams.delete_stream,
     AddPartitions: streams.add_partitions,
     AdmitBroker: brokers.admit,

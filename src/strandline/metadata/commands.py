@@ -15,7 +15,7 @@ from strandline.config import StreamConfig
 from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.quota_commands import RemoveQuota, SetQuota
-from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
+from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName, WrappedKey
 
 Replicas = tuple[BrokerId, ...]
 ElectionReason = Literal[
@@ -29,6 +29,15 @@ class CreateStream(msgspec.Struct, frozen=True, tag=True):
     config: StreamConfig
     now_ns: int
     assignment: tuple[Replicas, ...] = ()
+    keys: tuple[WrappedKey, ...] = ()
+    """Of an encrypted stream: its data key."""
+
+
+class KeepStreamKeys(msgspec.Struct, frozen=True, tag=True):
+    """Keep data keys of an encrypted stream: a new one, or some that were wrapped anew."""
+
+    name: str
+    keys: tuple[WrappedKey, ...]
 
 
 class DeleteStream(msgspec.Struct, frozen=True, tag=True):
@@ -266,6 +275,7 @@ class OpenSession(msgspec.Struct, frozen=True, tag=True):
 
 Command = (
     CreateStream
+    | KeepStreamKeys
     | DeleteStream
     | AddPartitions
     | AdmitBroker

@@ -31,7 +31,7 @@ from strandline.metadata.outcome import Outcome
 from strandline.security.acl import Rule
 from strandline.security.quota import Quota
 from strandline.security.tokens import Token
-from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
+from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName, WrappedKey
 
 IMAGE_VERSION = 4
 """Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens and
@@ -134,6 +134,8 @@ class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionImage, ...]
     states: dict[int, PartitionState] = {}
     """Of partitions that were ever readonly or paused."""
+    keys: tuple[WrappedKey, ...] = ()
+    """Of an encrypted stream: its data keys, numbered from 1, the newest last."""
 
 
 class GroupImage(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ Reason = Literal[
     "unknown_group",
     "unknown_member",
     "already_member",
+    "stale_keys",  # would put another data key in the place of one that records need
     "stale_group",  # the consumer group has changed since it was decided
     "unknown_rule",
     "unknown_token",

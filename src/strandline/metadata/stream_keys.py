@@ -1,8 +1,8 @@
 """Data keys of encrypted streams, as the metadata keeps them: wrapped by a master key.
 
-Rule: a data key, once there, never goes and never becomes another one, or what was encrypted with it
-were lost. Only who wraps it may change; its fingerprint shows that it is the same. So orders of two
-operators at once do no harm: the later one is refused.
+Rule: a data key, once there, never goes and never becomes another one, or what was encrypted with
+it were lost. Only who wraps it may change; its fingerprint shows that it is the same. So orders of
+two operators at once do no harm: the later one is refused.
 """
 
 import msgspec
@@ -21,7 +21,9 @@ def check_new_keys(config: StreamConfig, keys: tuple[WrappedKey, ...]) -> None:
         RefusedError: the keys do not fit the settings.
     """
     if [key.number for key in keys] != [1] * config.encryption:
-        raise RefusedError("stale_keys", "an encrypted stream, and no other, begins with data key 1")
+        raise RefusedError(
+            "stale_keys", "an encrypted stream, and no other, begins with data key 1"
+        )
 
 
 def keep_stream_keys(image: MetadataImage, command: KeepStreamKeys) -> MetadataImage:

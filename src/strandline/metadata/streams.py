@@ -16,6 +16,7 @@ from strandline.metadata.groups import without_stream
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.metadata.outcome import RefusedError
 from strandline.metadata.partitions import new_partition
+from strandline.metadata.stream_keys import check_new_keys
 from strandline.record.subjects import validate_subject
 from strandline.types import LogId
 
@@ -38,9 +39,12 @@ def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
     check_stream_config(config, is_cluster=bool(image.brokers))
     if config.name in image.streams:
         raise StreamExistsError(f"stream {config.name!r} exists; choose another name or delete it")
+    check_new_keys(config, command.keys)
     partitions = _new_partitions(image, command.assignment, config=config, count=config.partitions)
     config = msgspec.structs.replace(config, partition_by=config.partition_rule)
-    stream = StreamImage(config=config, created_ns=command.now_ns, partitions=partitions)
+    stream = StreamImage(
+        config=config, created_ns=command.now_ns, partitions=partitions, keys=command.keys
+    )
     return msgspec.structs.replace(
         image,
         next_log_id=log_id_after(image, partitions),

@@ -13,6 +13,7 @@
 | new_producer | empty | ProducerInfo |
 
 Those that operate a cluster are in ``cluster``, those of transactions in ``transactions``,
+those of encrypted streams in ``encryption``,
 those of consumer groups in ``groups``.
 
 Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
@@ -23,7 +24,7 @@ from typing import Annotated
 import msgspec
 
 from strandline.config import PARTITIONS_MAX, StreamConfig
-from strandline.protocol import cluster, groups, transactions
+from strandline.protocol import cluster, encryption, groups, transactions
 from strandline.protocol.tickets import WAIT_MS_MAX, Bound
 from strandline.protocol.wire import Answer, Count, Int64, Message, Name, PartitionNumber
 
@@ -50,6 +51,7 @@ ACTIONS: dict[str, str] = {
     SERVER_INFO: "Version and limits of the broker; no body.",
     NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
     **cluster.ACTIONS,
+    **encryption.ACTIONS,
     **transactions.ACTIONS,
     **groups.ACTIONS,
 }

@@ -15,7 +15,7 @@ ROTATE_KEYS = "rotate_keys"
 
 ACTIONS: dict[str, str] = {
     LIST_KEYS: "The data keys of encrypted streams; no body.",
-    ROTATE_KEYS: "Wrap a stream's data keys by the current master key; body: {stream, has_new_key}.",
+    ROTATE_KEYS: "Wrap a stream's data keys by the master key; body: {stream, has_new_key}.",
 }
 """Every action, with the sentence ListActions gives."""
 

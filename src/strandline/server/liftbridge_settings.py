@@ -82,6 +82,7 @@ _TAKEN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
         lambda value: not _flag(value),
     ),
     "streams.concurrency.control": ("grpc.streams.optimistic_concurrency", _flag),
+    "streams.encryption": ("grpc.streams.encryption", _flag),
     "clustering.namespace": ("grpc.namespace", str),
     "clustering.min.insync.replicas": ("grpc.streams.min_isr", _number),
     "clustering.replication.max.bytes": ("limits.record_bytes", _number),
@@ -128,7 +129,6 @@ _REFUSED: Final = {
     "clustering.raft.bootstrap.peers": "clusters have settings of ours: see docs/cluster.md",
 }
 _REFUSED_IF_ON: Final = {
-    "streams.encryption": "encryption at rest is not built",
     "tls.client.authz.enabled": "authorization is not built; keep the port on a trusted network",
 }
 _BESIDE: Final = frozenset(

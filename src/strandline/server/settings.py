@@ -36,6 +36,7 @@ ENVIRON_OTHERS: Final = frozenset(
         "STRANDLINE_CA",
         "STRANDLINE_CERTIFICATE",
         "STRANDLINE_KEY",
+        "STRANDLINE_ENCRYPTION_KEY",
         "STRANDLINE_TOKEN",
     }
 )

@@ -5,6 +5,7 @@ first, broker last, so that every accepted record is answered.
 """
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Protocol
 
 from strandline.broker.broker import Broker
@@ -17,6 +18,7 @@ from strandline.frontends.nats.frontend import NatsFrontEnd
 from strandline.frontends.tasks import end_task, start_task
 from strandline.frontends.tls import renew
 from strandline.server.renewal import CertificateWatch, certificate_files
+from strandline.server.master_keys import master_keys
 from strandline.storage.disk import Disk
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class BrokerApp:
     ) -> None:
         self.config = config
         kind = ClusterBroker if config.cluster.is_on else Broker
-        self.broker = kind(config, disk=disk, clock=clock)
+        masters = master_keys(config, os.environ)
+        self.broker = kind(config, disk=disk, clock=clock, masters=masters)
         self._flight = FlightFrontEnd(self.broker, config)
         self._http = HttpFrontEnd(self.broker, config)
         self._nats = NatsFrontEnd(self.broker, config) if with_nats else None

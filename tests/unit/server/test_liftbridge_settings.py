@@ -80,7 +80,6 @@ def test_every_setting_that_has_a_counterpart_reaches_it():
     [
         ({"lisen": "x"}, 'Unknown configuration setting "lisen"'),
         ({"listen": "nowhere"}, "not host:port"),
-        ({"streams.encryption": True}, "encryption at rest is not built"),
         ({"clustering.raft.bootstrap.peers": ["a"]}, "docs/cluster.md"),
         ({"nats.embedded.config": "f"}, "nats-server"),
         ({"nats.user": "u"}, "nats.servers"),
@@ -101,7 +100,13 @@ def test_what_cannot_be_honoured_is_refused(values, message):
 
 def test_what_is_off_need_not_be_there():
     """A file that spells out the defaults of what we have not is taken."""
-    settings_of({"streams.encryption": False, "tls.client.authz.enabled": False})
+    settings_of({"tls.client.authz.enabled": False})
+
+
+def test_streams_are_encrypted_by_default_if_the_file_says_so():
+    """Whether there is a key is found out when one is created."""
+    assert settings_of({"streams.encryption": True}).grpc.streams.encryption
+    assert not settings_of({"streams.encryption": False}).grpc.streams.encryption
 
 
 @pytest.mark.parametrize(

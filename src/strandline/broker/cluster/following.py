@@ -132,6 +132,7 @@ class FollowingBroker(Broker):
             log_id=image.log_id,
             leader_epoch=LeaderEpoch(image.leader_epoch),
             admission=self.admission,
+            sealer=self.keys.sealer(name, config),
         )
 
     def _seat_replicas(self) -> bool:

@@ -13,6 +13,7 @@ from strandline.broker.internal import check_public
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
 from strandline.frontends.flight.cluster import cluster_actions
+from strandline.frontends.flight.encryption import encryption_actions
 from strandline.frontends.flight.groups import GroupActions
 from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
@@ -48,6 +49,7 @@ class AdminActions:
             admin.SERVER_INFO: self._server_info,
             admin.NEW_PRODUCER: self._new_producer,
             **cluster_actions(self._broker, self._change),
+            **encryption_actions(self._broker, self._change),
             **TransactionActions(self._broker, self._change).handlers,
             **GroupActions(self._broker, self._change).handlers,
         }

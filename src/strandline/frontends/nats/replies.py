@@ -14,6 +14,7 @@ from strandline.broker.responder import Responder
 from strandline.clock import Clock
 from strandline.errors import (
     DiskFullError,
+    EncryptionKeyError,
     InvalidRequestError,
     NotLeaderError,
     RecordTooLargeError,
@@ -37,6 +38,7 @@ _STREAM_MISMATCH = 10060
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
     (WrongLastSequenceError, envelope.AckError.INCORRECT_OFFSET),
     (RecordTooLargeError, envelope.AckError.TOO_LARGE),
+    (EncryptionKeyError, envelope.AckError.ENCRYPTION),
 )
 
 

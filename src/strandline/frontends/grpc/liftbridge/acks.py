@@ -7,6 +7,7 @@ import asyncio
 from typing import Any, Final
 
 from strandline.errors import (
+    EncryptionKeyError,
     ReadonlyError,
     RecordTooLargeError,
     StrandlineError,
@@ -49,6 +50,9 @@ def refused(error: StrandlineError, partition: int) -> RefusedError:
         return RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
     if isinstance(error, ReadonlyError):
         return RefusedError(pb.PublishAsyncError.READONLY, f"readonly partition: {partition}")
+    if isinstance(error, EncryptionKeyError):
+        text = f"failed to encrypt the message: {error.message}"
+        return RefusedError(pb.PublishAsyncError.ENCRYPTION_FAILED, text)
     return RefusedError(pb.PublishAsyncError.INTERNAL, error.message)
 
 

@@ -249,6 +249,7 @@ class PublishCalls:
 _ACK_ERRORS: Final[dict[Any, Any]] = {
     pb.PublishAsyncError.INCORRECT_OFFSET: pb.Ack.INCORRECT_OFFSET,
     pb.PublishAsyncError.BAD_REQUEST: pb.Ack.TOO_LARGE,
+    pb.PublishAsyncError.ENCRYPTION_FAILED: pb.Ack.ENCRYPTION,
 }
 
 

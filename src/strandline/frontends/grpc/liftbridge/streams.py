@@ -1,8 +1,7 @@
 """Creating, deleting, pausing streams, and making them readonly.
 
-Rules: a setting that Liftbridge has and we have not is refused if somebody could rely on it
-(encryption), and taken without effect if it only tunes Liftbridge's own insides (how often and with
-how many goroutines it cleans). Codes and the texts that clients compare are Liftbridge's.
+Rules: a setting that only tunes Liftbridge's own insides (how often and with how many goroutines it
+cleans) is taken without effect. Codes and the texts that clients compare are Liftbridge's.
 """
 
 from typing import Any, Final
@@ -13,6 +12,7 @@ import msgspec.structs
 from strandline.broker.internal import is_internal
 from strandline.config import GrpcStreamsConfig, StreamConfig
 from strandline.errors import (
+    EncryptionKeyError,
     InvalidRequestError,
     StreamExistsError,
     UnknownPartitionError,
@@ -25,10 +25,7 @@ from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.commands import SetReadonly
 
 SEGMENT_BYTES_MIN: Final = 64 << 10
-NO_ENCRYPTION: Final = (
-    "Failed on preconditions for stream's encryption handler: invalid AES key size 0: this broker "
-    "has no key, encryption at rest is not built"
-)
+NO_KEY: Final = "Failed on preconditions for stream's encryption handler: invalid AES key size 0"
 _NUMBERS: Final = (
     # theirs, ours
     ("retentionMaxBytes", "retention_bytes"),
@@ -38,6 +35,7 @@ _NUMBERS: Final = (
     ("autoPauseTime", "auto_pause_ms"),
     ("minIsr", "min_isr"),
     ("optimisticConcurrencyControl", "optimistic_concurrency"),
+    ("encryption", "encryption"),
 )
 
 
@@ -89,8 +87,6 @@ def _check_request(request: pb.CreateStreamRequest) -> None:
         raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
     if request.partitions < 0:
         raise RpcError(Status.INVALID_ARGUMENT, "no partitions provided")
-    if request.encryption.value:
-        raise RpcError(Status.FAILED_PRECONDITION, NO_ENCRYPTION)
 
 
 def _replicas(factor: int, brokers: int) -> int:
@@ -122,6 +118,8 @@ class StreamCalls:
             await self._host.broker.create_stream(config)
         except StreamExistsError:
             raise RpcError(Status.ALREADY_EXISTS, "stream already exists") from None
+        except EncryptionKeyError as error:
+            raise RpcError(Status.FAILED_PRECONDITION, f"{NO_KEY}: {error.message}") from None
         return pb.CreateStreamResponse()
 
     async def delete(self, request: pb.DeleteStreamRequest, _: Call) -> pb.DeleteStreamResponse:
