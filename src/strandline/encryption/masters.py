@@ -65,9 +65,8 @@ def parse_master_keys(text: str, source: str) -> tuple[MasterKey, ...]:
     """
     keys: list[MasterKey] = []
     for number, line in enumerate(text.splitlines(), 1):
-        for word in re.split(r"[\s,]+", line.partition("#")[0]):
-            if word:
-                keys.append(_parsed(word, f"{source}, line {number}"))
+        words = re.split(r"[\s,]+", line.partition("#")[0])
+        keys += [_parsed(word, f"{source}, line {number}") for word in words if word]
     if len({key.id for key in keys}) < len(keys):
         raise InvalidConfigError(f"{source} has a key twice")
     return tuple(keys)

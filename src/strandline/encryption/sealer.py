@@ -11,6 +11,7 @@ Rules: any thread. A batch that says it is not sealed is refused, or whoever can
 could put records into the stream. Keys that were unwrapped are kept as long as the partition.
 """
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -40,6 +41,8 @@ from strandline.record.sealed import (
     vouched_for,
 )
 from strandline.types import PartitionName, WrappedKey
+
+logger = logging.getLogger(__name__)
 
 SESSION_BATCHES_MAX: Final = 1 << 32
 """Then another salt is drawn, far below what AES-GCM allows for one key."""
@@ -84,7 +87,8 @@ class BatchSealer:
         self._masters = masters
         self._lock = threading.Lock()
         self._session: Session | None = None
-        self._session_key: str = ""
+        self._session_key = ""
+        self._said = ""
         self._secrets: dict[int, bytes] = {}
         self._opening: dict[tuple[int, bytes], AESGCM] = {}
 
@@ -98,6 +102,9 @@ class BatchSealer:
             with self._lock:
                 self._begin()
         except UnavailableError as error:
+            if error.message != self._said:
+                logger.warning("%s takes no records: %s", self._name, error)
+            self._said = error.message
             return error
         return None
 

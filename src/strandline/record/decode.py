@@ -130,6 +130,8 @@ class BatchColumns:
 
     def __init__(self, source: pa.Buffer, position: int) -> None:
         self.header = header = read_header(memoryview(source), position)
+        if header.attributes & Attributes.SEALED:
+            raise CorruptBatchError("the batch is encrypted: it was not opened", position=position)
         self._count = count = header.record_count
         start, length = position + HEADER_BYTES, header.length - HEADER_BYTES
         if start + length > source.size:

@@ -65,6 +65,14 @@ def test_nothing_of_a_record_is_readable(keys):
         assert text not in sealed
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_batch_that_was_not_opened_does_not_decode(keys, count):
+    """Cipher text is never taken for records."""
+    run = b"".join(keys.sealer().seal(batch(n)) for n in range(count))
+    with pytest.raises(CorruptBatchError, match="encrypted"):
+        list(decode_batches(run))
+
+
 def test_several_batches_open_at_once(keys):
     """A read returns a run of them; what comes out decodes as one."""
     one, two = keys.sealer(), keys.sealer()
@@ -155,7 +163,7 @@ def test_what_is_intact_before_a_changed_batch_is_still_served(keys):
         sealer.open(bad)
 
 
-def test_a_missing_master_key_is_named_until_it_comes_back(keys):
+def test_a_missing_master_key_is_named_until_it_comes_back(keys, caplog):
     """Sealing and opening say which key; when it is there again they go on, without a restart."""
     sealed = keys.sealer().seal(batch())
     keys.master_keys = [MasterKey(b"x" * 32)]
@@ -163,6 +171,8 @@ def test_a_missing_master_key_is_named_until_it_comes_back(keys):
     refusal = sealer.why_not()
     assert MASTER.id in refusal.message
     assert "data key 1 of stream 's'" in refusal.message
+    assert sealer.why_not().message == refusal.message
+    assert caplog.text.count("s/0 takes no records") == 1
     with pytest.raises(EncryptionKeyError, match=MASTER.id):
         sealer.open(sealed)
     keys.master_keys.append(MASTER)
@@ -205,7 +215,7 @@ def test_a_data_key_that_has_not_arrived_yet_is_worth_a_retry(keys):
     keys.wrapped += (new_data_key(MASTER, 2),)
     sealed = before.seal(batch())
     keys.wrapped = behind
-    with pytest.raises(UnavailableError, match="data key 2 .* not known here yet"):
+    with pytest.raises(UnavailableError, match=r"data key 2 .* not known here yet"):
         keys.sealer().open(sealed)
 
 
