@@ -3,6 +3,7 @@
 import typer
 
 from strandline.cli import (
+    acl,
     bench,
     cluster,
     demo,
@@ -16,6 +17,7 @@ from strandline.cli import (
     read,
     serve,
     stream,
+    token,
 )
 from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, print_line
 
@@ -52,6 +54,8 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
 app.add_typer(group.app, name="group")
 app.add_typer(encryption.app, name="encryption")
+app.add_typer(acl.app, name="acl")
+app.add_typer(token.app, name="token")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)

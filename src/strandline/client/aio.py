@@ -39,13 +39,14 @@ async def connect_async(
     ca: str | Path | None = None,
     certificate: str | Path | None = None,
     key: str | Path | None = None,
+    token: str | None = None,
 ) -> "AsyncClient":
     """Connect to a broker; as ``connect``.
 
     Raises:
         DisconnectedError: no broker answers there.
     """
-    options: dict[str, Any] = {"ca": ca, "certificate": certificate, "key": key}
+    options: dict[str, Any] = {"ca": ca, "certificate": certificate, "key": key, "token": token}
     made = await asyncio.to_thread(connect, address, timeout_s=timeout_s, **options)
     return AsyncClient(made)
 

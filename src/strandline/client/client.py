@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from strandline.client.access import AccessControl
 from strandline.client.brokers import Brokers
 from strandline.client.consumer import Consumer, Options
 from strandline.client.enlisted import Enlisted
@@ -35,6 +36,7 @@ def connect(
     ca: str | Path | None = None,
     certificate: str | Path | None = None,
     key: str | Path | None = None,
+    token: str | None = None,
 ) -> "Client":
     """Connect to a broker, and with it to its cluster.
 
@@ -47,15 +49,20 @@ def connect(
         certificate: PEM file of the client's own, for brokers that ask for one; else that of
             ``STRANDLINE_CERTIFICATE``.
         key: PEM file of its key; else that of ``STRANDLINE_KEY``.
+        token: says who the client is, for brokers that check who may do what; else that of
+            ``STRANDLINE_TOKEN``.
 
     Raises:
         DisconnectedError: no broker answers there, or not with a certificate that is trusted.
         InvalidRequestError: not an address, or not one for TLS though a certificate is given.
         InvalidConfigError: a certificate or key cannot be used.
+        UnauthenticatedError: the broker wants to know who asks, and the token or certificate does
+            not say.
+        NotAllowedError: the client is allowed nothing there.
     """
-    credentials = None
+    credentials = Credentials(token=token or "")
     if ca or certificate or key:
-        credentials = Credentials.given(ca, certificate, key)
+        credentials = Credentials.given(ca, certificate, key, token=token)
     client = Client(address, timeout_s=timeout_s, credentials=credentials)
     try:
         client.server_info()
@@ -71,7 +78,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
     Args:
         address: as ``connect``.
         timeout_s: as ``connect``.
-        credentials: for TLS; by default those of the environment.
+        credentials: a token, and files for TLS; by default those of the environment.
 
     Raises:
         InvalidRequestError, InvalidConfigError: as ``connect``.
@@ -252,6 +259,11 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         """
         names = [streams] if isinstance(streams, str) else streams
         return Consumer(self, self.group_office, group, streams=names, options=Options(**options))
+
+    @property
+    def access(self) -> AccessControl:
+        """Who may do what: rules and tokens."""
+        return AccessControl(self._known)
 
     @property
     def groups(self) -> Groups:

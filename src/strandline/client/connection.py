@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.allocator import keep_freed_memory
-from strandline.client.tls import Credentials
+from strandline.client.tls import Credentials, token_given
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -78,7 +78,7 @@ class Connection:
     Args:
         address: as ``parse_address`` takes it.
         timeout_s: how long a call other than a read or a put may take.
-        credentials: for TLS; by default those of the environment.
+        credentials: a token, and files for TLS; by default those of the environment.
 
     Raises:
         InvalidRequestError: not an address, or not one for TLS though credentials are given.
@@ -91,10 +91,13 @@ class Connection:
         self.address, self._uri = parse_address(address)
         self._timeout_s = timeout_s
         self._is_tls = self._uri.startswith("grpc+tls:")
-        if credentials is None:
-            credentials = Credentials.given() if self._is_tls else Credentials()
-        elif any(credentials) and not self._is_tls:
+        credentials = credentials or Credentials()
+        if credentials.has_files and not self._is_tls:
             raise InvalidRequestError(f"certificates are for TLS; connect to tls://{self.address}")
+        if self._is_tls and not credentials.has_files:
+            credentials = Credentials.given(token=credentials.token)
+        elif not credentials.token:
+            credentials = credentials._replace(token=token_given(None))
         self._credentials = credentials
         self._tls = credentials.options()
         self._lock = threading.Lock()
@@ -131,7 +134,8 @@ class Connection:
         """
         data = b"" if body is None else encode(body)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        options = fl.FlightCallOptions(timeout=limit_s + wait_s)
+        headers = self._credentials.headers
+        options = fl.FlightCallOptions(timeout=limit_s + wait_s, headers=headers)
         with self.translated():
             results = list(self.flight().do_action(fl.Action(name, data), options))
         return [decode(result.body.to_pybytes(), kind, what="answer") for result in results]
@@ -144,11 +148,12 @@ class Connection:
         """
         check_request(request)
         flight, ticket = self.flight(), fl.Ticket(encode(request))
+        options = fl.FlightCallOptions(headers=self._credentials.headers)
         beginning: Future[fl.FlightStreamReader] = Future()
 
         def begin() -> None:
             try:
-                stream = flight.do_get(ticket)
+                stream = flight.do_get(ticket, options)
                 stream.schema  # noqa: B018 - waits for the broker's verdict on the ticket
                 beginning.set_result(stream)
             except Exception as error:  # noqa: BLE001 - raised where the read is waited for
@@ -171,8 +176,9 @@ class Connection:
     ) -> tuple[fl.FlightStreamWriter, fl.FlightMetadataReader]:
         """Begin a put; returns where to write batches and where to read acks."""
         descriptor = fl.FlightDescriptor.for_command(encode(request))
+        options = fl.FlightCallOptions(headers=self._credentials.headers)
         with self.translated():
-            writer, reader = self.flight().do_put(descriptor, schema)
+            writer, reader = self.flight().do_put(descriptor, schema, options)
         return writer, reader
 
     def flight(self) -> fl.FlightClient:

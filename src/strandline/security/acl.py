@@ -11,9 +11,11 @@ refused. A rule names resources of one kind by a pattern:
 | cluster | brokers, rules, tokens | ``*`` | read, admin |
 
 Rules: no operation includes another, with one exception: who may administer the cluster may do
-everything, because it could give itself any rule. Who asks for a wildcard subject is allowed it
-only if every subject it stands for is (CVE-2026-73499: a check of a range by its first key). The
-table is immutable; whoever holds one holds one moment's rules.
+everything, because it could give itself any rule. A prefix stands for no name of the broker's own
+(``__groups``) unless it begins with ``__`` itself, as ``>`` stands for no subject of NATS' own. Who
+asks for a wildcard subject is allowed it only if every subject it stands for is (CVE-2026-73499: a
+check of a range by its first key). The table is immutable; whoever holds one holds one moment's
+rules.
 """
 
 from collections.abc import Iterable
@@ -24,7 +26,12 @@ import msgspec
 from strandline.config import NAME_BYTES_MAX
 from strandline.errors import InvalidRequestError
 from strandline.record.subjects import subject_covers, validate_subject
-from strandline.security.principal import Principal, check_user_name, is_clean_name
+from strandline.security.principal import (
+    INTERNAL_PREFIX,
+    Principal,
+    check_user_name,
+    is_clean_name,
+)
 
 Operation = Literal["read", "publish", "group", "admin"]
 Kind = Literal["stream", "subject", "group", "cluster"]
@@ -105,15 +112,19 @@ def _check_name_pattern(pattern: str) -> None:
 class _Patterns:
     """What one principal may do one operation on, of one kind that has names."""
 
-    __slots__ = ("names", "prefixes")
+    __slots__ = ("internal_prefixes", "names", "prefixes")
 
     def __init__(self, patterns: Iterable[str]) -> None:
         patterns = tuple(patterns)
         self.names = frozenset(p for p in patterns if not p.endswith(ANYTHING))
-        self.prefixes = tuple(p.removesuffix(ANYTHING) for p in patterns if p.endswith(ANYTHING))
+        prefixes = [p.removesuffix(ANYTHING) for p in patterns if p.endswith(ANYTHING)]
+        self.prefixes = tuple(prefixes)
+        self.internal_prefixes = tuple(p for p in prefixes if p.startswith(INTERNAL_PREFIX))
 
     def allows(self, name: str) -> bool:
-        return name in self.names or (bool(name) and name.startswith(self.prefixes))
+        is_internal = name.startswith(INTERNAL_PREFIX)
+        prefixes = self.internal_prefixes if is_internal else self.prefixes
+        return name in self.names or (bool(name) and name.startswith(prefixes))
 
 
 _Key = tuple[str, Operation, Kind]

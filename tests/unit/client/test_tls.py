@@ -6,15 +6,21 @@ from strandline.client.connection import Connection
 from strandline.client.tls import Credentials
 from strandline.errors import InvalidConfigError, InvalidRequestError
 
-VARIABLES = {"STRANDLINE_CA": "a", "STRANDLINE_CERTIFICATE": "b", "STRANDLINE_KEY": "c"}
+VARIABLES = {
+    "STRANDLINE_CA": "a",
+    "STRANDLINE_CERTIFICATE": "b",
+    "STRANDLINE_KEY": "c",
+    "STRANDLINE_TOKEN": "t",
+}
 
 
 def test_what_is_not_given_comes_from_the_environment():
     """Each of authority and own certificate, by itself; the certificate only with its key."""
-    assert Credentials.given(environ={}) == ("", "", "")
-    assert Credentials.given(environ=VARIABLES) == ("a", "b", "c")
-    assert Credentials.given("x", environ=VARIABLES) == ("x", "b", "c")
-    assert Credentials.given(None, "y", "z", environ=VARIABLES) == ("a", "y", "z")
+    assert Credentials.given(environ={}) == ("", "", "", "")
+    assert Credentials.given(environ=VARIABLES) == ("a", "b", "c", "t")
+    assert Credentials.given("x", environ=VARIABLES) == ("x", "b", "c", "t")
+    assert Credentials.given(None, "y", "z", environ=VARIABLES) == ("a", "y", "z", "t")
+    assert Credentials.given(token="mine", environ=VARIABLES) == ("a", "b", "c", "mine")
     with pytest.raises(InvalidConfigError, match="go together"):
         Credentials.given(None, "y", None, environ=VARIABLES)
 
@@ -40,3 +46,22 @@ def test_siblings_are_reached_in_the_same_way():
     assert first.sibling("other:2")._uri == "grpc+tls://other:2"
     plain = Connection("h:1", timeout_s=1)
     assert plain.sibling("other:2")._uri == "grpc+tcp://other:2"
+
+
+def test_a_token_needs_no_tls_and_is_shown_with_every_call(monkeypatch):
+    """The caller's before the environment's, whose certificates are left alone without TLS."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    given = Connection("h:1", timeout_s=1, credentials=Credentials(token="mine"))
+    assert given._credentials == ("", "", "", "mine")
+    assert given._credentials.headers == [(b"authorization", b"Bearer mine")]
+    assert given.sibling("other:2")._credentials.token == "mine"
+    assert Connection("h:1", timeout_s=1)._credentials == ("", "", "", "t")
+
+
+def test_a_token_is_never_printed():
+    """Neither by a traceback that shows the credentials, nor by the error for a wrong one."""
+    assert "secret" not in repr(Credentials(token="secret"))
+    with pytest.raises(InvalidConfigError) as caught:
+        Credentials.given(token="secret secret", environ={})
+    assert "secret" not in str(caught.value)

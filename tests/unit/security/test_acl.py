@@ -56,6 +56,15 @@ def test_a_trailing_star_stands_for_the_rest_of_a_name():
     assert not acls.allows(APP, "group", Resource("group", ""))
 
 
+def test_a_prefix_stands_for_no_name_of_the_brokers_own():
+    """Who may read every stream does not read the positions of every group, unless that is said."""
+    internal = Resource("stream", "__groups")
+    assert not table(("read", "stream", "*")).allows(APP, "read", internal)
+    assert not table(("read", "stream", "_*")).allows(APP, "read", internal)
+    assert table(("read", "stream", "__g*")).allows(APP, "read", internal)
+    assert table(("read", "stream", "__groups")).allows(APP, "read", internal)
+
+
 @pytest.mark.parametrize(
     ("pattern", "asked", "expected"),
     [

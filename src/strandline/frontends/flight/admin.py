@@ -8,15 +8,18 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from strandline.broker.access import Asker
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
+from strandline.frontends.flight.access import AccessActions
 from strandline.frontends.flight.cluster import cluster_actions
 from strandline.frontends.flight.encryption import encryption_actions
 from strandline.frontends.flight.groups import GroupActions
 from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.permissions import NEEDS, VISIBLE, check_action
 from strandline.frontends.flight.plan import resolve
 from strandline.frontends.flight.transactions import TransactionActions
 from strandline.protocol import admin
@@ -52,19 +55,25 @@ class AdminActions:
             **encryption_actions(self._broker, self._change),
             **TransactionActions(self._broker, self._change).handlers,
             **GroupActions(self._broker, self._change).handlers,
+            **AccessActions(self._broker, self._change).handlers,
         }
         assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
+        assert set(NEEDS) >= set(admin.ACTIONS), "of every action it is known who may run it"
 
-    def run(self, name: str, body: bytes, *, is_cancelled: Callable[[], bool]) -> list[bytes]:
+    def run(
+        self, name: str, body: bytes, *, asker: Asker, is_cancelled: Callable[[], bool]
+    ) -> list[bytes]:
         """Do an action; returns the JSON of its results.
 
         Args:
             name: the action's.
             body: its JSON.
+            asker: who wants it done.
             is_cancelled: whether the client went away.
 
         Raises:
             InvalidRequestError: no such action, or a body that is not one of its.
+            UnauthenticatedError, NotAllowedError: the asker may not.
             StrandlineError: the action failed.
         """
         handler = self._handlers.get(name)
@@ -72,7 +81,13 @@ class AdminActions:
             known = ", ".join(admin.ACTIONS)
             raise InvalidRequestError(f"unknown action {name[:80]!r}; actions are: {known}")
         self._life.check()
-        return [encode(answer) for answer in handler(body, is_cancelled)]
+        check_action(asker, name, body)
+        sees = VISIBLE.get(name)
+        return [
+            encode(answer)
+            for answer in handler(body, is_cancelled)
+            if sees is None or sees(asker, answer)
+        ]
 
     def _change(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on the loop and wait."""

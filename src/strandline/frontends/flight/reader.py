@@ -38,6 +38,7 @@ class ReadSession:
         life: of the front end.
         telemetry: where deliveries are counted.
         is_cancelled: whether the client went away.
+        check_allowed: raises once who reads may do so no more.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class ReadSession:
         *,
         telemetry: Telemetry,
         is_cancelled: Callable[[], bool],
+        check_allowed: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
         self._request = plan.request
         self._life = life
         self._telemetry = telemetry
         self._is_cancelled = is_cancelled
+        self._check_allowed = check_allowed
         self._cursors = [Cursor(plan, extent) for extent in plan.ranges]
         self._left = plan.request.records_max
         self._is_gone = False
@@ -179,6 +182,7 @@ class ReadSession:
         if now_ms - self._asked_ms >= CANCEL_CHECK_MS:
             self._asked_ms = now_ms
             self._is_gone = self._is_cancelled()
+            self._check_allowed()
         return not self._is_gone
 
     def _gathered(self, deliveries: Iterator[Delivery | None]) -> Iterator[Delivery]:

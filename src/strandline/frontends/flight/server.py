@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 import pyarrow.flight as fl
 
+from strandline.broker.access import Access, Asker
 from strandline.broker.broker import Broker
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
 from strandline.frontends.flight.admin import AdminActions
+from strandline.frontends.flight.asker import asker_of, middleware
 from strandline.frontends.flight.guard import typed_errors
 from strandline.frontends.flight.info import Here, flight_info, request_of
 from strandline.frontends.flight.life import Life
@@ -23,11 +25,13 @@ from strandline.frontends.flight.plan import plan_read
 from strandline.frontends.flight.reader import ReadSession
 from strandline.frontends.flight.sockets import cut_connections
 from strandline.frontends.flight.writer import PutSession
+from strandline.frontends.needs import sees_stream
 from strandline.frontends.tls import ServerTls, load_tls
 from strandline.protocol.admin import ACTIONS
 from strandline.protocol.put import PutRequest
 from strandline.protocol.tickets import ReadRequest, check_request, decode_ticket
 from strandline.protocol.wire import decode
+from strandline.security.acl import Resource
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class FlightFrontEnd:
 
     def __init__(self, broker: Broker, config: BrokerConfig) -> None:
         self._broker = broker
+        self._access = Access(config, broker)
         self._tls = config.tls
         self._host = config.host
         self.port = config.flight_port
@@ -60,7 +65,8 @@ class FlightFrontEnd:
         life = Life(self._broker)
         tls = load_tls(self._tls)
         self._broker.on_turn_end(life.notify)
-        self._server = _listen(self._broker, life, (self._host, self.port), tls=tls)
+        address = (self._host, self.port)
+        self._server = _listen(self._broker, life, address, tls=tls, access=self._access)
         self.port = self._server.port
         how = "with TLS " if tls is not None else ""
         logger.info("Arrow Flight listens %son %s:%d", how, self._host, self.port)
@@ -80,22 +86,31 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         life: shared by the calls.
         address: host and port to listen on.
         tls: None for clear text.
+        access: who may do what.
     """
 
     def __init__(
-        self, broker: Broker, life: Life, address: tuple[str, int], *, tls: ServerTls | None
+        self,
+        broker: Broker,
+        life: Life,
+        address: tuple[str, int],
+        *,
+        tls: ServerTls | None,
+        access: Access,
     ) -> None:
         self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
         if tls is None:
-            super().__init__(fl.Location.for_grpc_tcp(*address))
+            super().__init__(fl.Location.for_grpc_tcp(*address), middleware=middleware(access))
         else:
             super().__init__(
                 fl.Location.for_grpc_tls(*address),
                 tls_certificates=[(tls.certificate, tls.key)],
                 verify_client=bool(tls.authority),
                 root_certificates=tls.authority or None,
+                middleware=middleware(access),
             )
         self._broker = broker
+        self._access = access
         self._life = life
         self._host = address[0]
         self._admin = AdminActions(broker, life)
@@ -124,13 +139,17 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         """Stream the records a ticket asks for."""
         self._life.check()
+        asker = self._asker(context)
         request = decode_ticket(ticket.ticket)
+        resource = Resource("stream", request.stream)
+        asker.check(resource, "read")
         plan = plan_read(request, self._broker.stream(request.stream))
         session = ReadSession(
             plan,
             self._life,
             telemetry=self._broker.telemetry,
             is_cancelled=context.is_cancelled,
+            check_allowed=lambda: asker.check(resource, "read"),
         )
         return session.stream()
 
@@ -144,12 +163,17 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     ) -> None:
         """Append batches and ack them as they become safe."""
         self._life.check()
+        asker = self._asker(context)
+        request = _put_request(descriptor)
+        resource = Resource("stream", request.stream)
+        asker.check(resource, "publish")
         session = PutSession(
             self._broker,
-            _put_request(descriptor),
+            request,
             self._life,
             send_ack=writer.write,
             is_cancelled=context.is_cancelled,
+            check_allowed=lambda: asker.check(resource, "publish"),
         )
         session.run(reader.read_chunk)
 
@@ -157,38 +181,65 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
         """Run an admin action."""
         body = action.body.to_pybytes() if action.body is not None else b""
-        return self._admin.run(action.type, body, is_cancelled=context.is_cancelled)
+        asker = self._asker(context)
+        return self._admin.run(action.type, body, asker=asker, is_cancelled=context.is_cancelled)
 
     @typed_errors
-    def list_actions(self, _: fl.ServerCallContext) -> list[tuple[str, str]]:
+    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         """Every admin action."""
+        self._asker(context).check_known()
         return list(ACTIONS.items())
 
     @typed_errors
     def get_flight_info(
-        self, _: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
         """Describe a read, one endpoint per partition."""
-        request = request_of(descriptor)
+        request = self._readable(context, descriptor)
         return self._info(request, descriptor)
 
     @typed_errors
     def get_schema(
-        self, _: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.SchemaResult:
         """The schema of a read."""
-        request = request_of(descriptor)
+        request = self._readable(context, descriptor)
         return fl.SchemaResult(plan_read(request, self._broker.stream(request.stream)).schema)
 
     @typed_errors
-    def list_flights(self, _: fl.ServerCallContext, criteria: bytes) -> Iterator[fl.FlightInfo]:
+    def list_flights(
+        self, context: fl.ServerCallContext, criteria: bytes
+    ) -> Iterator[fl.FlightInfo]:
         """Describe every stream whose name begins with the criteria."""
+        asker = self._asker(context)
+        asker.check_known()
         found = [
             self._info(ReadRequest(stream=stream.name), fl.FlightDescriptor.for_path(stream.name))
             for stream in self._broker.streams()
-            if stream.name.encode().startswith(criteria)
+            if stream.name.encode().startswith(criteria) and sees_stream(asker, stream.name)
         ]
         return iter(found)
+
+    def _asker(self, context: fl.ServerCallContext) -> Asker:
+        """Who calls; every method begins with this.
+
+        Raises:
+            UnauthenticatedError: nobody who is known here.
+        """
+        return asker_of(context, self._access)
+
+    def _readable(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> ReadRequest:
+        """The read a descriptor names, which who calls may read.
+
+        Raises:
+            UnauthenticatedError, NotAllowedError: it may not.
+        """
+        asker = self._asker(context)
+        request = request_of(descriptor)
+        asker.check(Resource("stream", request.stream), "read")
+        return request
 
     def _info(self, request: ReadRequest, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
         check_request(request)
@@ -212,7 +263,12 @@ def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
 
 
 def _listen(
-    broker: Broker, life: Life, address: tuple[str, int], *, tls: ServerTls | None
+    broker: Broker,
+    life: Life,
+    address: tuple[str, int],
+    *,
+    tls: ServerTls | None,
+    access: Access,
 ) -> FlightServer:
     """A listening server.
 
@@ -230,4 +286,4 @@ def _listen(
             f"cannot listen on {host}:{port} for Arrow Flight ({error.strerror}); "
             "choose another flight_port, or 0 for a free one"
         ) from error
-    return FlightServer(broker, life, address, tls=tls)
+    return FlightServer(broker, life, address, tls=tls, access=access)

@@ -64,6 +64,7 @@ class PutSession:
         life: of the front end.
         send_ack: writes one metadata message to the client.
         is_cancelled: whether the client went away.
+        check_allowed: raises once who publishes may do so no more.
 
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.
@@ -77,12 +78,14 @@ class PutSession:
         *,
         send_ack: Callable[[bytes], None],
         is_cancelled: Callable[[], bool],
+        check_allowed: Callable[[], None] = lambda: None,
     ) -> None:
         self._broker = broker
         self._request = request
         self._life = life
         self._send_ack = send_ack
         self._is_cancelled = is_cancelled
+        self._check_allowed = check_allowed
         check_public(request.stream)
         self._stream: Stream = broker.stream(request.stream)
         if request.partition is not None:
@@ -136,6 +139,7 @@ class PutSession:
         """Check one batch and hand it to the loop; a bad one is answered at once."""
         tag = BatchTag(sequence=place)
         try:
+            self._check_allowed()
             if chunk.app_metadata is not None:
                 tag = decode(chunk.app_metadata.to_pybytes(), BatchTag, what="batch metadata")
             if chunk.data is None or not chunk.data.num_rows:

@@ -1,0 +1,115 @@
+"""``strandline acl``: who may do what."""
+
+from typing import Annotated
+
+import typer
+
+from strandline.cli.output import (
+    SERVER_DEFAULT,
+    OutputFormat,
+    OutputOption,
+    ServerOption,
+    examples,
+    print_json,
+    print_line,
+    print_table,
+    reports_errors,
+)
+
+app = typer.Typer(no_args_is_help=True, help="Allow principals what they may do, and list it.")
+
+PrincipalArgument = Annotated[
+    str,
+    typer.Argument(metavar="PRINCIPAL", help="Name in a certificate, or that a token stands for."),
+]
+OperationArgument = Annotated[
+    str, typer.Argument(metavar="OPERATION", help="read, publish, group or admin.")
+]
+KindArgument = Annotated[
+    str, typer.Argument(metavar="KIND", help="stream, subject, group or cluster.")
+]
+PatternArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATTERN",
+        help="A name, or its beginning and *; of a subject with the wildcards of NATS.",
+    ),
+]
+
+
+@app.command("list", epilog=examples("strandline acl list", "strandline acl list -o json"))
+@reports_errors
+def list_rules(
+    *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
+) -> None:
+    """List every rule, by principal."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.access.rules()
+    if output is OutputFormat.json:
+        for rule in found:
+            print_json(
+                {
+                    "principal": rule.principal,
+                    "operation": rule.operation,
+                    "kind": rule.kind,
+                    "pattern": rule.pattern,
+                }
+            )
+        return
+    rows = [(rule.principal, rule.operation, rule.kind, rule.pattern) for rule in found]
+    print_table(("principal", "operation", "kind", "pattern"), rows)
+
+
+@app.command(
+    epilog=examples(
+        "strandline acl grant billing read stream 'orders*'",
+        "strandline acl grant shop publish subject 'orders.>'",
+        "strandline acl grant alice admin cluster '*'",
+    )
+)
+@reports_errors
+def grant(
+    *,
+    principal: PrincipalArgument,
+    operation: OperationArgument,
+    kind: KindArgument,
+    pattern: PatternArgument,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Allow a principal an operation on what the pattern names; counts at once, at every broker."""
+    _change("granted", (principal, operation, kind, pattern), server=server, output=output)
+
+
+@app.command(epilog=examples("strandline acl revoke billing read stream 'orders*'"))
+@reports_errors
+def revoke(
+    *,
+    principal: PrincipalArgument,
+    operation: OperationArgument,
+    kind: KindArgument,
+    pattern: PatternArgument,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Take back a rule, written as it is listed; what is under way by it ends."""
+    _change("revoked", (principal, operation, kind, pattern), server=server, output=output)
+
+
+def _change(
+    done: str, rule: tuple[str, str, str, str], *, server: str, output: OutputFormat
+) -> None:
+    import strandline
+    from strandline.security.acl import Rule, check_rule
+
+    made = Rule(*rule)  # type: ignore[arg-type]  # check_rule judges what was typed
+    check_rule(made)
+    with strandline.connect(server) as client:
+        change = client.access.grant if done == "granted" else client.access.revoke
+        change(made.principal, made.operation, made.kind, made.pattern)
+    if output is OutputFormat.json:
+        print_json({done: list(rule)})
+    else:
+        print_line(f"{done}: {made}")

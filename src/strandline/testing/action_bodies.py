@@ -1,0 +1,84 @@
+"""A body for every Flight action, about stream, subject and group ``mine``; for tests that try all.
+
+Rule: a new action gets its body here, or the tests of access control fail.
+"""
+
+from typing import Any, Final
+
+from strandline.protocol import access, admin, cluster, groups, transactions
+from strandline.protocol.wire import encode
+
+MINE: Final = "mine"
+OURS: Final = "ours"
+"""A second one, where a request names several."""
+_PRODUCER: Final = [1, 0]
+_MEMBER: Final = {"group": MINE, "member": "m"}
+_RULES: Final = {"rules": [["app", "read", "stream", MINE]]}
+_QUOTA: Final = {"principal": "app"}
+
+_REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
+    admin.CREATE_STREAM: {"name": MINE, "subject": "mine.>", "queue_group": MINE},
+    admin.DELETE_STREAM: {"name": MINE},
+    admin.TRUNCATE_BEFORE: {"name": MINE, "offset": 1},
+    admin.STREAM_INFO: {"name": MINE},
+    admin.LIST_STREAMS: None,
+    admin.OFFSETS: {"name": MINE},
+    admin.WAIT_BEYOND: {"name": MINE, "beyond": {"0": 0}, "wait_ms_max": 0},
+    admin.SERVER_INFO: None,
+    admin.NEW_PRODUCER: None,
+    cluster.CLUSTER_STATUS: None,
+    cluster.ADMIT_BROKER: {"broker": 9, "peer_address": "127.0.0.1:9"},
+    cluster.DRAIN_BROKER: {"broker": 9},
+    cluster.REMOVE_BROKER: {"broker": 9},
+    cluster.REPLACE_DISK: {"broker": 9},
+    cluster.REASSIGN: {"stream": MINE},
+    cluster.SPREAD: None,
+    cluster.ELECT_LEADER: {"stream": MINE, "leader": 1},
+    cluster.ADD_PARTITIONS: {"name": MINE, "count": 2},
+    transactions.BEGIN_TRANSACTION: {
+        "id": MINE,
+        "nonce": "12345678",
+        "timeout_ms": 1000,
+        "batch": [OURS, 1],
+    },
+    transactions.ADD_TO_TRANSACTION: {
+        "id": MINE,
+        "producer": _PRODUCER,
+        "partitions": [[MINE, 0], [OURS, 0]],
+    },
+    transactions.PREPARE_TRANSACTION: {"id": MINE, "producer": _PRODUCER},
+    transactions.END_TRANSACTION: {"id": MINE, "producer": _PRODUCER, "commit": True},
+    transactions.END_STAGED: {"id": MINE, "staged": "1.0", "commit": True},
+    transactions.PUBLISH_STAGED: {
+        "transaction_id": MINE,
+        "batch": 1,
+        "parts": [],
+        "fingerprint": "f",
+    },
+    transactions.LAST_PUBLISHED: {"transaction_id": MINE},
+    transactions.LIST_TRANSACTIONS: None,
+    groups.JOIN_GROUP: {**_MEMBER, "streams": [MINE, OURS], "session_ms": 10_000},
+    groups.GROUP_HEARTBEAT: {**_MEMBER, "epoch": 0},
+    groups.LEAVE_GROUP: _MEMBER,
+    groups.COMMIT_POSITIONS: {"group": MINE, "positions": {MINE: {"0": 1}}},
+    groups.GROUP_INFO: {"group": MINE},
+    groups.LIST_GROUPS: None,
+    groups.DELETE_GROUP: {"group": MINE},
+    access.LIST_RULES: None,
+    access.GRANT: _RULES,
+    access.REVOKE: _RULES,
+    access.LIST_TOKENS: None,
+    access.ADD_TOKEN: {"id": "0123abcd", "principal": "app", "sha256": "A" * 43 + "="},
+    access.REVOKE_TOKEN: {"id": "0123abcd"},
+    "list_quotas": None,
+    "set_quota": _QUOTA,
+    "remove_quota": _QUOTA,
+    "list_keys": None,
+    "rotate_keys": {"stream": MINE},
+    "local_files": {"stream": MINE},
+}
+
+BODIES: Final[dict[str, bytes]] = {
+    name: b"" if request is None else encode(request) for name, request in _REQUESTS.items()
+}
+"""Action → a body of its."""
