@@ -214,6 +214,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Every broker of the cluster, this one too, as ``ID=HOST:PORT``."""
     nats_peers: list[str] = []
     """Where the nats-server of each broker meets the others', as ``ID=HOST:PORT``; empty: apart."""
+    nats_secret_file: str = ""
+    """File with a secret, the same everywhere, that these nats-servers show each other."""
     move_bytes_per_s: int = 0
     """How fast this broker copies what it leads to replicas that a move brings in; 0: no limit."""
     join: bool = False

@@ -20,9 +20,11 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
+from strandline.frontends.nats.accounts import Accounts
 from strandline.frontends.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ STEADY_S: Final = 10.0
 """After running this long, the next restart is immediate again."""
 MAX_PENDING_BYTES: Final = 256 << 20
 LOG_BYTES_MAX: Final = 8 << 20
+ROUTE_USER: Final = "strandline"
 LAUNCHER: Final = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -82,6 +85,7 @@ class Routes(NamedTuple):
         port: port to listen on.
         others: host and port of each of the others.
         tls: with an authority they also show each other their certificates.
+        secret: what they show each other besides; empty: nothing.
     """
 
     cluster: str
@@ -89,6 +93,7 @@ class Routes(NamedTuple):
     port: int
     others: tuple[tuple[str, int], ...]
     tls: TlsConfig = TlsConfig()
+    secret: str = ""
 
     def configuration(self) -> Iterator[str]:
         """The lines of nats-server's configuration."""
@@ -96,7 +101,11 @@ class Routes(NamedTuple):
         yield f"  name: {json.dumps(self.cluster)}"
         yield f"  host: {json.dumps(self.host)}"
         yield f"  port: {self.port}"
-        urls = [f"nats-route://{_bracketed(host)}:{port}" for host, port in self.others]
+        login = ""
+        if self.secret:
+            login = f"{ROUTE_USER}:{quote(self.secret, safe='')}@"
+            yield f"  authorization {{ user: {ROUTE_USER}, password: {json.dumps(self.secret)} }}"
+        urls = [f"nats-route://{login}{_bracketed(host)}:{port}" for host, port in self.others]
         yield f"  routes: {json.dumps(urls)}"
         if self.tls.authority:
             yield from _tls_lines(self.tls, indent="  ")
@@ -134,6 +143,7 @@ class NatsServerChild:
         on_restart: called after each restart.
         routes: how it meets the nats-servers of other brokers; None: it does not.
         tls: what its clients meet.
+        accounts: who its clients are; None: it lets everybody do everything.
     """
 
     def __init__(
@@ -146,6 +156,7 @@ class NatsServerChild:
         on_restart: Callable[[], None],
         routes: Routes | None = None,
         tls: TlsConfig | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self._directory = directory.resolve()
         self._host = host
@@ -154,6 +165,7 @@ class NatsServerChild:
         self._on_restart = on_restart
         self._routes = routes
         self._tls = tls or TlsConfig()
+        self._accounts = accounts
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -235,7 +247,7 @@ class NatsServerChild:
             UnavailableError: it ended, or its port is not known in time.
         """
         config = self._directory / "nats-server.conf"
-        config.write_text(self._configuration())
+        _write_private(config, self._configuration())
         launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()))
         process = subprocess.Popen(  # noqa: ASYNC220  must fork on this very thread
             (*launcher, self._binary, "-c", str(config)),
@@ -295,9 +307,17 @@ class NatsServerChild:
                 'write_deadline: "60s"',
                 *(_tls_lines(self._tls) if self._tls.is_on else ()),
                 *(self._routes.configuration() if self._routes is not None else ()),
+                *(self._accounts.configuration() if self._accounts is not None else ()),
                 "",
             )
         )
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write what only its owner may read: nats-servers show each other a secret that is in it."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(text)
 
 
 async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -> bool:

@@ -8,14 +8,20 @@ that come and go are re-bound at once.
 import ssl
 from pathlib import Path
 
+from strandline.broker.access import Access, read_secret
 from strandline.broker.routing import Binding, RouteTable, stream_bindings
 from strandline.config import BrokerConfig
+from strandline.frontends.metering import Metering
+from strandline.frontends.nats.accounts import Accounts
+from strandline.frontends.nats.certificates import certificate_name
 from strandline.frontends.nats.child import NatsServerChild, Routes
+from strandline.frontends.nats.control import Control
+from strandline.frontends.nats.door import Door
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
-from strandline.frontends.nats.server_link import PAYLOAD_BYTES_MAX
+from strandline.frontends.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.frontends.nats.subscriber import Subscriber
 from strandline.frontends.tls import calling_context, calling_own_context
 
@@ -29,12 +35,20 @@ class NatsFrontEnd:
     Args:
         broker: started, and stopped after this.
         config: settings.
+        metering: what principals use, if other front ends count too.
     """
 
-    def __init__(self, broker: BrokerPort, config: BrokerConfig) -> None:
+    def __init__(
+        self, broker: BrokerPort, config: BrokerConfig, metering: Metering | None = None
+    ) -> None:
         self._broker = broker
         self._config = config
+        self._access = Access(config, broker)
+        self._metering = metering or Metering(broker)
+        self._accounts: Accounts | None = None
+        """Of our own nats-server, where access is checked."""
         self._child: NatsServerChild | None = None
+        self._control: Control | None = None
         self._subscriber: Subscriber | None = None
         self._listener: IngestListener | None = None
         self._routes = RouteTable()
@@ -71,8 +85,9 @@ class NatsFrontEnd:
             servers = list(config.nats.servers)
             tls = self._calling_context()
             if not servers:
-                servers = [await self._start_child()]
-            self._subscriber = Subscriber(broker, intake=intake, gate=gate, tls=tls)
+                servers = [await self._start_child(tls)]
+            login = self._accounts.broker_login if self._accounts is not None else None
+            self._subscriber = Subscriber(broker, intake=intake, gate=gate, tls=tls, login=login)
             await self._subscriber.start(servers, bindings)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
@@ -91,6 +106,8 @@ class NatsFrontEnd:
             await self._subscriber.stop()
         if self._listener is not None:
             await self._listener.stop()
+        if self._control is not None:
+            await self._control.stop()
         if self._child is not None:
             await self._child.stop()
 
@@ -108,13 +125,15 @@ class NatsFrontEnd:
         if self._subscriber is not None:
             await self._subscriber.synced()
 
-    async def _start_child(self) -> str:
-        """Start the nats-server child; answers its URL."""
+    async def _start_child(self, tls: ssl.SSLContext | None) -> str:
+        """Start the nats-server child, and watch its door; answers its URL."""
         config, telemetry = self._config, self._broker.telemetry
 
         def restarted() -> None:
             telemetry.nats_server_restarts += 1
 
+        if self._access.is_on:
+            self._accounts = Accounts()
         self._child = NatsServerChild(
             Path(config.data_dir) / "nats",
             host=config.host,
@@ -123,8 +142,34 @@ class NatsFrontEnd:
             on_restart=restarted,
             routes=_routes(config),
             tls=config.tls,
+            accounts=self._accounts,
         )
         await self._child.start()
+        if self._accounts is not None:
+            await self._watch_door(self._accounts, tls)
+        return self._child_url()
+
+    async def _watch_door(self, accounts: Accounts, tls: ssl.SSLContext | None) -> None:
+        """Answer the child's questions about its clients from now on."""
+        door = Door(
+            self._access,
+            self._metering,
+            accounts.issuer,
+            clock=self._broker.clock,
+            name_of=certificate_name,
+        )
+        self._control = Control(
+            door,
+            lambda: parse_server_url(self._child_url()),
+            login=accounts.system_login,
+            tls=tls,
+        )
+        await self._control.start()
+
+    def _child_url(self) -> str:
+        """Where the child listens."""
+        assert self._child is not None, "started first"
+        config = self._config
         host = LOOPBACK.get(config.host, config.host)
         scheme = "tls" if config.tls.is_on else "nats"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._child.port}"
@@ -157,11 +202,18 @@ class NatsFrontEnd:
 
 
 def _routes(config: BrokerConfig) -> Routes | None:
-    """How the child meets those of the other brokers, if it is to."""
+    """How the child meets those of the other brokers, if it is to.
+
+    Raises:
+        InvalidConfigError: the file with the secret is of no use.
+    """
     cluster = config.cluster
     addresses = cluster.nats_addresses
     if not cluster.is_on or not addresses:
         return None
     others = tuple(at for number, at in addresses.items() if number != cluster.broker_id)
     port = addresses[cluster.broker_id][1]
-    return Routes(cluster.name, config.host, port, others, config.tls)
+    secret = ""
+    if cluster.nats_secret_file:
+        secret = read_secret(cluster.nats_secret_file, key="cluster.nats_secret_file")
+    return Routes(cluster.name, config.host, port, others, config.tls, secret)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from strandline.broker.routing import StreamPort
 from strandline.clock import Clock
+from strandline.metadata.image import MetadataImage
 from strandline.telemetry import Telemetry
 
 
@@ -26,6 +27,11 @@ class BrokerPort(Protocol):
     @property
     def clock(self) -> Clock:
         """Where the time comes from."""
+        ...
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as it is now."""
         ...
 
     @property

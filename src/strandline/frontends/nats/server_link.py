@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 PAYLOAD_BYTES_MAX: Final = 64 << 20
 """The largest payload any nats-server allows."""
 DEFAULT_PORT: Final = 4222
+NOT_PERMITTED: Final = "Permissions Violation for Publish"
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 
 
@@ -136,6 +137,9 @@ class ServerLink(Peer):
                         waiting.set_result(None)
             case Info(options):
                 self._take_info(options)
+            case Failure(reason) if reason.startswith(NOT_PERMITTED):
+                # A reply to a subject that its publisher chose badly: nothing is wrong with us.
+                logger.debug("nats-server says: %s", reason)
             case Failure(reason):
                 self.failure = reason
                 logger.warning("nats-server says: %s", reason)

@@ -1,0 +1,288 @@
+"""Access control at our nats-server, with stock clients: raw NATS goes around none of the rules."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+import stat
+import time
+from types import SimpleNamespace
+
+import nats
+import nats.errors
+import pytest
+import trustme
+
+import strandline
+from strandline.testing.server import Server
+
+ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
+PATIENCE_S = 30.0
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("forgiving"),
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A broker that checks access, with its own nats-server."""
+    running = Server(nats=True, auth={"enabled": True, "admin_token": ADMIN_TOKEN})
+    with running as url:
+        yield SimpleNamespace(url=url, app=running.app)
+
+
+@pytest.fixture(scope="module")
+def admin(server):
+    """The administrator, and two streams: ``orders`` and ``secrets``."""
+    with strandline.connect(server.url.flight, token=ADMIN_TOKEN) as client:
+        client.create_stream("orders", subject="orders.>")
+        client.create_stream("secrets", subject="secrets.>")
+        yield client
+
+
+@pytest.fixture
+def shop(admin):
+    """A principal's token: it may publish orders, and hear news."""
+    admin.access.grant("shop", "publish", "subject", "orders.>")
+    admin.access.grant("shop", "read", "subject", "news.>")
+    return admin.access.create_token("shop")
+
+
+@pytest.fixture
+async def connect(server):
+    """A function that connects a stock client; its errors are collected beside it."""
+    made = []
+
+    async def connect(*, url=None, **options):
+        errors, gone = [], asyncio.Event()
+
+        async def failed(error):
+            errors.append(error)
+
+        async def disconnected():
+            gone.set()
+
+        options.setdefault("allow_reconnect", False)
+        client = await nats.connect(
+            url or server.url.nats_url,
+            connect_timeout=10,
+            error_cb=failed,
+            disconnected_cb=disconnected,
+            **options,
+        )
+        made.append(client)
+        client.seen, client.gone = errors, gone
+        return client
+
+    yield connect
+    for client in made:
+        with contextlib.suppress(Exception):
+            await client.close()
+
+
+async def until(condition):
+    """Wait for something to become so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  the other end changes it
+            await asyncio.sleep(0.02)
+
+
+async def refused(connect, **options):
+    """Fail unless nobody is let in like this."""
+    with pytest.raises((nats.errors.Error, ConnectionError, OSError)) as caught:
+        await connect(**options)
+    return caught.value
+
+
+def values(admin, stream):
+    return [row["value"] for batch in admin.read(stream) for row in batch.to_pylist()]
+
+
+async def test_nobody_comes_in_without_credentials(connect, shop):
+    """Nothing shown, a wrong token, a wrong password, another user's name: refused."""
+    for options in (
+        {},
+        {"token": "wrong"},
+        {"token": shop[:-1]},
+        {"user": "shop", "password": "wrong"},
+        {"user": "strandline", "password": ""},
+    ):
+        error = await refused(connect, **options)
+        assert "uthoriz" in str(error), options
+
+
+async def test_a_token_without_rules_opens_nothing(admin, connect):
+    """Who is known but allowed nothing is kept out too."""
+    nobody = await asyncio.to_thread(admin.access.create_token, "nobody")
+    await refused(connect, token=nobody)
+
+
+@pytest.mark.parametrize("how", ["token", "password"])
+async def test_who_may_publish_is_acknowledged(admin, shop, connect, how):
+    """A stock JetStream publish with the token, or with it as a password, is stored and acked."""
+    shown = {"token": shop} if how == "token" else {"user": "shop", "password": shop}
+    client = await connect(**shown)
+    ack = await client.jetstream().publish(f"orders.{how}", b"one espresso", timeout=10)
+    assert ack.stream == "orders"
+    assert b"one espresso" in await asyncio.to_thread(values, admin, "orders")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "secrets.x",
+        "orders",
+        "elsewhere",
+        "$SYS.REQ.USER.AUTH",
+        "$SYS.REQ.SERVER.PING",
+        "_INBOX.x.y",
+    ],
+)
+async def test_nothing_else_can_be_published(admin, shop, connect, subject):
+    """Another stream's subject, replies and the server's own: refused, and nothing is stored."""
+    client = await connect(token=shop)
+    await client.publish(subject, b"forged")
+    await client.flush(timeout=10)
+    await until(lambda: any("ermissions" in str(error) for error in client.seen))
+    assert b"forged" not in await asyncio.to_thread(values, admin, "secrets")
+
+
+@pytest.mark.parametrize("subject", ["orders.>", "secrets.x", ">", "$SYS.>", "*.x"])
+async def test_nothing_else_can_be_heard(shop, connect, subject):
+    """Neither others' subjects, nor its own that it may only publish to, nor all at once."""
+    client = await connect(token=shop)
+    await client.subscribe(subject)
+    await client.flush(timeout=10)
+    await until(lambda: any("ermissions" in str(error) for error in client.seen))
+
+
+async def test_what_may_be_read_is_heard(admin, shop, connect):
+    """A rule to read a subject lets a client hear what is published to it."""
+    reader = await connect(token=shop)
+    heard = await reader.subscribe("news.>")
+    await reader.flush(timeout=10)
+    writer = await connect(token=ADMIN_TOKEN)
+    await writer.publish("news.local", b"rain")
+    assert (await heard.next_msg(timeout=10)).data == b"rain"
+
+
+async def test_the_broker_lends_nobody_its_voice(admin, shop, connect):
+    """A reply subject where the publisher may not publish itself gets no ack, and no record."""
+    client = await connect(token=shop)
+    listener = await connect(token=ADMIN_TOKEN)
+    heard = await listener.subscribe("secrets.>")
+    await listener.flush(timeout=10)
+    await client.publish("orders.x", b"look", reply="secrets.voice")
+    # Acked after it: had the broker answered there, it would have been heard before this.
+    await client.jetstream().publish("orders.x", b"after", timeout=10)
+    await listener.flush(timeout=10)
+    with pytest.raises(nats.errors.TimeoutError):
+        await heard.next_msg(timeout=0.5)
+    stored = await asyncio.to_thread(values, admin, "secrets")
+    assert not any(b"seq" in value for value in stored)
+
+
+async def test_a_rule_that_is_revoked_ends_what_it_allowed(admin, connect):
+    """The client is disconnected; when it is back it may do what the rules say now."""
+    admin.access.grant("fleet", "publish", "subject", "orders.fleet", "orders.other")
+    token = await asyncio.to_thread(admin.access.create_token, "fleet")
+    client = await connect(
+        token=token, allow_reconnect=True, reconnect_time_wait=0.1, max_reconnect_attempts=-1
+    )
+    await client.jetstream().publish("orders.fleet", b"before", timeout=10)
+    await asyncio.to_thread(admin.access.revoke, "fleet", "publish", "subject", "orders.fleet")
+    async with asyncio.timeout(PATIENCE_S):
+        await client.gone.wait()
+    await until(lambda: client.is_connected)
+    await client.publish("orders.fleet", b"after the revocation")
+    await client.jetstream().publish("orders.other", b"still", timeout=10)
+    found = await asyncio.to_thread(values, admin, "orders")
+    assert b"before" in found
+    assert b"still" in found
+    assert b"after the revocation" not in found
+
+
+async def test_a_token_that_is_revoked_ends_its_connections(admin, connect):
+    """And does not open another one."""
+    admin.access.grant("guest", "publish", "subject", "orders.guest")
+    token = await asyncio.to_thread(admin.access.create_token, "guest")
+    client = await connect(token=token)
+    [found] = [t for t in admin.access.tokens() if t.principal == "guest"]
+    await asyncio.to_thread(admin.access.revoke_token, found.id)
+    async with asyncio.timeout(PATIENCE_S):
+        await client.gone.wait()
+    await refused(connect, token=token)
+
+
+def test_nothing_on_the_disk_opens_the_door(server):
+    """The server's configuration is for its owner alone, and holds public keys only."""
+    [file] = server.url.data_dir.glob("nats/nats-server.conf")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    text = file.read_text()
+    assert "auth_callout" in text
+    assert "password" not in text
+    assert ADMIN_TOKEN not in text
+
+
+async def test_a_server_that_was_killed_asks_again(server, admin, shop, connect):
+    """After a restart of nats-server its door is watched as before."""
+    frontend = server.app._nats
+    before = frontend.nats_pid
+    os.kill(before, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            client = await connect(token=shop)
+            ack = await client.jetstream().publish("orders.again", b"again", timeout=5)
+        except (nats.errors.Error, OSError):
+            assert time.monotonic() < deadline, "it is not back"
+        else:
+            break
+    assert ack.stream == "orders"
+    assert frontend.nats_pid != before
+    await refused(connect, token="wrong")
+
+
+async def test_a_certificate_is_enough(tmp_path):
+    """With TLS on both sides the name in the certificate is the principal."""
+    authority = trustme.CA()
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+    files = {}
+    for name in ("127.0.0.1", "till", "stranger"):
+        issued = authority.issue_cert(name)
+        files[name] = (tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
+        for blob in issued.cert_chain_pems:
+            blob.write_to_path(files[name][0], append=True)
+        issued.private_key_pem.write_to_path(files[name][1])
+    certificate, key = map(str, files["127.0.0.1"])
+    tls = {"certificate": certificate, "key": key, "authority": str(ca)}
+    auth = {"enabled": True, "admin_token": ADMIN_TOKEN}
+
+    def prepare(url):
+        own = {"ca": ca, "certificate": certificate, "key": key}
+        with strandline.connect(f"tls://{url.flight}", token=ADMIN_TOKEN, **own) as client:
+            client.create_stream("sales", subject="sales.>")
+            client.access.grant("till", "publish", "subject", "sales.>")
+
+    def context(name):
+        found = ssl.create_default_context(cafile=ca)
+        found.load_cert_chain(*files[name])
+        return found
+
+    running = Server(nats=True, tls=tls, auth=auth)
+    url = await asyncio.to_thread(running.start)
+    try:
+        await asyncio.to_thread(prepare, url)
+        address = url.nats_url.replace("nats://", "tls://")
+        options = {"connect_timeout": 10, "allow_reconnect": False}
+        client = await nats.connect(address, tls=context("till"), **options)
+        ack = await client.jetstream().publish("sales.1", b"sold", timeout=10)
+        assert ack.stream == "sales"
+        await client.close()
+        with pytest.raises((nats.errors.Error, OSError)):
+            await nats.connect(address, tls=context("stranger"), **options)
+    finally:
+        await asyncio.to_thread(running.stop)
