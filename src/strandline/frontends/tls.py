@@ -8,15 +8,17 @@ changed; who connects from then on meets the new certificate. An authority that 
 trusted until the restart: ``ssl`` takes none away.
 """
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from strandline.config import TlsConfig
 from strandline.errors import InvalidConfigError
 
+_ALTERNATIVES = frozenset({"DNS", "email", "URI", "IP Address"})
 PEM_END = "-----END CERTIFICATE-----"
 _Fill = Callable[[ssl.SSLContext], None]
 _in_use: WeakKeyDictionary[ssl.SSLContext, tuple[TlsConfig, _Fill]] = WeakKeyDictionary()
@@ -113,6 +115,30 @@ def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
         raise InvalidConfigError(
             f"tls: cannot use certificate {config.certificate} with key {config.key}: {error}"
         ) from error
+
+
+def certificate_name(transport: asyncio.BaseTransport) -> str | None:
+    """The name in the verified certificate of the other end; None: it has shown none.
+
+    That is its first subject alternative name, or else its common name, as gRPC has it.
+    """
+    secured = transport.get_extra_info("ssl_object")
+    if secured is None or secured.context.verify_mode != ssl.CERT_REQUIRED:
+        return None
+    return name_of(secured.getpeercert() or {})
+
+
+def name_of(certificate: dict[str, Any]) -> str | None:
+    """The name in a certificate as ``ssl`` describes it; None: it has none."""
+    alternatives = certificate.get("subjectAltName", ())
+    found = [name for kind, name in alternatives if kind in _ALTERNATIVES]
+    common = [
+        value
+        for part in certificate.get("subject", ())
+        for key, value in part
+        if key == "commonName"
+    ]
+    return next(iter(found or common), None)
 
 
 def calling_own_context(config: TlsConfig) -> ssl.SSLContext:
