@@ -133,8 +133,8 @@ class Call:
 
     # In
 
-    def feed(self, data: bytes, flow_bytes: int) -> int:
-        """Take data of the stream; how much of it the sender may send anew.
+    def feed(self, data: bytes, flow_bytes: int) -> bool:
+        """Take data of the stream; whether the sender may send as much anew at once.
 
         Raises:
             RpcError: it is no message that is taken here.
@@ -144,17 +144,16 @@ class Call:
         if taker is not None:
             if messages:
                 taker.take(messages)
-            is_full = taker.is_full or self.pending_bytes > OUTPUT_BYTES_HIGH
+            is_full = taker.is_full or len(self.output) - self.output_at > OUTPUT_BYTES_HIGH
         else:
             self._queue.extend(messages)
             self._queued_bytes += sum(map(len, messages))
             if messages:
                 self._wake()
             is_full = self._queued_bytes > INPUT_BYTES_HIGH
-        if not is_full:
-            return flow_bytes
-        self.held_bytes += flow_bytes
-        return 0
+        if is_full:
+            self.held_bytes += flow_bytes
+        return not is_full
 
     def end_input(self) -> None:
         """The caller has sent everything."""
@@ -223,6 +222,8 @@ class Call:
         data: bytes | bytearray
         if count == len(self.output):
             data, self.output = self.output, bytearray()
+            if self._drained is None and not self.held_bytes:
+                return data
         else:
             end = self.output_at + count
             data = bytes(memoryview(self.output)[self.output_at : end])

@@ -36,8 +36,8 @@ from strandline.frontends.grpc.frames import (
     PADDED,
     Cutter,
     Data,
-    Inflow,
     FrameError,
+    Inflow,
     data_header,
     unpadded,
     window_update,
@@ -105,6 +105,7 @@ class Connection(asyncio.Protocol):
         self._h2.local_settings = Settings(client=False, initial_values=dict(SETTINGS))
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
+        self._pull()
         self._write()
         if not self._listener.admit(self):
             self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -145,7 +146,8 @@ class Connection(asyncio.Protocol):
             logger.debug("a gRPC client broke the protocol: %s", error)
             self._close()
         else:
-            self._write()
+            if self._output:
+                self._write()
 
     # What comes
 
@@ -172,7 +174,8 @@ class Connection(asyncio.Protocol):
                 self._schedule_flush()
             case DataReceived(stream_id=stream_id, data=data):  # of a call that is measured
                 size = event.flow_controlled_length or 0
-                self._feed(stream_id, data or b"", 0)
+                if measured := self._calls.get(stream_id):
+                    self._feed(measured, data or b"", 0)
                 with contextlib.suppress(ProtocolError):  # the call has ended meanwhile
                     self._h2.acknowledge_received_data(size, stream_id)
 
@@ -188,31 +191,36 @@ class Connection(asyncio.Protocol):
         if call is not None and call.is_measured:
             self._show(data_header(stream_id, size, flags) + payload)
             return
-        self._inflow.spend(size)
         if call is None or call.input_ended:
+            self._inflow.spend(size)
             self._free(None, size)
             self._show(data_header(stream_id, 0, flags & END_STREAM))
             return
-        call.inflow.spend(size)
         if flags & PADDED:
             payload = unpadded(payload)
-        freed = self._feed(stream_id, payload, size)
-        if freed:
-            self._free(call, freed)
+        if self._feed(call, payload, size):
+            told = self._inflow.pass_on(size)
+            if told:
+                self._output.append(window_update(0, told))
+            told = call.inflow.pass_on(size)
+            if told:
+                self._output.append(window_update(stream_id, told))
+        else:
+            self._inflow.spend(size)
+            call.inflow.spend(size)
         if flags & END_STREAM:
             self._show(data_header(stream_id, 0, END_STREAM))
 
-    def _feed(self, stream_id: int, data: bytes, flow_bytes: int) -> int:
-        """Hand data to its call; how much of it the client may send anew."""
-        call = self._calls.get(stream_id)
-        if call is None or call.status is not None:
-            return flow_bytes
+    def _feed(self, call: Call, data: bytes, flow_bytes: int) -> bool:
+        """Hand data to its call; whether the client may send as much anew."""
+        if call.status is not None:
+            return True
         self._listener.messages += 1
         try:
             return call.feed(data, flow_bytes)
         except RpcError as error:
             call.abort(error)
-            return flow_bytes
+            return True
 
     def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
@@ -309,9 +317,9 @@ class Connection(asyncio.Protocol):
     def _schedule_flush(self) -> None:
         if not self._is_flush_due and not self._is_paused and self._marked:
             self._is_flush_due = True
-            self._loop.call_soon(self._flush)
+            self._listener.flush_soon(self)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send what the windows allow, call by call."""
         self._is_flush_due = False
         if self._transport is None or self._is_paused:
@@ -335,8 +343,8 @@ class Connection(asyncio.Protocol):
             conn.send_headers(stream_id, _BEGIN)
             self._pull()
         room = FLUSH_BYTES_MAX
-        while call.pending_bytes:
-            window = min(conn.local_flow_control_window(stream_id), room, call.pending_bytes)
+        while pending := call.pending_bytes:
+            window = min(conn.local_flow_control_window(stream_id), room, pending)
             if window <= 0:
                 return room <= 0
             count = min(window, conn.max_outbound_frame_size)
@@ -380,11 +388,9 @@ class Connection(asyncio.Protocol):
             self._output.append(data)
 
     def _write(self) -> None:
-        self._pull()
-        if self._output:
-            output, self._output = self._output, []
-            if self._transport is not None:
-                self._transport.write(b"".join(output))
+        output, self._output = self._output, []
+        if output and self._transport is not None:
+            self._transport.write(b"".join(output))
 
     # Ending
 
@@ -407,6 +413,7 @@ class Connection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
+        self._pull()
         self._write()
         if self._transport is not None:
             self._transport.close()

@@ -28,6 +28,7 @@ END_STREAM: Final = 1
 END_HEADERS: Final = 4
 PADDED: Final = 8
 STREAM_MASK: Final = (1 << 31) - 1
+TOO_MUCH: Final = "more data than the window takes"
 
 
 class FrameError(Exception):
@@ -104,6 +105,22 @@ class Inflow:
         self._half = window_bytes // 2
         self._freed = 0
 
+    def pass_on(self, count: int) -> int:
+        """Data has come and was taken at once; as ``spend`` and ``free``.
+
+        Raises:
+            FrameError: more than it may send.
+        """
+        if count > self._left:
+            raise FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
+        self._freed += count
+        if self._freed < self._half:
+            self._left -= count
+            return 0
+        told, self._freed = self._freed, 0
+        self._left += told - count
+        return told
+
     def spend(self, count: int) -> None:
         """Data has come.
 
@@ -112,7 +129,7 @@ class Inflow:
         """
         self._left -= count
         if self._left < 0:
-            raise FrameError(ErrorCodes.FLOW_CONTROL_ERROR, "more data than the window takes")
+            raise FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
 
     def free(self, count: int) -> int:
         """Data was taken; what the client is to be told that it may send anew, usually nothing."""

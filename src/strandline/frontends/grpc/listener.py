@@ -49,6 +49,7 @@ class GrpcListener:
         """Frames with data since the last count was handed to telemetry."""
         self._telemetry = telemetry
         self._connections: set[Connection] = set()
+        self._unflushed: list[Connection] = []
         self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._all_gone = asyncio.Event()
         self._all_gone.set()
@@ -122,6 +123,17 @@ class GrpcListener:
         self._all_gone.clear()
         self._telemetry.count_listener(LISTENER, connections=1)
         return len(self._connections) <= self._connections_max
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Let a connection send what its calls have, with the others', in the next round."""
+        if not self._unflushed:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, []
+        for connection in unflushed:
+            connection.flush()
 
     def forget(self, connection: Connection) -> None:
         """A connection is gone."""

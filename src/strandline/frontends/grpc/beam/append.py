@@ -16,7 +16,7 @@ from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, NotLeaderError, StrandlineError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.frontends.grpc.calls import Call, parsed
-from strandline.frontends.grpc.framing import PREFIX, framed
+from strandline.frontends.grpc.framing import framed
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
 from strandline.types import Offset, PartitionName
 
@@ -174,14 +174,20 @@ class AppendStream:
 
 def one_index(sequence: int, index: int) -> bytes:
     """The reply to a request of one proposal, by hand: it is the most frequent message there is."""
-    ok = b"\x08" + varint(sequence) + b"\x12"
-    packed = varint(index)
-    ok += bytes((len(packed),)) + packed
-    return PREFIX.pack(0, len(ok) + 2) + bytes((0x0A, len(ok))) + ok
+    first, packed = varint(sequence), varint(index)
+    size = len(first) + len(packed) + 3
+    head = bytes((0, 0, 0, 0, size + 2, 0x0A, size, 0x08))
+    return b"%b%b\x12%c%b" % (head, first, len(packed), packed)
 
 
 def varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
+    """A number as protobuf writes it; by hand as far as most of them go."""
+    if value < 1 << 7:
+        return bytes((value,))
+    if value < 1 << 14:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 1 << 21:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
