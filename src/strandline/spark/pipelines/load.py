@@ -65,7 +65,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         options["valueSchema"] = _value_schema(config, stream, state).json()
     writer = records.writeStream.format("strandline-table").options(**options)
     writer = writer.option("checkpointLocation", str(Path(config.checkpoint) / stream))
-    return triggered(writer, config).queryName(f"load {stream}").start(path)
+    return triggered(writer, config).queryName(f"load {stream} into {path}").start(path)
 
 
 def _committed(config: Load, path: str) -> TableState | None:

@@ -42,7 +42,7 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
         rows = ordered.select("value", "key", "subject", "headers")
     else:
         rows = ordered.select(F.lit(None).cast("binary").alias("value"), "headers")
-    return [write_stream(rows, config, name=f"merge into {config.into}", into=config.into)]
+    return [write_stream(rows, config, name=f"merge {', '.join(config.streams)}", into=config.into)]
 
 
 def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -38,13 +38,14 @@ def write_stream(
     Args:
         rows: with the columns that ``format("strandline")`` takes.
         config: the pipeline.
-        name: of the query, in reports.
+        name: of the query, in reports; where it writes is added, as names are unique in a session.
         into: the stream of rows that name none.
         **options: more of the sink's.
     """
     chosen = {"server": config.server} | options
     if into is not None:
         chosen["stream"] = into
+        name = f"{name} into {into}"
     writer = rows.writeStream.format("strandline").options(**chosen)
     writer = writer.option("checkpointLocation", config.checkpoint).queryName(name)
     return triggered(writer, config).start()
