@@ -223,3 +223,18 @@ async def test_a_forged_batch_is_not_served(encrypted, kit):
     assert partition.read(0, 1 << 20).size > 0
     with pytest.raises(DecryptionError, match="offset 2 of s/0"):
         partition.read(2, 1 << 20)
+
+
+async def test_transactions_of_encrypted_records(encrypted, make_stream, kit, tx):
+    """Markers are encrypted too; what was committed is shown, what was aborted is not."""
+    partition = await make_stream(encrypted, encryption=True)
+    asker, answers = tx.Asker(encrypted), kit.Answers()
+    for number, value in enumerate(("kept", "dropped")):
+        who = await asker.begin("work")
+        await asker.add("work", who, partition.name)
+        asker.write(who, partition, answers, value)
+        await answers.wait(number + 1)
+        await asker.end("work", who, is_commit=value == "kept")
+    await kit.until(lambda: partition.stable_offset == partition.high_watermark > 5)
+    assert tx.seen(partition) == ["kept"]
+    assert len(key_numbers(partition)) == 6
