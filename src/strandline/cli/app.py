@@ -14,6 +14,7 @@ from strandline.cli import (
     liftbridge,
     pipeline,
     publish,
+    quota,
     read,
     serve,
     stream,
@@ -56,6 +57,7 @@ app.add_typer(group.app, name="group")
 app.add_typer(encryption.app, name="encryption")
 app.add_typer(acl.app, name="acl")
 app.add_typer(token.app, name="token")
+app.add_typer(quota.app, name="quota")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)

@@ -15,6 +15,7 @@ from strandline.client.enlisted import Enlisted
 from strandline.client.groups import Groups
 from strandline.client.office import Office
 from strandline.client.producer import Headers, Producer
+from strandline.client.quotas import Quotas
 from strandline.client.read_calls import ReadCalls
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.client.stream_calls import StreamCalls
@@ -264,6 +265,11 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
     def access(self) -> AccessControl:
         """Who may do what: rules and tokens."""
         return AccessControl(self._known)
+
+    @property
+    def quotas(self) -> Quotas:
+        """How much of each broker principals may use."""
+        return Quotas(self._known)
 
     @property
     def groups(self) -> Groups:

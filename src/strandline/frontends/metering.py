@@ -6,6 +6,8 @@ the next use on. Any thread may meter; waiting is for the front end, in its own 
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from strandline.broker.access import Asker
@@ -16,6 +18,23 @@ from strandline.security.quota import UNLIMITED, Meter, Quota
 from strandline.telemetry import Telemetry
 
 MS_PER_S = 1e3
+
+
+@contextmanager
+def counted(allowance: "Allowance | None") -> Iterator[None]:
+    """What goes on inside is one connection of a principal, if it is known whose.
+
+    Raises:
+        QuotaExceededError: it would be one too many.
+    """
+    if allowance is None:
+        yield
+        return
+    allowance.open()
+    try:
+        yield
+    finally:
+        allowance.close()
 
 
 class Metered(Protocol):

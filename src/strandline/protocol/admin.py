@@ -14,7 +14,8 @@
 
 Those that operate a cluster are in ``cluster``, those of transactions in ``transactions``,
 those of encrypted streams in ``encryption``,
-those of consumer groups in ``groups``, those of access control in ``access``.
+those of consumer groups in ``groups``, those of access control in ``access``, those of quotas in
+``quotas``.
 
 Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
 """
@@ -24,7 +25,7 @@ from typing import Annotated
 import msgspec
 
 from strandline.config import PARTITIONS_MAX, StreamConfig
-from strandline.protocol import access, cluster, encryption, groups, transactions
+from strandline.protocol import access, cluster, encryption, groups, quotas, transactions
 from strandline.protocol.tickets import WAIT_MS_MAX, Bound
 from strandline.protocol.wire import Answer, Count, Int64, Message, Name, PartitionNumber
 
@@ -55,6 +56,7 @@ ACTIONS: dict[str, str] = {
     **transactions.ACTIONS,
     **groups.ACTIONS,
     **access.ACTIONS,
+    **quotas.ACTIONS,
 }
 """Every action, with the sentence ListActions gives."""
 

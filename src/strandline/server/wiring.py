@@ -14,6 +14,7 @@ from strandline.clock import Clock
 from strandline.config import BrokerConfig
 from strandline.frontends.flight.server import FlightFrontEnd
 from strandline.frontends.http.server import HttpFrontEnd
+from strandline.frontends.metering import Metering
 from strandline.frontends.nats.frontend import NatsFrontEnd
 from strandline.frontends.tasks import end_task, start_task
 from strandline.frontends.tls import renew
@@ -59,9 +60,10 @@ class BrokerApp:
         kind = ClusterBroker if config.cluster.is_on else Broker
         masters = master_keys(config, os.environ)
         self.broker = kind(config, disk=disk, clock=clock, masters=masters)
-        self._flight = FlightFrontEnd(self.broker, config)
+        metering = Metering(self.broker)
+        self._flight = FlightFrontEnd(self.broker, config, metering)
         self._http = HttpFrontEnd(self.broker, config)
-        self._nats = NatsFrontEnd(self.broker, config) if with_nats else None
+        self._nats = NatsFrontEnd(self.broker, config, metering) if with_nats else None
         self._grpc = _grpc(self.broker, config)
         self._started: list[FrontEnd] = []
         self._watch: CertificateWatch | None = None

@@ -21,6 +21,7 @@ from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.permissions import NEEDS, VISIBLE, check_action
 from strandline.frontends.flight.plan import resolve
+from strandline.frontends.flight.quotas import QuotaActions
 from strandline.frontends.flight.transactions import TransactionActions
 from strandline.protocol import admin
 from strandline.protocol.wire import decode, encode, refuse_body
@@ -56,6 +57,7 @@ class AdminActions:
             **TransactionActions(self._broker, self._change).handlers,
             **GroupActions(self._broker, self._change).handlers,
             **AccessActions(self._broker, self._change).handlers,
+            **QuotaActions(self._broker, self._change).handlers,
         }
         assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
         assert set(NEEDS) >= set(admin.ACTIONS), "of every action it is known who may run it"

@@ -5,7 +5,7 @@ free its thread promptly; nothing here blocks longer. Any thread may use any met
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -47,6 +47,17 @@ class Life:
         """
         if self.stopping.is_set():
             raise ShuttingDownError("the broker is stopping; ask again when it is back")
+
+    def pause(self, seconds: float, is_cancelled: Callable[[], bool]) -> None:
+        """Let time pass, because a quota wants it; it ends early when the client goes away.
+
+        Raises:
+            ShuttingDownError: the broker stops.
+        """
+        deadline_ms = self.now_ms() + seconds * 1e3
+        while (left_ms := deadline_ms - self.now_ms()) > 0 and not is_cancelled():
+            self.stopping.wait(min(left_ms / 1e3, POLL_S))
+            self.check()
 
     def notify(self) -> None:
         """A turn has ended: wake who waits for any partition. On the loop."""

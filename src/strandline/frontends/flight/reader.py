@@ -16,6 +16,7 @@ from strandline.errors import CorruptBatchError, StrandlineError, UnknownStreamE
 from strandline.frontends.flight.cursor import Cursor, Delivery
 from strandline.frontends.flight.life import POLL_S, Life
 from strandline.frontends.flight.plan import ReadPlan
+from strandline.frontends.metering import Allowance, counted
 from strandline.protocol.status import to_flight
 from strandline.telemetry import Telemetry
 
@@ -39,6 +40,7 @@ class ReadSession:
         telemetry: where deliveries are counted.
         is_cancelled: whether the client went away.
         check_allowed: raises once who reads may do so no more.
+        allowance: how much it may read; None: it is not metered.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ReadSession:
         telemetry: Telemetry,
         is_cancelled: Callable[[], bool],
         check_allowed: Callable[[], None] = lambda: None,
+        allowance: Allowance | None = None,
     ) -> None:
         self._plan = plan
         self._request = plan.request
@@ -56,6 +59,7 @@ class ReadSession:
         self._telemetry = telemetry
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
+        self._allowance = allowance
         self._cursors = [Cursor(plan, extent) for extent in plan.ranges]
         self._left = plan.request.records_max
         self._is_gone = False
@@ -67,11 +71,14 @@ class ReadSession:
         Raises:
             ShuttingDownError: the broker stops.
             UnknownStreamError: the stream was deleted meanwhile.
+            QuotaExceededError: the principal has too many reads and appends open.
             CorruptBatchError, DataLossError: as ``Cursor.read``.
         """
-        with self._life.stream():
+        with self._life.stream(), counted(self._allowance):
             for batch, size in self._gathered(self._unlimited()):
                 piece = batch if self._left is None else batch.slice(0, self._left)
+                if self._allowance is not None:
+                    self._life.pause(self._allowance.read(size), self._is_cancelled)
                 self._telemetry.count_read(records=piece.num_rows, size_bytes=size)
                 yield piece
                 if self._left is None:

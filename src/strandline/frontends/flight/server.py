@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pyarrow.flight as fl
 
@@ -25,6 +26,7 @@ from strandline.frontends.flight.plan import plan_read
 from strandline.frontends.flight.reader import ReadSession
 from strandline.frontends.flight.sockets import cut_connections
 from strandline.frontends.flight.writer import PutSession
+from strandline.frontends.metering import Metering
 from strandline.frontends.needs import sees_stream
 from strandline.frontends.tls import ServerTls, load_tls
 from strandline.protocol.admin import ACTIONS
@@ -40,17 +42,27 @@ GRACE_S = 2.0
 CUT_INTERVAL_S = 0.05
 
 
+class Gate(NamedTuple):
+    """What every call passes."""
+
+    access: Access
+    metering: Metering
+
+
 class FlightFrontEnd:
     """The Flight listener of a broker.
 
     Args:
         broker: whom it serves.
         config: host, port and certificate.
+        metering: what principals use, if other front ends count too.
     """
 
-    def __init__(self, broker: Broker, config: BrokerConfig) -> None:
+    def __init__(
+        self, broker: Broker, config: BrokerConfig, metering: Metering | None = None
+    ) -> None:
         self._broker = broker
-        self._access = Access(config, broker)
+        self._gate = Gate(Access(config, broker), metering or Metering(broker))
         self._tls = config.tls
         self._host = config.host
         self.port = config.flight_port
@@ -66,7 +78,7 @@ class FlightFrontEnd:
         tls = load_tls(self._tls)
         self._broker.on_turn_end(life.notify)
         address = (self._host, self.port)
-        self._server = _listen(self._broker, life, address, tls=tls, access=self._access)
+        self._server = _listen(self._broker, life, address, tls=tls, gate=self._gate)
         self.port = self._server.port
         how = "with TLS " if tls is not None else ""
         logger.info("Arrow Flight listens %son %s:%d", how, self._host, self.port)
@@ -86,7 +98,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         life: shared by the calls.
         address: host and port to listen on.
         tls: None for clear text.
-        access: who may do what.
+        gate: who may do what, and how much.
     """
 
     def __init__(
@@ -96,8 +108,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         address: tuple[str, int],
         *,
         tls: ServerTls | None,
-        access: Access,
+        gate: Gate,
     ) -> None:
+        access = gate.access
         self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
         if tls is None:
             super().__init__(fl.Location.for_grpc_tcp(*address), middleware=middleware(access))
@@ -110,7 +123,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
                 middleware=middleware(access),
             )
         self._broker = broker
-        self._access = access
+        self._gate = gate
         self._life = life
         self._host = address[0]
         self._admin = AdminActions(broker, life)
@@ -150,6 +163,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
             telemetry=self._broker.telemetry,
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: asker.check(resource, "read"),
+            allowance=self._gate.metering.of(asker),
         )
         return session.stream()
 
@@ -174,6 +188,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
             send_ack=writer.write,
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: asker.check(resource, "publish"),
+            allowance=self._gate.metering.of(asker),
         )
         session.run(reader.read_chunk)
 
@@ -225,8 +240,13 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
 
         Raises:
             UnauthenticatedError: nobody who is known here.
+            QuotaExceededError: somebody who has asked too often.
         """
-        return asker_of(context, self._access)
+        asker = asker_of(context, self._gate.access)
+        allowance = self._gate.metering.of(asker)
+        if allowance is not None:
+            allowance.check_request()
+        return asker
 
     def _readable(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
@@ -268,7 +288,7 @@ def _listen(
     address: tuple[str, int],
     *,
     tls: ServerTls | None,
-    access: Access,
+    gate: Gate,
 ) -> FlightServer:
     """A listening server.
 
@@ -286,4 +306,4 @@ def _listen(
             f"cannot listen on {host}:{port} for Arrow Flight ({error.strerror}); "
             "choose another flight_port, or 0 for a free one"
         ) from error
-    return FlightServer(broker, life, address, tls=tls, access=access)
+    return FlightServer(broker, life, address, tls=tls, gate=gate)

@@ -28,6 +28,7 @@ from strandline.errors import InvalidRecordError, InvalidRequestError, Strandlin
 from strandline.frontends.flight.checks import BatchChecker
 from strandline.frontends.flight.life import LISTENER, POLL_S, Life
 from strandline.frontends.flight.tracking import BatchInFlight, Row, rows_of
+from strandline.frontends.metering import Allowance, counted
 from strandline.protocol.put import BatchTag, PutAck, PutRequest
 from strandline.protocol.routing import Router
 from strandline.protocol.status import to_body
@@ -65,6 +66,7 @@ class PutSession:
         send_ack: writes one metadata message to the client.
         is_cancelled: whether the client went away.
         check_allowed: raises once who publishes may do so no more.
+        allowance: how much it may publish; None: it is not metered.
 
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.
@@ -79,6 +81,7 @@ class PutSession:
         send_ack: Callable[[bytes], None],
         is_cancelled: Callable[[], bool],
         check_allowed: Callable[[], None] = lambda: None,
+        allowance: Allowance | None = None,
     ) -> None:
         self._broker = broker
         self._request = request
@@ -86,6 +89,7 @@ class PutSession:
         self._send_ack = send_ack
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
+        self._allowance = allowance
         check_public(request.stream)
         self._stream: Stream = broker.stream(request.stream)
         if request.partition is not None:
@@ -108,12 +112,13 @@ class PutSession:
 
         Raises:
             ShuttingDownError: the broker stops; what was not acked may not be stored.
+            QuotaExceededError: the principal has too many reads and appends open.
             InvalidRecordError: what came is not an Arrow stream.
         """
         acker = threading.Thread(target=self._write_acks, name="flight-acker", daemon=True)
         acker.start()
         try:
-            with self._life.stream():
+            with self._life.stream(), counted(self._allowance):
                 try:
                     self._take_all(read)
                 finally:
@@ -158,6 +163,8 @@ class PutSession:
         self._broker.telemetry.count_listener(LISTENER, messages=batch.num_rows)
         for number, piece in enumerate(pieces):
             self._submit(waiting, number, piece)
+        if self._allowance is not None:
+            self._life.pause(self._allowance.publish(size), self._is_cancelled)
 
     def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[Piece]:
         """Where the rows of a checked batch go.

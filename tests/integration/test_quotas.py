@@ -1,0 +1,168 @@
+"""Quotas at a real broker: what is over a rate waits or is refused, whichever way it comes.
+
+Times are compared with what a rate makes impossible, never with what a machine should manage.
+"""
+
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+import strandline
+from strandline.cli.app import app
+from strandline.errors import QuotaExceededError, StrandlineError
+from strandline.testing.server import Server
+
+ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
+RATE = 200_000
+VALUE = b"x" * 10_000
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A broker that checks access."""
+    with Server(nats=True, auth={"enabled": True, "admin_token": ADMIN_TOKEN}) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def admin(server):
+    """The administrator, and a stream."""
+    with strandline.connect(server.flight, token=ADMIN_TOKEN) as client:
+        client.create_stream("orders")
+        yield client
+
+
+@pytest.fixture
+def shop(admin, server):
+    """A client of the principal shop, which may publish and read; its quota ends with the test."""
+    for operation in ("publish", "read"):
+        admin.access.grant("shop", operation, "stream", "orders")
+    token = admin.access.create_token("shop")
+    with strandline.connect(server.flight, token=token) as client:
+        yield client
+    if any(quota.principal == "shop" for quota in admin.quotas.list()):
+        admin.quotas.remove("shop")
+
+
+def publish(client, bytes_total):
+    """Append about so many bytes; how long it took until all were acknowledged."""
+    began = time.monotonic()
+    with client.producer("orders") as producer:
+        for _ in range(bytes_total // len(VALUE)):
+            producer.append(VALUE)
+    return time.monotonic() - began
+
+
+def until(condition):
+    """Wait for something to become so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not become so"
+        time.sleep(0.02)
+
+
+def test_publishing_through_flight_is_held_up(admin, shop):
+    """Three seconds' worth of bytes, of which one is there at first, take their time."""
+    admin.quotas.set("shop", publish_bytes_per_s=RATE)
+    publish(shop, 2 * RATE)  # the last batch's wait is nobody's: the debt shows in what follows
+    assert publish(shop, RATE) > 0.5
+    assert [quota.publish_bytes_per_s for quota in admin.quotas.list()] == [RATE]
+
+
+def test_reading_through_flight_is_held_up(admin, shop):
+    """What is read is delivered no faster than the quota allows, and delivered whole."""
+    first = admin.offsets("orders")[0]
+    publish(shop, 3 * RATE)
+    admin.quotas.set("shop", read_bytes_per_s=RATE)
+    began = time.monotonic()
+    stream = shop.read("orders", start=first, batch_bytes=RATE // 4)
+    rows = sum(batch.num_rows for batch in stream)
+    assert rows == 3 * RATE // len(VALUE)
+    assert time.monotonic() - began > 1.0
+
+
+def test_a_request_too_many_is_refused_and_told_when_to_come(admin, shop):
+    """A typed error that says how long to wait; after that it is served."""
+    admin.quotas.set("shop", requests_per_s=2)
+
+    with pytest.raises(QuotaExceededError) as caught:
+        ask_often(shop)
+    error = caught.value
+    assert error.retriable
+    assert 0 < error.wait_ms <= 1000
+    assert "requests_per_s" in error.message
+    until(lambda: _served(shop))
+
+
+def ask_often(client):
+    for _ in range(50):
+        client.server_info()
+
+
+def _served(client):
+    try:
+        client.server_info()
+    except QuotaExceededError:
+        return False
+    return True
+
+
+def test_connections_are_counted(admin, shop):
+    """With a quota of two, a third read that follows is refused until another ends."""
+    admin.quotas.set("shop", connections=2)
+    publish(shop, len(VALUE))
+    stop = threading.Event()
+    begun = threading.Semaphore(0)
+
+    def follow():
+        with shop.read("orders", follow=True) as stream:
+            stream.read_next_batch()
+            begun.release()
+            stop.wait(PATIENCE_S)
+
+    threads = [threading.Thread(target=follow, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert begun.acquire(timeout=PATIENCE_S)
+    with pytest.raises(QuotaExceededError, match="connections"):
+        shop.read("orders", records_max=1).read_all()
+    stop.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    until(lambda: _readable(shop))
+
+
+def _readable(client):
+    try:
+        client.read("orders", records_max=1).read_all()
+    except QuotaExceededError:
+        return False
+    return True
+
+
+def test_a_quota_is_set_listed_and_removed_at_the_command_line(server, monkeypatch):
+    """In sizes as people write them; for programs as JSON."""
+    monkeypatch.setenv("STRANDLINE_TOKEN", ADMIN_TOKEN)
+
+    def run(*words):
+        done = CliRunner().invoke(app, ["quota", *words, "--server", server.flight])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    run("set", "till", "--publish", "10MiB", "--connections", "3")
+    assert "10,485,760" in run("list")
+    assert '"connections":3' in run("list", "--output", "json")
+    run("remove", "till")
+    assert "till" not in run("list")
+
+
+def test_only_administrators_set_quotas(shop):
+    """A principal does not lift its own."""
+    with pytest.raises(StrandlineError, match="may not"):
+        shop.quotas.set("shop", connections=1000)
+    with pytest.raises(StrandlineError, match="may not"):
+        shop.quotas.remove("shop")
