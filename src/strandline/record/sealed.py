@@ -39,6 +39,8 @@ _LENGTH = struct.Struct("<I")
 _LENGTH_AT = 8
 _ATTRIBUTES = struct.Struct("<H")
 _ATTRIBUTES_AT = 14
+_SEALED = int(Attributes.SEALED)
+"""A plain number: flags take longer to combine than a small batch to encrypt."""
 
 assert SEAL_BYTES % 8 == 0, "sealed batches stay aligned"
 
@@ -76,7 +78,7 @@ class Sealer(Protocol):
 
 def is_sealed(header: BatchHeader) -> bool:
     """Whether the columns are encrypted."""
-    return bool(header.attributes & Attributes.SEALED)
+    return bool(header.attributes & _SEALED)
 
 
 def sealed_frame(batch: Buffer, seal: Seal) -> bytearray:
@@ -85,7 +87,7 @@ def sealed_frame(batch: Buffer, seal: Seal) -> bytearray:
     frame[:HEADER_BYTES] = batch[:HEADER_BYTES]
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
     _LENGTH.pack_into(frame, _LENGTH_AT, len(frame))
-    _ATTRIBUTES.pack_into(frame, _ATTRIBUTES_AT, attributes | Attributes.SEALED)
+    _ATTRIBUTES.pack_into(frame, _ATTRIBUTES_AT, attributes | _SEALED)
     _SEAL.pack_into(frame, HEADER_BYTES, *seal)
     return frame
 
@@ -116,5 +118,5 @@ def put_open_header(target: memoryview, sealed: memoryview) -> None:
     target[:HEADER_BYTES] = sealed[:HEADER_BYTES]
     (attributes,) = _ATTRIBUTES.unpack_from(sealed, _ATTRIBUTES_AT)
     _LENGTH.pack_into(target, _LENGTH_AT, len(target))
-    _ATTRIBUTES.pack_into(target, _ATTRIBUTES_AT, attributes & ~Attributes.SEALED)
+    _ATTRIBUTES.pack_into(target, _ATTRIBUTES_AT, attributes & ~_SEALED)
     put_checksum(target)
