@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.loadgen import Load, LoadResult
-from benchmarks.loadgen.build import BUILD_DIR
 from benchmarks.loadgen.run import LoadError, parse_result
+from benchmarks.peers import maven
 from benchmarks.peers.process import (
     LOOPBACK,
-    UnavailableError,
     find_program,
     free_ports,
     fresh_dir,
@@ -38,7 +36,6 @@ WARMUP_S: Final = float(os.environ.get("BENCH_KAFKA_WARMUP_S", "30"))
 QUIET: Final = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 HEAP: Final = "-Xmx1g"
 HOW_TO_GET_JAVA: Final = "install Java 17 or newer (Debian: `apt-get install openjdk-17-jdk`)"
-HOW_TO_GET_MVN: Final = "install Maven (Debian: `apt-get install maven`)"
 CLIENT_SOURCE: Final = Path(__file__).with_name("KafkaAppenders.java")
 DEPENDENCIES: Final = (
     ("org.apache.kafka", "kafka_2.13", VERSION),
@@ -56,46 +53,14 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 log.dirs={data}
-num.partitions=1
+num.partitions={partitions}
 log.flush.interval.messages=1
 """
 
 
-def _pom() -> str:
-    entries = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-        f"<version>{version}</version></dependency>"
-        for group, artifact, version in DEPENDENCIES
-    )
-    return (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        "<groupId>bench</groupId><artifactId>kafka</artifactId><version>1</version>"
-        f"<dependencies>{entries}</dependencies></project>\n"
-    )
-
-
 def fetch_jars() -> Path:
     """The folder with Kafka's jars; fetches them with Maven the first time."""
-    libs = BUILD_DIR / f"kafka-{VERSION}" / "libs"
-    if libs.is_dir():
-        return libs
-    maven = find_program("mvn", HOW_TO_GET_MVN)
-    libs.parent.mkdir(parents=True, exist_ok=True)
-    (libs.parent / "pom.xml").write_text(_pom())
-    part = libs.with_name("libs.part")
-    shutil.rmtree(part, ignore_errors=True)
-    words = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={part}"]
-    done = subprocess.run(
-        [*words, "-DincludeScope=runtime"],
-        cwd=libs.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise UnavailableError(f"Maven could not fetch Kafka {VERSION}:\n{done.stdout[-800:]}")
-    part.rename(libs)
-    return libs
+    return maven.fetch(f"kafka-{VERSION}", DEPENDENCIES)
 
 
 @dataclass(frozen=True)
@@ -155,15 +120,19 @@ class KafkaBroker:
 
 
 @contextlib.contextmanager
-def open_broker(place: Place, *, flush: bool = True) -> Iterator[KafkaBroker]:
-    """A formatted one-node KRaft broker on free ports."""
+def open_broker(place: Place, *, flush: bool = True, partitions: int = 1) -> Iterator[KafkaBroker]:
+    """A formatted one-node KRaft broker on free ports; what it creates has so many partitions."""
     java, libs = find_program("java", HOW_TO_GET_JAVA), fetch_jars()
     port, controller = free_ports(2)
     run_java = [java, HEAP, QUIET, "-cp", f"{libs}/*"]
     with fresh_dir(place.data_root, "kafka") as folder:
         config = folder / "server.properties"
         text = CONFIG.format(
-            host=LOOPBACK, broker=port, controller=controller, data=folder / "data"
+            host=LOOPBACK,
+            broker=port,
+            controller=controller,
+            data=folder / "data",
+            partitions=partitions,
         )
         config.write_text(text if flush else text.replace("log.flush.interval.messages=1\n", ""))
         tool = [*run_java, "kafka.tools.StorageTool"]

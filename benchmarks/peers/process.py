@@ -155,9 +155,9 @@ def wait_for_line(
 
 
 def _stat(pid: int) -> tuple[int, float]:
-    """Parent id and CPU seconds (user and system, all threads) of one process."""
+    """Parent id, and CPU seconds (user and system) of a process and its children that ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[11]) + int(fields[12])
+    ticks = sum(map(int, fields[11:15]))
     return int(fields[1]), ticks / os.sysconf("SC_CLK_TCK")
 
 
