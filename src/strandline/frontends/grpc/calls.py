@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from strandline.broker.access import Asker
 from strandline.frontends.grpc.frames import Inflow
 from strandline.frontends.grpc.framing import Deframer, framed
 from strandline.frontends.grpc.status import RpcError, Status
@@ -82,6 +83,7 @@ class Call:
         "_drained",
         "_queue",
         "_queued_bytes",
+        "asker",
         "has_begun",
         "held_bytes",
         "inflow",
@@ -106,6 +108,8 @@ class Call:
         message_bytes_max: int,
         timeout_s: float | None,
     ) -> None:
+        self.asker: Asker
+        """Who calls; set before anything is served, so that nothing can be served without."""
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None

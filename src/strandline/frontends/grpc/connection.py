@@ -257,6 +257,11 @@ class Connection(asyncio.Protocol):
         if method is None:
             call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
             return
+        try:
+            call.asker = self._listener.asker(path, headers, self._transport)
+        except StrandlineError as error:
+            call.abort(rpc_error(error))
+            return
         if b"content-length" in headers:  # h2 compares it with what comes, so it has to see that
             call.is_measured = True
             if int(headers[b"content-length"]) > PREFIX_BYTES + method.message_bytes_max:

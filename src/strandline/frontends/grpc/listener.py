@@ -12,18 +12,24 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+from strandline.broker.access import Access, Asker
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
 from strandline.frontends.grpc.calls import Direct, Method
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.status import RpcError, Status
-from strandline.frontends.tls import listening_context
+from strandline.frontends.tls import certificate_name, listening_context
+from strandline.security.policy import Identity, Shown
+from strandline.security.principal import ANONYMOUS
+from strandline.security.tokens import bearer_token
 from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 LISTENER: Final = "grpc"
 STOPPING: Final = RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+OPEN_PATHS: Final = b"/grpc.health.v1.Health/"
+"""For probes, which have no credentials; they say whether a service is well, and nothing else."""
 STOP_TIMEOUT_S: Final = 2.0
 BACKLOG: Final = 1024
 KEEPALIVE: Final = (
@@ -41,10 +47,15 @@ class GrpcListener:
     Args:
         methods: path → how it is served.
         telemetry: counters.
+        access: who may call.
     """
 
-    def __init__(self, methods: Mapping[bytes, Method | Direct], telemetry: Telemetry) -> None:
+    def __init__(
+        self, methods: Mapping[bytes, Method | Direct], telemetry: Telemetry, access: Access
+    ) -> None:
         self.methods = methods
+        self._access = access
+        self._anybody = Asker(access, Identity(ANONYMOUS))
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""
         self._telemetry = telemetry
@@ -114,6 +125,25 @@ class GrpcListener:
         if self.messages:
             self._telemetry.count_listener(LISTENER, messages=self.messages)
             self.messages = 0
+
+    def asker(
+        self, path: bytes, headers: Mapping[bytes, bytes], transport: asyncio.BaseTransport | None
+    ) -> Asker:
+        """Who makes a call; of the health of a service anybody may ask.
+
+        Raises:
+            UnauthenticatedError: nobody who is known here.
+            NotAllowedError: somebody who may do nothing here.
+        """
+        access = self._access
+        if not access.is_on or path.startswith(OPEN_PATHS):
+            return self._anybody
+        header = headers.get(b"authorization")
+        token = None if header is None else bearer_token(bytes(header).decode(errors="replace"))
+        certificate = certificate_name(transport) if transport is not None else None
+        asker = access.identify(Shown(token, certificate))
+        asker.check_known()
+        return asker
 
     # What connections need of each other
 

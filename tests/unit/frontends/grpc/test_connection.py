@@ -9,6 +9,8 @@ from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, Trai
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.broker.access import Access
+from strandline.config import BrokerConfig
 from strandline.frontends.grpc.calls import Call, Method
 from strandline.frontends.grpc.calls import Direct as DirectMethod
 from strandline.frontends.grpc.connection import RESETS_MAX, Connection
@@ -115,7 +117,7 @@ class Client:
     """A client's end, and the connection it talks to."""
 
     def __init__(self, *, window=None):
-        self.listener = GrpcListener(METHODS, Telemetry())
+        self.listener = GrpcListener(METHODS, Telemetry(), Access(BrokerConfig(), None))
         self.wire = Wire()
         self.server = Connection(self.listener)
         self.server.connection_made(self.wire)

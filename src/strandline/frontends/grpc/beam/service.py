@@ -8,6 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from strandline.broker.access import Access
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.broker.partition import Partition
@@ -15,6 +16,7 @@ from strandline.config import StreamConfig
 from strandline.errors import (
     InvalidConfigError,
     ShuttingDownError,
+    StrandlineError,
     StreamExistsError,
     UnavailableError,
 )
@@ -25,11 +27,20 @@ from strandline.frontends.grpc.calls import Call, Direct, Method, server_stream,
 from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.reading import Reader
-from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.grpc.status import RpcError, Status, rpc_error
 from strandline.frontends.tasks import end_task, start_task
+from strandline.security.acl import Operation, Resource
 from strandline.types import Offset
 
 NAME: Final = "logspec.Log"
+NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
+    "Append": ("publish",),
+    "Discard": ("admin",),
+    "Read": ("read",),
+    "Info": ("read", "publish", "admin"),
+    "InfoStream": ("read", "publish", "admin"),
+}
+"""Rpc → what it needs on the stream that is served, one of several."""
 INFO_INTERVAL_S: Final = 1.0
 """Changes that no commit announces, such as a discard, are seen after so long."""
 RETRY_S: Final = 1.0
@@ -62,10 +73,10 @@ class BeamService:
         """
         broker = self._broker
         health = HealthService((NAME,), lambda: self._is_ready and broker.is_ready)
-        self._listener = GrpcListener(
-            {**self._methods(), **health.methods()}, self._broker.telemetry
-        )
         config = self._broker.config
+        self._listener = GrpcListener(
+            {**self._methods(), **health.methods()}, broker.telemetry, Access(config, broker)
+        )
         await self._listener.start(config, config.grpc.beam_port, key="grpc.beam_port")
         self.port = self._listener.port
         self._broker.on_turn_end(self._listener.count)
@@ -118,6 +129,7 @@ class BeamService:
             "Info": unary(pb.InfoRequest, self._info),
             "InfoStream": server_stream(pb.InfoRequest, self._info_stream),
         }
+        assert set(methods) == set(NEEDS), "of every rpc it is known who may call it"
         return {f"/{NAME}/{name}".encode(): method for name, method in methods.items()}
 
     def _partition(self) -> Partition:
@@ -131,11 +143,29 @@ class BeamService:
 
     # The calls
 
-    def _open_append(self, call: Call) -> AppendStream:
-        limits = self._broker.config.limits
-        return AppendStream(call, self._partition(), limits, is_leading=self._is_leading)
+    def _allow(self, call: Call, rpc: str) -> None:
+        """Refuse who may not, or no longer; every rpc begins with this.
 
-    async def _discard(self, request: pb.DiscardRequest, _: Call) -> pb.DiscardReply:
+        Raises:
+            UnauthenticatedError, NotAllowedError: it may not.
+        """
+        call.asker.check(Resource("stream", self._name), *NEEDS[rpc])
+
+    def _open_append(self, call: Call) -> AppendStream:
+        self._allow(call, "Append")
+        limits = self._broker.config.limits
+
+        def is_leading(partition: Partition) -> bool:
+            try:
+                self._allow(call, "Append")
+            except StrandlineError as error:
+                raise rpc_error(error) from error
+            return self._is_leading(partition)
+
+        return AppendStream(call, self._partition(), limits, is_leading=is_leading)
+
+    async def _discard(self, request: pb.DiscardRequest, call: Call) -> pb.DiscardReply:
+        self._allow(call, "Discard")
         partition = self._partition()
         if not self._is_leading(partition):
             return pb.DiscardReply(redirect=pb.Redirect())
@@ -147,6 +177,7 @@ class BeamService:
         return pb.DiscardReply(ok=pb.DiscardReply.OK())
 
     async def _read(self, request: pb.ReadRequest, call: Call) -> None:
+        self._allow(call, "Read")
         partition = self._partition()
         if not self._is_leading(partition):
             call.send(pb.ReadReply(redirect=pb.Redirect()))
@@ -173,6 +204,7 @@ class BeamService:
                 raise RpcError(Status.NOT_FOUND, f"stream {self._name!r} was deleted")
             before = reader.offset
             portion = await reader.next()
+            self._allow(call, "Read")
             if before < partition.log_start_offset:
                 call.send(pb.ReadReply(truncated=True))
                 return
@@ -187,7 +219,8 @@ class BeamService:
             if reader.offset >= partition.stable_offset:
                 await reader.more()
 
-    async def _info(self, request: pb.InfoRequest, _: Call) -> pb.InfoReply:
+    async def _info(self, request: pb.InfoRequest, call: Call) -> pb.InfoReply:
+        self._allow(call, "Info")
         return self._described(request)
 
     async def _info_stream(self, request: pb.InfoRequest, call: Call) -> None:
@@ -197,6 +230,7 @@ class BeamService:
         partition.watch(changed)
         try:
             while not partition.closed:
+                self._allow(call, "InfoStream")
                 changed.clear()
                 now = self._described(request)
                 if now != said:

@@ -1,7 +1,7 @@
 """What streams, partitions, brokers and groups there are, as Liftbridge's clients ask.
 
 Rules: what is unknown is an entry that says so, not an error; brokers that cannot be dialled are
-not listed; offsets are inclusive, -1 for an empty partition.
+not listed; what the caller may not see is unknown; offsets are inclusive, -1: an empty partition.
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.needs import group, sees_stream
 from strandline.record.batch import read_header
 from strandline.types import BrokerId
 
@@ -27,15 +28,23 @@ class DescribeCalls:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    async def metadata(self, request: pb.FetchMetadataRequest, _: Call) -> pb.FetchMetadataResponse:
+    async def metadata(
+        self, request: pb.FetchMetadataRequest, call: Call
+    ) -> pb.FetchMetadataResponse:
         """Brokers, streams (none named: all) and the groups named."""
-        host = self._host
-        shown = [each.name for each in host.broker.streams() if host.stream(each.name) is not None]
-        streams = [(name, host.stream(name)) for name in list(request.streams) or shown]
+        host, asker = self._host, call.asker
+        known = {
+            each.name: host.stream(each.name)
+            for each in host.broker.streams()
+            if sees_stream(asker, each.name)
+        }
+        shown = [name for name, stream in known.items() if stream is not None]
+        streams = [(name, known.get(name)) for name in list(request.streams) or shown]
+        groups = {name for name in request.groups if asker.may(group(name).resource, "group")}
         return pb.FetchMetadataResponse(
             brokers=self._brokers(),
             streamMetadata=[self._stream(name, stream) for name, stream in streams],
-            groupMetadata=[self._group(group) for group in request.groups],
+            groupMetadata=[self._group(name, is_shown=name in groups) for name in request.groups],
         )
 
     async def partition(
@@ -106,13 +115,13 @@ class DescribeCalls:
             readonlyTimestamps=_times(state.readonly_ns),
         )
 
-    def _group(self, name: str) -> pb.ConsumerGroupMetadata:
-        group = self._host.broker.image.groups.get(name)
-        if group is None:
+    def _group(self, name: str, *, is_shown: bool) -> pb.ConsumerGroupMetadata:
+        found = self._host.broker.image.groups.get(name)
+        if found is None or not is_shown:
             unknown = pb.ConsumerGroupMetadata.UNKNOWN_GROUP
             return pb.ConsumerGroupMetadata(groupId=name, error=unknown)
         return pb.ConsumerGroupMetadata(
-            groupId=name, coordinator=str(group.coordinator), epoch=group.epoch
+            groupId=name, coordinator=str(found.coordinator), epoch=found.epoch
         )
 
 

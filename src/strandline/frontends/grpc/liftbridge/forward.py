@@ -15,9 +15,11 @@ from typing import Final, NamedTuple
 
 from strandline.broker.broker import Broker
 from strandline.broker.responder import Responder
-from strandline.client.client import Client, connect
+from strandline.client.client import Client
 from strandline.client.results import Ack
+from strandline.client.tls import Credentials
 from strandline.errors import StrandlineError, UnavailableError
+from strandline.frontends.grpc.liftbridge.own_token import own_token, wait_until_known
 from strandline.record.codec import Headers
 from strandline.types import BrokerId, Offset, PartitionName
 
@@ -141,11 +143,16 @@ def _connect(broker: Broker) -> Client:
     Raises:
         StrandlineError: the cluster is not known yet, or its certificates are not trusted.
     """
-    address, tls = _own_address(broker), broker.config.tls
-    if not tls.is_on:
-        return connect(address)
-    authority = tls.authority or broker.config.cluster.tls_authority
-    return connect(f"tls://{address}", ca=authority, certificate=tls.certificate, key=tls.key)
+    address, tls, token = _own_address(broker), broker.config.tls, own_token(broker)
+    scheme, credentials = "grpc", Credentials(token=token or "")
+    if tls.is_on:
+        authority = tls.authority or broker.config.cluster.tls_authority
+        scheme = "tls"
+        credentials = Credentials(authority, tls.certificate, tls.key, token or "")
+    if token is not None:
+        for other in broker.flight_addresses:
+            wait_until_known(f"{scheme}://{other}", credentials, broker.clock)
+    return Client(f"{scheme}://{address}", credentials=credentials)
 
 
 def _own_address(broker: Broker) -> str:

@@ -24,6 +24,7 @@ from strandline.frontends.grpc.calls import Call, parsed
 from strandline.frontends.grpc.liftbridge.acks import AckStream, Receipt, RefusedError, SingleAck
 from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
 from strandline.frontends.grpc.liftbridge.host import Host
+from strandline.frontends.grpc.liftbridge.permissions import allow
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.protocol.routing import default_subject
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers
@@ -89,7 +90,14 @@ class PublishCalls:
         acks = AckStream(call)
         while messages := await call.receive():
             for data in messages:
-                await self._publish_one(parsed(pb.PublishRequest, data), acks)
+                request = parsed(pb.PublishRequest, data)
+                try:
+                    allow(call.asker, "Publish", request)
+                except RpcError as denied:
+                    code = pb.PublishAsyncError.PERMISSION_DENIED
+                    acks.refuse(request.correlationId, RefusedError(code, denied.text))
+                else:
+                    await self._publish_one(request, acks)
             await acks.below(UNANSWERED_MAX)
             await call.drain()
         try:

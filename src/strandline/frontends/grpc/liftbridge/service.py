@@ -1,11 +1,14 @@
 """Liftbridge's service: which part answers which rpc, and what runs beside."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from typing import Any
 
+from strandline.broker.access import Access
 from strandline.broker.broker import Broker
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc.calls import Method, server_stream, unary
+from strandline.frontends.grpc.calls import Call, Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.liftbridge.activity import Activity
 from strandline.frontends.grpc.liftbridge.cursors import CursorCalls
@@ -15,6 +18,7 @@ from strandline.frontends.grpc.liftbridge.groups import GroupCalls
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.idle import AutoPause
 from strandline.frontends.grpc.liftbridge.internal import ensure_streams
+from strandline.frontends.grpc.liftbridge.permissions import NEEDS, checked
 from strandline.frontends.grpc.liftbridge.publish import PublishCalls
 from strandline.frontends.grpc.liftbridge.streams import StreamCalls
 from strandline.frontends.grpc.liftbridge.subscribe import SubscribeCalls
@@ -67,7 +71,8 @@ class LiftbridgeService:
             **_methods(host, groups, subscribing, publishing=publishing),
             **health.methods(),
         }
-        self._listener = GrpcListener(methods, broker.telemetry)
+        access = Access(broker.config, broker)
+        self._listener = GrpcListener(methods, broker.telemetry, access)
         await self._listener.start(broker.config, host.config.port, key="grpc.port")
         host.port = self._listener.port
         broker.on_turn_end(self._listener.count)
@@ -109,26 +114,29 @@ def _methods(
     """The rpcs by path."""
     streams, describing = StreamCalls(host), DescribeCalls(host)
     cursors = CursorCalls(host)
-    methods = {
-        "CreateStream": unary(pb.CreateStreamRequest, streams.create),
-        "DeleteStream": unary(pb.DeleteStreamRequest, streams.delete),
-        "PauseStream": unary(pb.PauseStreamRequest, streams.pause),
-        "SetStreamReadonly": unary(pb.SetStreamReadonlyRequest, streams.set_readonly),
-        "Subscribe": server_stream(pb.SubscribeRequest, subscribing.subscribe),
-        "FetchMetadata": unary(pb.FetchMetadataRequest, describing.metadata),
-        "FetchPartitionMetadata": unary(pb.FetchPartitionMetadataRequest, describing.partition),
-        "Publish": unary(pb.PublishRequest, publishing.publish),
-        "PublishAsync": Method(publishing.publish_many),
-        "PublishToSubject": unary(pb.PublishToSubjectRequest, publishing.publish_to_subject),
-        "SetCursor": unary(pb.SetCursorRequest, cursors.set),
-        "FetchCursor": unary(pb.FetchCursorRequest, cursors.fetch),
-        "JoinConsumerGroup": unary(pb.JoinConsumerGroupRequest, groups.join),
-        "LeaveConsumerGroup": unary(pb.LeaveConsumerGroupRequest, groups.leave),
-        "FetchConsumerGroupAssignments": unary(
-            pb.FetchConsumerGroupAssignmentsRequest, groups.fetch
-        ),
-        "ReportConsumerGroupCoordinator": unary(
-            pb.ReportConsumerGroupCoordinatorRequest, groups.report
+    one: dict[str, tuple[type[Any], Callable[[Any, Call], Awaitable[Any]]]] = {
+        "CreateStream": (pb.CreateStreamRequest, streams.create),
+        "DeleteStream": (pb.DeleteStreamRequest, streams.delete),
+        "PauseStream": (pb.PauseStreamRequest, streams.pause),
+        "SetStreamReadonly": (pb.SetStreamReadonlyRequest, streams.set_readonly),
+        "FetchMetadata": (pb.FetchMetadataRequest, describing.metadata),
+        "FetchPartitionMetadata": (pb.FetchPartitionMetadataRequest, describing.partition),
+        "Publish": (pb.PublishRequest, publishing.publish),
+        "PublishToSubject": (pb.PublishToSubjectRequest, publishing.publish_to_subject),
+        "SetCursor": (pb.SetCursorRequest, cursors.set),
+        "FetchCursor": (pb.FetchCursorRequest, cursors.fetch),
+        "JoinConsumerGroup": (pb.JoinConsumerGroupRequest, groups.join),
+        "LeaveConsumerGroup": (pb.LeaveConsumerGroupRequest, groups.leave),
+        "FetchConsumerGroupAssignments": (pb.FetchConsumerGroupAssignmentsRequest, groups.fetch),
+        "ReportConsumerGroupCoordinator": (
+            pb.ReportConsumerGroupCoordinatorRequest,
+            groups.report,
         ),
     }
+    methods = {name: unary(kind, checked(name, run)) for name, (kind, run) in one.items()}
+    methods["Subscribe"] = server_stream(
+        pb.SubscribeRequest, checked("Subscribe", subscribing.subscribe)
+    )
+    methods["PublishAsync"] = Method(publishing.publish_many)
+    assert set(methods) == set(NEEDS), "of every rpc it is known who may call it"
     return {f"/{NAME}/{name}".encode(): method for name, method in methods.items()}

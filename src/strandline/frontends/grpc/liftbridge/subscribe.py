@@ -19,6 +19,7 @@ from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.messages import COLUMNS, MessageEncoder
+from strandline.frontends.grpc.liftbridge.permissions import allow
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.types import Offset, PartitionName, TimestampNs
@@ -136,7 +137,7 @@ class SubscribeCalls:
         try:
             extent = extent_of(request, partition)
             call.send(pb.Message())
-            await self._deliver(partition, extent, call)
+            await self._deliver(partition, extent, call, request=request)
         finally:
             self.subscribers[name] -= 1
             if not self.subscribers[name]:
@@ -176,7 +177,9 @@ class SubscribeCalls:
             holder.call.abort(RpcError(Status.OK, ""))
         self._members[group] = _Member(consumer.groupEpoch, call)
 
-    async def _deliver(self, partition: Partition, extent: Extent, call: Call) -> None:
+    async def _deliver(
+        self, partition: Partition, extent: Extent, call: Call, *, request: pb.SubscribeRequest
+    ) -> None:
         encoder = MessageEncoder(partition.name)
         reader = Reader(
             partition,
@@ -192,6 +195,7 @@ class SubscribeCalls:
                 raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.barred_by, ReadonlyError)
             portion = await reader.next(extent.stop)
+            allow(call.asker, "Subscribe", request)  # it may have been revoked meanwhile
             if portion.records:
                 call.send_framed(portion.data)
                 telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
