@@ -8,7 +8,9 @@ Commands: ``brokers 1 2 3 [min_isr=n]`` · ``elect b [isr=..] [to=..] [unclean]`
 matters · ``deliver [a->b]`` · ``drop|repeat|reverse|hold|unhold a->b`` · ``cut|mend b``: all links
 of a broker · ``crash b``: lose what is unsynced · ``wipe b`` · ``start b`` · ``lost|back a b``: a
 notices its link to b · ``decide|refuse``: metadata on the oldest proposal · ``isr 1,2``: metadata
-by itself · ``time n`` · ``damage b first`` · ``retain b offset`` · ``resign b`` · ``status``.
+by itself · ``time n`` · ``damage b first`` · ``retain b offset`` · ``resign b`` · ``status`` ·
+``put b v v``: a batch of numbered records, of which ``v % 101`` is the key, and every fourth
+deletes it · ``compact b``: what it holds then, as far as all replicas have its null values.
 """
 
 from collections import deque
@@ -23,7 +25,8 @@ from strandline.replication.limits import ReplicationLimits
 from strandline.replication.messages import BatchRef, decode, encode
 from strandline.replication.replica import Replica
 from strandline.replication.state import LogState
-from strandline.testing.sim.replication_disk import SimLog, Stored
+from strandline.testing.sim.replication_disk import Reach, SimLog
+from strandline.testing.sim.replication_keys import Stored
 
 SCRIPTS = sorted((Path(__file__).parent / "replication").glob("*.txt"))
 LIMITS = ReplicationLimits(
@@ -199,11 +202,29 @@ class Story:
         if replica.refusal is not None:
             self.lines.append(f"{number}: refused, {replica.refusal}")
             return
+        self.write(number, f"e{replica.epoch}@{log.seen.end}".encode(), int(count))
+
+    def put(self, number, *values):
+        number = int(number)
+        assert self.replicas[number].refusal is None, "it takes records"
+        self.write(number, ",".join(values).encode(), len(values))
+
+    def write(self, number, payload, count):
+        replica, log = self.replicas[number], self.logs[number]
         base = log.seen.end
-        payload = f"e{replica.epoch}@{base}".encode()
-        ref = BatchRef(base, base + int(count), replica.epoch, len(payload))
+        ref = BatchRef(base, base + count, replica.epoch, len(payload))
         log.append(Stored(ref, payload))
         self.step(number, ev.Appended((ref,), (payload,)))
+
+    def compact(self, number):
+        number = int(number)
+        replica, log = self.replicas[number], self.logs[number]
+        below = replica.log.high_watermark
+        log.compact(Reach(below, below, replica.everywhere))
+        held = [f"{batch(s.ref)}:{s.payload.decode()}" for s in log.seen.batches.values()]
+        self.lines.append(
+            f"{number}: all have what is below {replica.everywhere}; {'  '.join(held)}"
+        )
 
     def flush(self, number):
         self.step(int(number), ev.Flush())

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strandline.errors import CorruptBatchError
-from strandline.record.batch import check_batch, read_header
+from strandline.record.batch import Attributes, check_batch, read_header
 from strandline.record.codec import Stamp, decode_batches, encode_records
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
@@ -163,17 +163,26 @@ def test_compaction_against_a_dictionary(directory, batches, rolls):
     log.flush()
     log.mark_checkpointed(at)
     compactor = Compactor(log, disk=Disk(), tombstone_delay_ms=1000)
-    for now_ns in (0, 10**12):
-        compactor.apply(compactor.prepare(below=OFFSET_MAX, now_ns=now_ns))
-        found = []
+    newest = {key: (offset, value) for offset, key, value in written if key is not None}
+    for now_ns in (0, 10**12, 10**12, 10**12):
+        compactor.apply(
+            compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=now_ns)
+        )
+        found, end = [], 0
         for batch in serve(log, 0)[0]:
-            for rows in decode_batches(batch, columns=["offset", "key", "value"]):
-                found += zip(*(column.to_pylist() for column in rows.columns), strict=True)
+            header = read_header(batch)
+            assert header.base_offset == end, "compacted or not, a log is dense"
+            end = header.next_offset
+            if not header.attributes & Attributes.REMOVED:
+                for rows in decode_batches(batch, columns=["offset", "key", "value"]):
+                    found += zip(*(column.to_pylist() for column in rows.columns), strict=True)
+        assert end == len(written)
         assert set(found) <= set(written)
         assert found == sorted(found)
-        newest = {key: (offset, value) for offset, key, value in written if key is not None}
+        last = {key: (offset, value) for offset, key, value in found if key is not None}
         for key, (offset, value) in newest.items():
-            assert (offset, key, value) in found or (value is None and now_ns)
+            assert last.get(key) == (offset, value) or (value is None and now_ns > 0)
+            assert value is not None or last.get(key, (0, None))[1] is None, "it came back"
         assert [row for row in written if row[1] is None] == [r for r in found if r[1] is None]
 
 

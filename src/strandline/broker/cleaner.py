@@ -107,22 +107,31 @@ class Cleaner:
             compactor = Compactor(log, disk=self._disk, tombstone_delay_ms=delay_ms)
             self._compactors[log] = compactor
         now_ns = self._clock.now_ns()
-        if not compactor.is_due(now_ns=now_ns):
+        if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):
             return
         async with self._lock:
-            if partition.closed:
+            if partition.closed or partition.log is not log:
                 return
             started_ms = self._clock.monotonic_ms()
             prepared = await asyncio.to_thread(
                 compactor.prepare,
                 below=partition.stable_offset,
+                tombstones_below=_seen_by_all(partition),
                 now_ns=now_ns,
                 counts=partition.counts,
             )
+            if partition.log is not log:
+                return  # it was reopened meanwhile, and what was prepared is gone
             compactor.apply(prepared)
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
         self._telemetry.compaction_seconds.observe(seconds)
+
+
+def _seen_by_all(partition: Partition) -> Offset:
+    """Null values below are on the disk of every replica."""
+    seat = partition.seat
+    return partition.stable_offset if seat is None else seat.everywhere
 
 
 @contextmanager

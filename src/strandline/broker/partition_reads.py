@@ -1,7 +1,7 @@
 """A partition as readers see it: what it holds, how far they may go, and waking them.
 
-Threads: any may use ``read``, ``wait_beyond``, ``offset_for_timestamp`` and the offsets; the rest is
-for the loop's. Must not know how records come in.
+Threads: any may use ``read``, ``wait_beyond``, ``offset_for_timestamp`` and the offsets; the rest
+is for the loop's. Must not know how records come in.
 """
 
 import threading
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from strandline.broker.admission import Admission, Waiter
 from strandline.broker.transactions.ledger import Ledger
+from strandline.broker.visible import read_visible
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError, StrandlineError
 from strandline.record.batch import Attributes, BatchHeader
@@ -91,10 +92,12 @@ class PartitionReads(ABC):
                 f"{end} ({name})"
             )
         try:
-            if self.ledger is None:
-                read = self.log.read if self.config.compact else self.log.read_dense
-                return self.log.opened(read(offset, bytes_max, below=end).buffer)
-            return self.log.opened(self.ledger.readable(offset, bytes_max, below=end))
+            if self.ledger is not None:
+                return self.log.opened(self.ledger.readable(offset, bytes_max, below=end))
+            if self.config.compact:
+                seen = read_visible(self.log, offset, bytes_max, below=end, counts=_always)
+                return self.log.opened(seen)
+            return self.log.opened(self.log.read_dense(offset, bytes_max, below=end).buffer)
         except CorruptBatchError as error:
             self.met_damage(error)
             raise
@@ -137,3 +140,8 @@ class PartitionReads(ABC):
         """Wake who waits for records; they leave the list meanwhile, on their own threads."""
         for waiter in tuple(self._waiters):
             waiter.set()
+
+
+def _always(_producer_id: int, _base_offset: int) -> bool:
+    """Without transactions every batch counts."""
+    return True

@@ -85,7 +85,8 @@ class Scrubber:
             UnavailableError: it was closed.
         """
         offset, end = log.log_start_offset, log.log_end_offset
-        read = log.read if partition.config.compact else log.read_dense
+        may_have_gaps = partition.config.compact and partition.seat is None
+        read = log.read if may_have_gaps else log.read_dense
         while offset < end and partition.log is log and not partition.closed:
             size = 0
             try:

@@ -24,3 +24,8 @@ class Seat(Protocol):
     def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
         """Batches of this range (its end exclusive) cannot be read here."""
         ...
+
+    @property
+    def everywhere(self) -> Offset:
+        """Records below are committed, and every replica has them."""
+        ...

@@ -30,6 +30,8 @@ HEADER_BYTES = 72
 CRC_FROM = 8
 LENGTH_MAX = 1 << 30
 NO_PRODUCER = -1
+TIMESTAMP_MIN = TimestampNs(-(1 << 63))
+"""Before any time there is."""
 
 assert HEADER.size == HEADER_BYTES, "the header is as long as its specification says"
 assert HEADER_BYTES % 8 == 0, "columns start aligned"
@@ -44,7 +46,8 @@ class Attributes(IntFlag):
     HEADERS = 2
     NULL_VALUES = 4
     OFFSET_DELTAS = 8
-    """Compaction left gaps; offsets are base offset + delta per record."""
+    """Compaction left gaps; offsets are base offset + delta per record. There may be gaps before
+    the first record and behind the last: the batch stands for the offsets that it had at first."""
     MESSAGE_IDS = 16
     """At least one record carries a ``Nats-Msg-Id`` header."""
     TRANSACTIONAL = 32
@@ -56,6 +59,9 @@ class Attributes(IntFlag):
     ABORTED = 256
     SEALED = 512
     """The columns are encrypted: see ``sealed``."""
+    REMOVED = 1024
+    """Not for readers: a filler, for offsets of which compaction has left nothing. One record
+    without meaning."""
 
 
 class BatchHeader(NamedTuple):
@@ -86,7 +92,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> Offset:
-        """The offset after the last record of the batch."""
+        """The offset after the last that the batch stands for."""
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
 

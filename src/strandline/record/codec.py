@@ -6,21 +6,25 @@
 from strandline.record.decode import decode_batches
 from strandline.record.encode import (
     BATCH_RECORDS_MAX,
+    FILLER_OFFSETS_MAX,
     MESSAGE_ID_HEADER,
     NOBODY,
     Headers,
     Stamp,
     encode_arrow,
+    encode_filler,
     encode_records,
 )
 
 __all__ = [
     "BATCH_RECORDS_MAX",
+    "FILLER_OFFSETS_MAX",
     "MESSAGE_ID_HEADER",
     "NOBODY",
     "Headers",
     "Stamp",
     "decode_batches",
     "encode_arrow",
+    "encode_filler",
     "encode_records",
 ]

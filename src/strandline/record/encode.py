@@ -20,6 +20,7 @@ from strandline.record.batch import (
     HEADER_BYTES,
     MAGIC,
     NO_PRODUCER,
+    TIMESTAMP_MIN,
     VERSION,
     Attributes,
     Buffer,
@@ -32,6 +33,7 @@ Headers = list[tuple[str, bytes]]
 """Headers of a record: order and repeats are kept."""
 
 BATCH_RECORDS_MAX = 65_535
+FILLER_OFFSETS_MAX = 1 << 32
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 NOBODY = ProducerStamp(NO_PRODUCER, NO_PRODUCER, NO_PRODUCER)
 """The stamp of records that no idempotent producer has numbered."""
@@ -150,6 +152,7 @@ def encode_arrow(
     *,
     default_subject: str,
     offset_deltas: Sequence[int] | None = None,
+    last_offset_delta: int = 0,
     timestamps_ns: pa.Array | None = None,
 ) -> bytearray:
     """Make one batch of an Arrow batch with column ``value`` and perhaps key, subject, headers.
@@ -160,6 +163,7 @@ def encode_arrow(
         stamp: offset, epoch, time and compression.
         default_subject: for rows without a subject.
         offset_deltas: offset of each row minus the base offset, when compaction left gaps.
+        last_offset_delta: with those, the end of what the batch stands for, minus the base offset.
         timestamps_ns: int64 array, to keep the times of rows that are stored again.
 
     Raises:
@@ -200,10 +204,25 @@ def encode_arrow(
     if offset_deltas is not None:
         attributes |= Attributes.OFFSET_DELTAS
         deltas = np.asarray(offset_deltas, dtype="<i4")
-        last_delta = int(deltas[-1])
+        last_delta = max(int(deltas[-1]), last_offset_delta)
         _put(parts, deltas.tobytes())
     shape = _Shape(attributes, count, last_delta, subject_count, subject_bytes, first, last)
     return _seal(parts, stamp, shape)
+
+
+def encode_filler(base_offset: int, next_offset: int, *, leader_epoch: int) -> bytearray:
+    """A batch for offsets of which compaction has left nothing, so that a log stays dense.
+
+    Its time is before any other's: nobody who looks for a time must end up here.
+    """
+    assert 0 < next_offset - base_offset <= FILLER_OFFSETS_MAX, "longer ones are split"
+    parts: list[Buffer] = [b"", struct.pack("<q", TIMESTAMP_MIN)]
+    subject_count, subject_bytes = _put_subjects(parts, ["_"], 1)
+    _put_binary(parts, [b""])
+    last_delta = next_offset - base_offset - 1
+    times = TIMESTAMP_MIN, TIMESTAMP_MIN
+    shape = _Shape(Attributes.REMOVED, 1, last_delta, subject_count, subject_bytes, *times)
+    return _seal(parts, Stamp(base_offset, leader_epoch, TIMESTAMP_MIN), shape)
 
 
 def _seal(parts: list[Buffer], stamp: Stamp, shape: _Shape) -> bytearray:

@@ -90,6 +90,8 @@ class Follower:
         self.session = session
         self.standing = Standing.WAITING
         self.deadline_ms: int | None = None
+        self.everywhere = Offset(0)
+        """Records below are on the disk of every replica, as the leader said."""
         self._heard = log.high_watermark
         self._owes_ack = False
         self._limits = limits
@@ -159,6 +161,7 @@ class Follower:
             return self.start(now_ms)  # something was lost on the way
         self._owes_ack |= message.wants_ack
         self._heard = max(self._heard, message.high_watermark)
+        self.everywhere = message.everywhere
         effects = self._append(message.batches, buffers)
         return effects + self._advance()
 

@@ -99,6 +99,16 @@ class Leader:
         return None
 
     @property
+    def everywhere(self) -> Offset:
+        """Committed records below are on the disk of every replica, in sync or not.
+
+        One whose disk was replaced counts with what the old one had until it fetches; it has none
+        of them till then, so it keeps nothing that a null value should have deleted.
+        """
+        durable = [each.durable_offset for each in self.followers.values()]
+        return min([self.log.high_watermark, *durable])
+
+    @property
     def is_patient(self) -> bool:
         """Whether a flush would tell of the high watermark alone, which can wait for a batch."""
         end = self.log.log_end_offset
@@ -294,6 +304,7 @@ class Leader:
             self.log.high_watermark,
             batches,
             progress.wants_ack,
+            self.everywhere,
         )
         progress.sent(batches, self.log.high_watermark)
         self._await_answer(progress, now_ms)

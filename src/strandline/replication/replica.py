@@ -93,6 +93,7 @@ class Replica:
         self._session = session
         self._incarnation = incarnation
         self._replicas: tuple[BrokerId, ...] = ()
+        self._version = -1
 
     # What the broker may ask
 
@@ -132,6 +133,11 @@ class Replica:
     def replicated_offset(self) -> Offset:
         """Records below are safe as ``replicated`` acks promise, and may be read."""
         return self.log.high_watermark
+
+    @property
+    def everywhere(self) -> Offset:
+        """Records below are committed, and on the disk of every replica: none can miss them."""
+        return min(self._role.everywhere, self.log.high_watermark)
 
     @property
     def deadline_ms(self) -> int | None:
@@ -214,7 +220,7 @@ class Replica:
         if self.follower is not None:
             self._session = self.follower.session
         self.epoch = event.epoch
-        self._replicas = event.replicas
+        self._replicas, self._version = event.replicas, event.version
         if event.leader == self.me:
             leader = Leader(self.log, event, me=self.me, limits=self._limits, now_ms=now_ms)
             self._role = leader
@@ -234,10 +240,13 @@ class Replica:
 
     def _assigned_again(self, event: Assigned, now_ms: int) -> list[Effect]:
         """The same epoch again: the ISR or the replicas may have changed in it."""
-        leader = self.leader
-        if leader is None or event.epoch != self.epoch:
+        if event.epoch != self.epoch:
             return []
-        return leader.reassigned(event, now_ms)
+        if self.follower is not None and event.version > self._version:
+            # Somebody new may lack what all had: the leader will say.
+            self.follower.everywhere = Offset(0)
+        self._version, self._replicas = max(event.version, self._version), event.replicas
+        return self.leader.reassigned(event, now_ms) if self.leader is not None else []
 
     # Messages
 

@@ -12,10 +12,10 @@ import msgspec
 from crc32c import crc32c
 
 from strandline.errors import UNDECODABLE, CorruptBatchError
+from strandline.record.batch import TIMESTAMP_MIN
 from strandline.storage.disk import Disk
 from strandline.types import Offset, Position, TimestampNs
 
-TIMESTAMP_MIN = TimestampNs(-(1 << 63))
 FILE_NAME = "checkpoint.json"
 VERSION = 1
 

@@ -56,6 +56,13 @@ class Disk:
         with contextlib.suppress(OSError):  # nothing depends on close: durability is `fdatasync`
             os.close(fd)
 
+    def inode(self, fd: int) -> int:
+        """The number by which the system knows the open file."""
+        try:
+            return os.fstat(fd).st_ino
+        except OSError as error:
+            raise translated(error, "looking at a file") from error
+
     def size(self, fd: int) -> int:
         """Length of the open file in bytes."""
         try:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strandline.errors import DiskFullError, LogPoisonedError
-from strandline.record.batch import HEADER_BYTES, BatchHeader
+from strandline.record.batch import HEADER_BYTES, TIMESTAMP_MIN, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.log_directory import delete_log_directory
@@ -122,6 +122,8 @@ class Log(LogReads):
     def _is_due(self, active: Segment, header: BatchHeader) -> bool:
         if active.size + header.length > self.segment_bytes:
             return True
+        if active.first_timestamp == TIMESTAMP_MIN:
+            return False  # only fillers yet
         span = header.last_timestamp - active.first_timestamp
         return span > self.segment_age_ms * 1_000_000 > 0
 
@@ -251,10 +253,9 @@ class Log(LogReads):
             for segment in gone:
                 segment.remove_files()
 
-    def replace(self, old: Segment, new: Segment | None) -> None:
-        """Swap a sealed segment for its compacted self, or take it out if nothing is left of it."""
-        segments = [new if segment is old else segment for segment in self._layout.segments]
-        self._arrange([segment for segment in segments if segment is not None])
+    def replace(self, old: Segment, new: Segment) -> None:
+        """Swap a sealed segment for its compacted self."""
+        self._arrange([new if segment is old else segment for segment in self._layout.segments])
 
     def delete(self) -> None:
         """Remove the log and its directory; readers that are in the middle finish.

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from strandline.errors import CorruptBatchError, LogPoisonedError
-from strandline.record.batch import BatchHeader
-from strandline.storage.checkpoint import TIMESTAMP_MIN
+from strandline.record.batch import TIMESTAMP_MIN, BatchHeader
 from strandline.storage.disk import Bytes, Disk, OpenFile
 from strandline.storage.offset_index import (
     INTERVAL_BYTES,
@@ -91,6 +90,12 @@ class SegmentReads:
             file = OpenFile(self.path, disk=self._disk, write=not self.sealed, create=is_new)
             self._file = file
         return file
+
+    @property
+    def inode(self) -> int:
+        """The number by which the system knows the file."""
+        file = self.file
+        return self._disk.inode(file.fd)
 
     @property
     def is_synced(self) -> bool:

@@ -17,7 +17,6 @@ from strandline.record.codec import decode_batches
 from strandline.storage.segment import Segment
 from strandline.storage.walk import walk
 
-
 Opened = Callable[[Buffer], pa.Buffer]
 """Batches as they were before they were sealed, if they are."""
 

@@ -5,7 +5,15 @@ import pytest
 from strandline.replication import effects as fx
 from strandline.replication import events as ev
 from strandline.replication.effects import Refusal
-from strandline.replication.messages import Acked, Diverged, Fenced, Fetch, Replicate, StartAt
+from strandline.replication.messages import (
+    NO_EPOCH,
+    Acked,
+    Diverged,
+    Fenced,
+    Fetch,
+    Replicate,
+    StartAt,
+)
 
 from .conftest import ref
 
@@ -189,8 +197,26 @@ def test_the_high_watermark_goes_alone_once(leader):
     told(leader, 3, Acked(2, 3, 11, 10))
     leader.step(ev.Synced(11), 0)
     news = sends(leader.step(ev.Flush(), 0))
-    assert news == [(2, Replicate(2, 2, 11, 11)), (3, Replicate(2, 3, 11, 11))]
+    everywhere = 11
+    assert news == [
+        (2, Replicate(2, 2, 11, 11, everywhere=everywhere)),
+        (3, Replicate(2, 3, 11, 11, everywhere=everywhere)),
+    ]
     assert leader.step(ev.Flush(), 0) == []
+
+
+def test_what_is_everywhere_is_what_the_slowest_replica_has(leader):
+    """And nothing as soon as one has lost its disk."""
+    join(leader, 2)
+    join(leader, 3)
+    publish(leader, 10, 11)
+    told(leader, 2, Acked(2, 2, 11, 10))
+    leader.step(ev.Synced(11), 0)
+    assert leader.everywhere == 10
+    told(leader, 3, Acked(2, 3, 11, 10))
+    assert leader.everywhere == 11
+    leader.step(ev.Received(3, Fetch(2, 9, 0, NO_EPOCH)), 0)
+    assert leader.everywhere == 0
 
 
 def test_who_does_not_answer_is_asked_and_sent_nothing_twice(leader):

@@ -1,19 +1,23 @@
 """Key compaction: the newest record of each key stays, at its offset, and nothing else changes."""
 
+from itertools import pairwise
+
 import pyarrow as pa
 import pytest
 
 from strandline.errors import DiskFullError, LogPoisonedError
-from strandline.record.batch import Attributes, read_header
+from strandline.record.batch import Attributes, iter_headers, read_header
 from strandline.record.codec import Stamp, decode_batches, encode_records
 from strandline.storage.compaction import Compactor
+from strandline.storage.log import Log
 from strandline.storage.scan import OFFSET_MAX
+from strandline.storage.walk import walk
 
 
-def put(log, records, *, time_ns=0, compression="none"):
+def put(log, records, *, time_ns=0, compression="none", epoch=0):
     """Append one batch of (key, value) records."""
     keys, values = zip(*records, strict=True)
-    stamp = Stamp(log.log_end_offset, 0, time_ns, compression)
+    stamp = Stamp(log.log_end_offset, epoch, time_ns, compression)
     headers = [[("h", b"%d" % i)] for i in range(len(keys))]
     has_keys = any(key is not None for key in keys)
     batch = bytes(
@@ -26,11 +30,25 @@ def rows(log):
     """Offset, key and value of every record that is served."""
     found, offset = [], log.log_start_offset
     while offset < log.log_end_offset:
-        part = log.read(offset, 1 << 20)
-        if part.buffer:
-            for batch in decode_batches(part.buffer, columns=["offset", "key", "value"]):
+        part = log.read_dense(offset, 1 << 20)
+        for position, header in iter_headers(part.buffer):
+            if not header.attributes & Attributes.REMOVED:
+                whole = part.buffer[position : position + header.length]
+                (batch,) = decode_batches(whole, columns=["offset", "key", "value"])
                 found += zip(*(c.to_pylist() for c in batch.columns), strict=True)
-        offset = max(part.next_offset, offset + 1)
+        offset = part.next_offset
+    return found
+
+
+def batches(log):
+    """What each batch stands for: where it begins and ends, its leader epoch, is it a filler."""
+    found, offset = [], log.log_start_offset
+    while offset < log.log_end_offset:
+        part = log.read_dense(offset, 1 << 20)
+        for _, header in iter_headers(part.buffer):
+            is_filler = bool(header.attributes & Attributes.REMOVED)
+            found.append((header.base_offset, header.next_offset, header.leader_epoch, is_filler))
+        offset = part.next_offset
     return found
 
 
@@ -54,12 +72,17 @@ def compact(log, disk):
     """Runs a compaction from beginning to end."""
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
 
-    def run(*, now_ns=0, below=OFFSET_MAX):
-        compaction = compactor.prepare(below=below, now_ns=now_ns)
+    def run(*, now_ns=0, below=OFFSET_MAX, tombstones_below=OFFSET_MAX):
+        compaction = compactor.prepare(
+            below=below, tombstones_below=tombstones_below, now_ns=now_ns
+        )
         compactor.apply(compaction)
         return compaction
 
-    run.compactor = compactor
+    def is_due(*, now_ns=0, tombstones_below=OFFSET_MAX):
+        return compactor.is_due(now_ns=now_ns, tombstones_below=tombstones_below)
+
+    run.is_due = is_due
     return run
 
 
@@ -92,6 +115,7 @@ def test_headers_times_and_epoch_stay(log, compact):
     compact()
     found = log.read(0, 1 << 20)
     header = read_header(found.buffer)
+    assert (header.base_offset, header.next_offset) == (0, 3)
     assert header.leader_epoch == 7
     assert header.attributes & Attributes.OFFSET_DELTAS
     (batch,) = decode_batches(found.buffer)
@@ -128,11 +152,90 @@ def test_null_value_deletes_its_key_after_the_delay(log, compact):
     done = compact(now_ns=500_000)
     assert rows(log) == [(1, b"b", b"2" + VALUE), (2, b"a", None)]
     assert done.tombstone_due_ns == 1_000_011
-    assert not compact.compactor.is_due(now_ns=1_000_010)
-    assert compact.compactor.is_due(now_ns=1_000_011)
+    assert not compact.is_due(now_ns=1_000_010)
+    assert compact.is_due(now_ns=1_000_011)
     assert compact(now_ns=1_000_011).tombstone_due_ns == 0
     assert rows(log) == [(1, b"b", b"2" + VALUE)]
     assert log.log_end_offset == 3
+
+
+def test_a_deleted_key_does_not_come_back(log, compact):
+    """A batch that would not get smaller is kept whole, but not while it hides a deleted record."""
+    put(log, [(b"k%d" % i, b"x") for i in range(200)], time_ns=0)
+    put(log, [(b"k7", None), (b"other", VALUE)], time_ns=0)
+    settle(log)
+    for _ in range(3):
+        compact(now_ns=10**10)
+        found = {key: value for _, key, value in rows(log)}
+        assert found.get(b"k7") is None
+    assert b"k7" not in found
+    assert len(found) == 200
+
+
+def test_a_null_value_waits_for_what_it_deletes(log, compact):
+    """It goes in the run after that which removed the last older record, whatever its age."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
+    put(log, [(b"a", None)])
+    settle(log)
+    compact(now_ns=10**10)
+    assert rows(log) == [(1, b"b", b"1" + VALUE), (2, b"a", None)]
+    assert compact.is_due(now_ns=10**10)
+    compact(now_ns=10**10)
+    assert rows(log) == [(1, b"b", b"1" + VALUE)]
+    assert not compact.is_due(now_ns=10**10)
+
+
+def test_a_null_value_waits_for_every_replica(log, compact):
+    """As long as a replica may not have it, it stays; nobody looks for it again before that."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
+    put(log, [(b"a", None)])
+    settle(log)
+    compact(now_ns=10**10)
+    compact(now_ns=10**10, tombstones_below=2)
+    assert rows(log)[-1] == (2, b"a", None)
+    assert not compact.is_due(now_ns=10**10, tombstones_below=2)
+    assert compact.is_due(now_ns=10**10, tombstones_below=3)
+    compact(now_ns=10**10, tombstones_below=3)
+    assert rows(log) == [(1, b"b", b"1" + VALUE)]
+
+
+def test_null_values_wait_for_damage_to_be_mended(log, compact):
+    """Nobody knows what a damaged batch holds: an older record of a deleted key may be in it."""
+    put(log, [(b"a", b"1" + VALUE)])
+    settle(log)
+    put(log, [(b"b", b"1" + VALUE), (b"b", b"2" + VALUE)])
+    put(log, [(b"a", None)])
+    settle(log)
+    path = log.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[150] ^= 1
+    path.write_bytes(data)
+    for _ in range(3):
+        compact(now_ns=10**10)
+    assert log.read(2, 1 << 20).base_offset == 1
+    assert not compact.is_due(now_ns=10**10)
+    data[150] ^= 1
+    path.write_bytes(data)
+    assert rows(log) == [(0, b"a", b"1" + VALUE), (2, b"b", b"2" + VALUE), (3, b"a", None)]
+
+
+def test_a_compacted_log_is_copied_batch_by_batch(log, compact, tmp_path, disk):
+    """Appended to another log as they are, the batches make the same log; it recovers the same."""
+    for turn in range(40):
+        put(log, [(b"%d" % (turn % 3), b"%d" % turn + VALUE)], epoch=turn // 10, time_ns=turn)
+    settle(log)
+    compact()
+    copy = Log.open(tmp_path / "copy", disk=disk, segment_bytes=500, segment_age_ms=10)
+    for segment in log.segments:
+        for found in walk(segment):
+            copy.append(bytes(found.view), found.header)
+    assert rows(copy) == rows(log)
+    assert batches(copy) == batches(log)
+    assert all(a[1] == b[0] for a, b in pairwise(batches(copy)))
+    at = copy.checkpoint()
+    copy.flush()
+    again = Log.open(tmp_path / "copy", disk=disk, segment_bytes=500, segment_age_ms=10, at=at)
+    assert batches(again) == batches(log)
 
 
 def test_uncommitted_records_replace_nothing(log, compact):
@@ -151,21 +254,53 @@ def test_active_and_uncheckpointed_segments_are_left_alone(log, compact):
     put(log, [(b"a", b"1" + VALUE)])
     log.roll()
     put(log, [(b"a", b"2" + VALUE)])
-    assert not compact.compactor.is_due(now_ns=0)
+    assert not compact.is_due(now_ns=0)
     assert compact().rewritten == []
     assert len(rows(log)) == 2
 
 
-def test_emptied_segment_goes(log, compact, tmp_path):
-    """A segment of which nothing stays leaves no file."""
-    put(log, [(b"a", b"1" + VALUE)])
-    settle(log)
-    put(log, [(b"a", b"2" + VALUE)])
+def test_a_filler_stands_for_what_is_gone(log, compact):
+    """Nothing stays of some batches: one filler for each leader epoch keeps the log dense."""
+    put(log, [(b"a", b"1" + VALUE)], epoch=1)
+    put(log, [(b"a", b"2" + VALUE), (b"a", b"3" + VALUE)], epoch=1)
+    put(log, [(b"a", b"4" + VALUE)], epoch=2)
+    put(log, [(b"b", b"1" + VALUE)], epoch=2)
+    put(log, [(b"b", b"2" + VALUE), (b"a", b"5" + VALUE), (b"b", b"3" + VALUE)], epoch=5)
     settle(log)
     compact()
-    assert rows(log) == [(1, b"a", b"2" + VALUE)]
-    assert sorted(p.name[-8:] for p in (tmp_path / "log").glob("*.log")) == ["0001.log"]
+    assert rows(log) == [(6, b"a", b"5" + VALUE), (7, b"b", b"3" + VALUE)]
+    assert batches(log) == [(0, 3, 1, True), (3, 5, 2, True), (5, 8, 5, False)]
+
+
+def test_an_emptied_segment_is_one_filler(log, compact):
+    """A segment of which nothing stays goes on standing for its offsets, in a hundred bytes."""
+    for turn in range(50):
+        put(log, [(b"a", b"%d" % turn + VALUE)])
+    settle(log)
+    put(log, [(b"a", b"last" + VALUE)])
+    settle(log)
+    compact()
+    assert rows(log) == [(50, b"a", b"last" + VALUE)]
+    assert batches(log) == [(0, 50, 0, True), (50, 51, 0, False)]
+    assert log.segments[0].size < 120
     assert log.log_start_offset == 0
+
+
+def test_fillers_grow_together(log, compact):
+    """What a later run removes between two fillers makes one of them."""
+    put(log, [(b"a", b"1" + VALUE)])
+    put(log, [(b"b", b"1" + VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    settle(log)
+    put(log, [(b"a", b"3" + VALUE)])
+    settle(log)
+    compact()
+    assert batches(log) == [(0, 1, 0, True), (1, 2, 0, False), (2, 3, 0, True), (3, 4, 0, False)]
+    put(log, [(b"b", b"2" + VALUE)])
+    settle(log)
+    compact()
+    assert batches(log)[0] == (0, 3, 0, True)
+    assert rows(log) == [(3, b"a", b"3" + VALUE), (4, b"b", b"2" + VALUE)]
 
 
 def test_run_is_due_when_enough_is_new(log, compact):
@@ -173,16 +308,16 @@ def test_run_is_due_when_enough_is_new(log, compact):
     for number in range(20):
         put(log, [(b"%d" % number, VALUE)])
     settle(log)
-    assert compact.compactor.is_due(now_ns=0)
+    assert compact.is_due(now_ns=0)
     compact()
-    assert not compact.compactor.is_due(now_ns=10**18)
+    assert not compact.is_due(now_ns=10**18)
     put(log, [(b"a", b"1")])
     settle(log)
-    assert not compact.compactor.is_due(now_ns=0)
+    assert not compact.is_due(now_ns=0)
     for number in range(5):
         put(log, [(b"%d" % number, VALUE)])
     settle(log)
-    assert compact.compactor.is_due(now_ns=0)
+    assert compact.is_due(now_ns=0)
 
 
 def test_readers_of_the_old_segment_go_on(log, compact):
@@ -224,7 +359,7 @@ def test_crash_in_the_middle(log, disk, open_log, renamed):
     at = settle(log)
     before = rows(log)
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
-    prepared = compactor.prepare(below=OFFSET_MAX, now_ns=0)
+    prepared = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0)
     if renamed:
         disk.fail("sync_directory")
         with pytest.raises(LogPoisonedError):
@@ -272,7 +407,7 @@ def test_segment_removed_meanwhile_stays_removed(log, disk):
     settle(log)
     put(log, [(b"c", b"3")])
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
-    prepared = compactor.prepare(below=OFFSET_MAX, now_ns=0)
+    prepared = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0)
     log.truncate_before(3)
     compactor.apply(prepared)
     assert rows(log) == [(3, b"c", b"3")]
@@ -294,7 +429,7 @@ def test_large_segment_is_written_in_pieces(open_log, disk):
         put(log, [(b"%d" % turn, bytes(100_000)), (b"same", bytes(100_000))])
     settle(log)
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
-    done = compactor.prepare(below=OFFSET_MAX, now_ns=0)
+    done = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0)
     compactor.apply(done)
     assert done.records_removed == 59
     assert [offset for offset, _, _ in rows(log)] == [*range(0, 119, 2), 119]

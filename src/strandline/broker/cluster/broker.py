@@ -217,7 +217,6 @@ class ClusterBroker(FollowingBroker):
             UnavailableError: the cluster cannot decide it now.
         """
         self._check_member()
-        _check_available_in_cluster(config)
         config = msgspec.structs.replace(config, acks=config.acks_in_force)
         check_stream_config(config, is_cluster=True)
         now_ns = self.clock.now_ns()
@@ -334,13 +333,3 @@ class ClusterBroker(FollowingBroker):
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise RequestTimeoutError("it was decided, and is not known here yet") from None
-
-
-def _check_available_in_cluster(config: StreamConfig) -> None:
-    """Refuse what a cluster cannot do yet.
-
-    Raises:
-        InvalidConfigError: naming the setting.
-    """
-    if config.compact and config.replicas > 1:
-        raise InvalidConfigError("compact needs replicas 1 yet: copies are not compacted together")

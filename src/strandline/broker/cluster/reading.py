@@ -7,10 +7,11 @@ not know who asks.
 from typing import Final
 
 from strandline.errors import InvalidRequestError
-from strandline.record.batch import iter_headers
+from strandline.record.batch import Attributes, iter_headers
+from strandline.record.codec import encode_filler
 from strandline.replication.messages import BatchRef, Buffer
 from strandline.storage.log import Log
-from strandline.types import Offset
+from strandline.types import LeaderEpoch, Offset
 
 RANGE_BYTES_MAX: Final = 32 << 20
 """Lent in one answer; half of what any frame may hold."""
@@ -28,16 +29,27 @@ def read_batches(
 ) -> list[tuple[BatchRef, Buffer]]:
     """Whole batches of a log from ``offset`` on, checked, of which the last begins below an offset.
 
+    Compaction may have made one filler of what are several batches elsewhere, so that a log that
+    ends where one of those does asks from within it: it is given the rest of the filler.
+
     Raises:
-        CorruptBatchError: damage.
+        CorruptBatchError: damage, or records are missing: logs with several copies are dense.
         OffsetOutOfRangeError, UnavailableError: the log does not hold or cannot read it.
     """
     found: list[tuple[BatchRef, Buffer]] = []
-    part = log.read(offset, bytes_max, below=below)
+    part = log.read_dense(offset, bytes_max, below=below)
     for position, header in iter_headers(part.buffer):
+        if header.base_offset < offset and header.attributes & Attributes.REMOVED:
+            found.append(_filler(offset, header.next_offset, header.leader_epoch))
+            continue
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, header.length)
         found.append((ref, part.buffer[position : position + header.length]))
     return found
+
+
+def _filler(base: Offset, after: Offset, epoch: LeaderEpoch) -> tuple[BatchRef, Buffer]:
+    filler = encode_filler(base, after, leader_epoch=epoch)
+    return BatchRef(base, after, epoch, len(filler)), filler
 
 
 def read_range(log: Log, first: Offset, after: Offset) -> list[tuple[BatchRef, Buffer]]:

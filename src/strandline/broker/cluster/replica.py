@@ -189,13 +189,27 @@ class ReplicaDriver:
                 )
                 self._around.turn.submit(write)
             case fx.TruncateTo():
-                end = self.log.truncate_to(change.offset)
-                assert end == change.offset, "leaders change between batches, never inside one"
-                self._cut_at = end if self._cut_at is None else min(end, self._cut_at)
-                self._forget_cut_if_idle()
-                self.partition.move(min(self.partition.high_watermark, end))
+                self._truncate(change.offset)
             case fx.ResetTo():
                 self._reset(change.offset)
+
+    def _truncate(self, offset: Offset) -> None:
+        """Cut the log.
+
+        An unclean election may cut committed records, for which compaction has removed older ones
+        here: only the leader has those, so that a copy that was compacted begins anew.
+        """
+        log, partition = self.log, self.partition
+        is_loss = offset < partition.high_watermark
+        end = log.truncate_to(offset)
+        if partition.config.compact and (is_loss or end < offset):
+            end = log.truncate_to(log.log_start_offset)
+        assert end == offset or partition.config.compact, "leaders change between batches"
+        self._cut_at = end if self._cut_at is None else min(end, self._cut_at)
+        self._forget_cut_if_idle()
+        partition.move(min(partition.high_watermark, end))
+        if end < offset:
+            self.step(ev.Undone(end))
 
     def _reset(self, offset: Offset) -> None:
         """Empty the log and go on at ``offset``; durable at once."""
@@ -274,8 +288,8 @@ class ReplicaDriver:
 
     def _expose(self, offset: Offset) -> None:
         """Records below ``offset`` are committed."""
-        if not self._deferred:  # else the log is being restarted: that tells by itself
-            self.publishers.expose(offset)
+        if not self._deferred and offset <= self.log.log_end_offset:
+            self.publishers.expose(offset)  # else the log is being restarted: that tells by itself
 
     # The turn
 
@@ -294,3 +308,8 @@ class ReplicaDriver:
     def log_start_moved(self) -> None:
         """Retention has removed records."""
         self.step(ev.LogStartMoved(self.log.log_start_offset))
+
+    @property
+    def everywhere(self) -> Offset:
+        """Records below are committed, and every replica has them."""
+        return self.replica.everywhere

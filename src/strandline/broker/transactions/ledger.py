@@ -15,6 +15,7 @@ import struct
 from collections import deque
 from typing import Final, NamedTuple
 
+from strandline.broker.visible import read_visible
 from strandline.errors import CorruptBatchError, ProducerFencedError
 from strandline.record.batch import Attributes, Buffer
 from strandline.storage.log import Log
@@ -174,45 +175,5 @@ class Ledger:
         return not self._index.is_aborted(producer_id, offset)
 
     def readable(self, offset: Offset, bytes_max: int, *, below: Offset) -> Buffer:
-        """As ``Log.read``, without markers and what was aborted; any thread.
-
-        Args:
-            offset: of the first record wanted.
-            bytes_max: about so many.
-            below: a stable offset.
-
-        Returns:
-            Whole batches in order, perhaps with gaps between them; empty if nothing is left.
-
-        Raises:
-            OffsetOutOfRangeError, CorruptBatchError: as ``Log.read``.
-        """
-        while True:
-            found = self._log.read(offset, bytes_max, below=below)
-            pieces = self._readable(found.buffer)
-            if len(pieces) == 1:
-                return pieces[0]
-            if pieces:
-                return b"".join(pieces)
-            if not found.buffer or found.next_offset >= below:
-                return b""
-            offset = found.next_offset
-
-    def _readable(self, batches: memoryview) -> list[memoryview]:
-        """The stretches of batches that readers may see."""
-        unpack, size = _PARTS.unpack_from, len(batches)
-        pieces: list[memoryview] = []
-        position = start = 0
-        while position < size:
-            length, attributes, base, producer_id, _ = unpack(batches, position)
-            end = position + length
-            if attributes & _OURS and (
-                attributes & Attributes.MARKER or not self.counts(producer_id, base)
-            ):
-                if start < position:
-                    pieces.append(batches[start:position])
-                start = end
-            position = end
-        if start < size:
-            pieces.append(batches[start:size])
-        return pieces
+        """As ``read_visible``, which says more."""
+        return read_visible(self._log, offset, bytes_max, below=below, counts=self.counts)

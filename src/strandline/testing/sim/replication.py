@@ -5,6 +5,7 @@ readers work while things break, heals everything, and asks for what must then b
 ``ViolationError`` at the first broken promise; the same seed gives the same history.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +63,9 @@ class Cluster:
         for number in range(rng.randint(1, 3)):
             min_isr = rng.choice((1, 2, 2))
             partitions.append(Partition(tuple(self.ids), min_isr, tuple(self.ids)))
-            self.checkers.append(Checker(number, world, min_isr=min_isr))
+            is_compacted = (seed + number) % 3 == 0
+            checker = Checker(number, world, min_isr=min_isr, is_compacted=is_compacted)
+            self.checkers.append(checker)
         self.oracle = Oracle(world, partitions)
         self.brokers = {b: SimBroker(b, self, [SimLog() for _ in partitions]) for b in self.ids}
         for number, checker in enumerate(self.checkers):
@@ -71,6 +74,8 @@ class Cluster:
         self.is_calm = False
         self.is_over = False
         self._reads = [0] * len(partitions)
+        self._compaction = random.Random(seed)
+        """Of its own, so that histories without compaction are as they were without it."""
 
     # The network
 
@@ -266,6 +271,8 @@ class Cluster:
 
     def damage(self, number: int) -> None:
         """Flip bits in one batch on one disk, if another in-sync replica has it whole."""
+        if self.checkers[number].is_compacted:
+            return  # a copy fits to the byte, or it is not put in place: unit tests show that
         rng = self.world.rng
         isr = self.isr(number)
         broker = rng.choice(self.ids)
@@ -304,6 +311,16 @@ class Cluster:
             start = self.world.rng.choice([*bases, *everything])
             hosted.log.truncate_before(start)
             broker.take(number, ev.LogStartMoved(Offset(start)))
+
+    def compact(self, number: int) -> None:
+        """Compaction on one replica, and on another a little later."""
+        rng = self._compaction
+        broker = self.brokers[rng.choice(self.ids)]
+        if broker.alive and self.world.now_ms >= broker.paused_until:
+            broker.compact(number, rng.choice((0.5, 1.0)))
+            if broker.id in self.isr(number):
+                self.checkers[number].same_state(broker.id, broker.hosted[number].exposed)
+        self.world.after(rng.uniform(20, 200), self.compact, number)
 
     def elect_fast(self, number: int) -> None:
         """Leaders change faster than they can replicate, as one of them is cut off."""
@@ -466,6 +483,8 @@ def _live(cluster: Cluster, chaos_ms: float) -> None:
     world.after(BEAT_MS, cluster.watch)
     for number in range(len(cluster.checkers)):
         cluster.reader(number)
+        if cluster.checkers[number].is_compacted:
+            cluster.compact(number)
         for _ in range(world.rng.randint(1, 4)):
             cluster.published += 1
             world.after(world.rng.uniform(1, 20), cluster.publisher, number, cluster.published)

@@ -19,7 +19,8 @@ from strandline.replication.replica import Replica
 from strandline.replication.state import LogState
 from strandline.replication.trace import Trace, TracedReplica
 from strandline.testing.sim.replication_check import Checker
-from strandline.testing.sim.replication_disk import SimLog, Stored
+from strandline.testing.sim.replication_disk import Reach, SimLog
+from strandline.testing.sim.replication_keys import Stored
 from strandline.testing.sim.world import World
 from strandline.types import BrokerId, Offset
 
@@ -328,7 +329,9 @@ class SimBroker:
         found: list[Stored] = []
         size, offset = 0, int(effect.from_offset)
         while offset < log.seen.end and offset not in log.damaged and size < effect.bytes_max:
-            stored = log.seen.batches[offset]
+            stored = log.seen.at(offset)
+            if stored is None:
+                break
             found.append(stored)
             size += stored.ref.size
             offset = stored.ref.next_offset
@@ -349,10 +352,23 @@ class SimBroker:
             refs, payloads = _split(found)
             self.take(number, ev.RangeRead(effect.to, effect.first_offset, refs, payloads))
 
+    def compact(self, number: int, share: float) -> None:
+        """Compact a share of what is committed here."""
+        hosted = self.hosted[number]
+        below = compaction_end(hosted)
+        reach = Reach(int(below * share), below, hosted.replica.everywhere)
+        hosted.log.compact(reach)
+        self._world.counts["compacted"] += 1
+
     def _repair(self, log: SimLog, effect: fx.Repair) -> None:
         self._world.counts["repaired"] += 1
         for ref, buffer in zip(effect.batches, effect.buffers, strict=True):
             log.repair(Stored(ref, bytes(buffer)))
+
+
+def compaction_end(hosted: Hosted) -> int:
+    """Records from here on may yet be undone."""
+    return hosted.exposed
 
 
 def _split(found: list[Stored]) -> tuple[tuple[BatchRef, ...], tuple[Buffer, ...]]:

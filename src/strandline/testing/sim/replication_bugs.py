@@ -22,8 +22,12 @@ from strandline.replication.leader import Leader
 from strandline.replication.messages import Acked, Buffer, Diverged, Fetch, Replicate
 from strandline.replication.progress import Phase, Progress
 from strandline.replication.replica import Replica
+from strandline.testing.sim import replication_broker as broker_module
+from strandline.testing.sim import replication_disk as disk_module
 from strandline.testing.sim.bugs import Replacement
+from strandline.testing.sim.replication_broker import Hosted
 from strandline.testing.sim.replication_disk import Image, SimLog
+from strandline.testing.sim.replication_keys import Stored, is_filler
 from strandline.testing.sim.replication_oracle import Oracle, Partition
 from strandline.types import BrokerId, Offset
 
@@ -215,6 +219,22 @@ def _mend_with_anything(*_: object) -> bool:
     return False
 
 
+def _give_nothing_of_a_filler(self: Image, offset: int) -> Stored | None:
+    return self.batches.get(offset)
+
+
+def _merge_over_epochs(before: Stored, after: Stored) -> bool:
+    return is_filler(before) and is_filler(after)
+
+
+def _compact_to_the_end(hosted: Hosted) -> int:
+    return hosted.log.seen.end
+
+
+def _as_far_as_committed(self: Replica) -> Offset:
+    return self.log.high_watermark
+
+
 REPLICATION_BUGS: Final = (
     Replacement(
         "a follower acks what it has not synced", "flush", _ack_what_is_not_synced, (Follower,)
@@ -276,4 +296,20 @@ REPLICATION_BUGS: Final = (
     Replacement("anybody is elected", "_electable", _elect_anybody, (Oracle,)),
     Replacement("any incarnation may join", "_may_join", _let_join, (Oracle,)),
     Replacement("a repair is never taken", "_covers", _mend_with_anything, (repair_module,)),
+    Replacement(
+        "null values go before every replica has them",
+        "everywhere",
+        property(_as_far_as_committed),
+        (Replica,),
+    ),
+    Replacement(
+        "who ends within a filler is given nothing", "at", _give_nothing_of_a_filler, (Image,)
+    ),
+    Replacement("fillers forget epochs", "may_merge", _merge_over_epochs, (disk_module,)),
+    Replacement(
+        "compaction goes beyond the high watermark",
+        "compaction_end",
+        _compact_to_the_end,
+        (broker_module,),
+    ),
 )

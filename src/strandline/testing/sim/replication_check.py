@@ -5,7 +5,8 @@ every ack and every log must agree with it. ``ViolationError`` says what was see
 """
 
 from strandline.testing.history import History
-from strandline.testing.sim.replication_disk import SimLog, Stored
+from strandline.testing.sim.replication_disk import Image, SimLog
+from strandline.testing.sim.replication_keys import Stored, is_null, key_of, state_of
 from strandline.testing.sim.world import ViolationError, World
 
 
@@ -16,10 +17,14 @@ class Checker:
         name: for messages.
         world: for the time in messages.
         min_isr: of the stream.
+        is_compacted: whether records may go once others with their key are committed.
     """
 
-    def __init__(self, name: int, world: World, *, min_isr: int) -> None:
+    def __init__(
+        self, name: int, world: World, *, min_isr: int, is_compacted: bool = False
+    ) -> None:
         self.name = name
+        self.is_compacted = is_compacted
         self.truth: dict[int, Stored] = {}
         self.committed = 0
         self.history = History(f"partition {name}")
@@ -27,6 +32,9 @@ class Checker:
         self.wiped: set[int] = set()
         self._world = world
         self._min_isr = min_isr
+        self._records: dict[int, bytes] = {}
+        self._epochs: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
 
     def fail(self, what: str) -> None:
         """Report."""
@@ -43,18 +51,42 @@ class Checker:
             self.fail(f"broker {broker} exposes {after}, its log ends at {log.seen.end}")
         if after > self.committed:
             self._commit(broker, after, isr)
-        self._agree(broker, log.seen.batches, first=max(before, log.seen.start), after=after)
+        self._agree(broker, log.seen, first=max(before, log.seen.start), after=after)
 
-    def _agree(self, broker: int, batches: dict[int, Stored], *, first: int, after: int) -> None:
+    def _agree(self, broker: int, image: Image, *, first: int, after: int) -> None:
         """Whether what a replica holds is what was exposed first."""
+        if self.is_compacted:
+            wrong = self._difference(image, first, after)
+            if wrong:
+                self.fail(f"broker {broker} {wrong}")
+            return
         while first < after:
-            stored, known = batches.get(first), self.truth.get(first)
+            stored, known = image.batches.get(first), self.truth.get(first)
             if known is None or stored is None:
                 self.fail(f"broker {broker} has no batch that begins at {first}")
                 return
             if stored is not known and stored != known:
                 self.fail(f"broker {broker} has {stored} at {first}, exposed before: {known}")
             first = known.ref.next_offset
+
+    def _difference(self, image: Image, first: int, after: int) -> str:
+        """What is wrong with a compacted log, besides records that may be gone; empty: nothing."""
+        while first < after:
+            stored = image.at(first)
+            if stored is None:
+                return f"has no batch that begins at {first}"
+            for offset, value in stored.records:
+                known = self._records.get(offset, b"")
+                if self._epochs.get(offset) != stored.ref.leader_epoch:
+                    return f"has epoch {stored.ref.leader_epoch} at {offset}, not as exposed before"
+                if value != known and (value or not self._may_go(offset, known)):
+                    return f"has {value!r} at {offset}, exposed before: {known!r}"
+            first = stored.ref.next_offset
+        return ""
+
+    def _may_go(self, offset: int, value: bytes) -> bool:
+        """Whether compaction may have removed a record, as far as one offset tells."""
+        return is_null(value) or self._newest[key_of(value)] > offset
 
     def _commit(self, broker: int, after: int, isr: tuple[int, ...]) -> None:
         """Offsets are committed for the first time: note the truth and look at the disks."""
@@ -88,6 +120,8 @@ class Checker:
         disk = self.logs[broker].disk
         if disk.end < after:
             return False
+        if self.is_compacted:
+            return not self._difference(disk, max(first, disk.start), after)
         while first < after:
             known = self.truth[first]
             if first >= disk.start and disk.batches.get(first) != known:
@@ -97,8 +131,10 @@ class Checker:
 
     def _note_records(self, stored: Stored) -> None:
         """A record is committed at one offset only."""
-        for offset, value in enumerate(stored.payload.split(b","), stored.ref.base_offset):
+        for offset, value in stored.records:
             self.history.placed(value, offset)
+            self._records[offset], self._epochs[offset] = value, stored.ref.leader_epoch
+            self._newest[key_of(value)] = offset
 
     # Publishers and readers
 
@@ -116,7 +152,7 @@ class Checker:
         if first >= high_watermark:
             return first
         if not log.damaged:
-            self._agree(broker, log.seen.batches, first=first, after=high_watermark)
+            self._agree(broker, log.seen, first=first, after=high_watermark)
         return high_watermark
 
     # The end
@@ -131,6 +167,28 @@ class Checker:
                 # Where retention has left it nowhere else, nobody can help.
                 if any(base in other.seen.batches for b, other in self.logs.items() if b != broker):
                     self.fail(f"broker {broker} was not repaired at {base}")
-            self._agree(broker, log.seen.batches, first=log.seen.start, after=log.seen.end)
+            self._agree(broker, log.seen, first=log.seen.start, after=log.seen.end)
+            self.same_state(broker, log.seen.end)
         if self.history.acked_end > self.committed:
             self.fail(f"acked to {self.history.acked_end}, committed to {self.committed} only")
+
+    def same_state(self, broker: int, exposed: int) -> None:
+        """Whether a compacted log says the same of every key as all records together.
+
+        One that has everything does. One that is behind may lack what newer records replaced.
+        """
+        image = self.logs[broker].seen
+        if not self.is_compacted or exposed < self.committed:
+            return
+        kept = range(image.start, exposed)
+        wanted = state_of((offset, self._records[offset]) for offset in kept)
+        found = state_of(
+            each
+            for stored in image.batches.values()
+            for each in stored.records
+            if each[0] < exposed
+        )
+        wrong = {key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key)}
+        for key in sorted(wrong):
+            here, all_say = found.get(key), wanted.get(key)
+            self.fail(f"broker {broker} makes {here!r} of key {key}, all records make {all_say!r}")

@@ -10,15 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from strandline.replication.messages import BatchRef
+from strandline.testing.sim.replication_keys import (
+    Stored,
+    filler,
+    is_filler,
+    may_merge,
+    survey,
+    without,
+)
 from strandline.types import LeaderEpoch, Offset
 
 
-class Stored(NamedTuple):
-    """A batch as it is on disk."""
+class Reach(NamedTuple):
+    """How far a compaction goes: batches up to ``upto`` are rewritten, for keys up to ``below``."""
 
-    ref: BatchRef
-    payload: bytes
+    upto: int
+    below: int
+    tombstones_below: int
 
 
 @dataclass(slots=True)
@@ -54,6 +62,30 @@ class Image:
         while self.start < offset:
             self.start = self.batches.pop(self.start).ref.next_offset
 
+    def at(self, offset: int) -> Stored | None:
+        """The batch that begins at an offset, or what a filler there stands for from it on."""
+        stored = self.batches.get(offset)
+        if stored is not None:
+            return stored
+        for each in self.batches.values():
+            if each.ref.base_offset < offset < each.ref.next_offset and is_filler(each):
+                return filler(offset, each.ref.next_offset, each.ref.leader_epoch)
+        return None
+
+    def compact(self, reach: Reach) -> None:
+        """Remove records as ``storage.compaction`` does; the log stays dense."""
+        keys = survey(self.batches.values(), reach.below)
+        compacted: dict[int, Stored] = {}
+        last: Stored | None = None
+        for stored in self.batches.values():
+            kept = stored
+            if stored.ref.next_offset <= reach.upto:
+                kept = without(stored, keys, tombstones_below=reach.tombstones_below)
+                if last is not None and may_merge(last, kept):
+                    kept = filler(last.ref.base_offset, kept.ref.next_offset, kept.ref.leader_epoch)
+            compacted[kept.ref.base_offset] = last = kept
+        self.batches = compacted
+
     def replace(self, stored: Stored) -> None:
         """Put a repaired batch in place."""
         if stored.ref.base_offset in self.batches:
@@ -63,7 +95,9 @@ class Image:
         """Batches from the one at ``first`` on that begin below ``after``."""
         found = []
         while first < after:
-            stored = self.batches[first]
+            stored = self.at(first)
+            if stored is None:
+                raise AssertionError(f"no batch begins at {first}")
             found.append(stored)
             first = stored.ref.next_offset
         return found
@@ -112,6 +146,10 @@ class SimLog:
         self._change(Image.reset_to, offset)
         self.damaged = set()
         self._sync_end = self._synced_end = None
+
+    def compact(self, reach: Reach) -> None:
+        """Compaction; as a whole: what the real one does segment by segment, others test."""
+        self._change(Image.compact, reach)
 
     def truncate_before(self, offset: int) -> None:
         """Retention."""

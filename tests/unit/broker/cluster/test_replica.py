@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from strandline.broker.cluster.replica import ReplicaDriver
@@ -268,3 +269,23 @@ def test_a_lost_leadership_tells_that_the_outcome_is_unknown(driver, answers, ki
     for token in ("synced", "syncing"):
         assert type(answers.errors[token]) is UnavailableError
         assert "Nats-Msg-Id" in answers.errors[token].message
+
+
+def test_a_compacted_copy_that_loses_committed_records_begins_anew(driver, around):
+    """What was cut had replaced records that compaction removed here: only the leader has those."""
+    driver.partition.config = msgspec.structs.replace(CONFIG, compact=True)
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3), batch(3, 3), high_watermark=6)
+    around.write()
+    around.sync()
+    assert driver.partition.high_watermark == 6
+    driver.step(
+        ev.Assigned(
+            epoch=2, leader=OTHER, replicas=(1, 2, 3), isr=(3,), version=2, min_isr=1, unclean=True
+        )
+    )
+    fetch = around.last(Fetch)
+    driver.step(ev.Received(OTHER, Diverged(2, fetch.session, 1, 3)))
+    assert driver.log.log_end_offset == 0
+    assert driver.partition.high_watermark == 0
+    assert driver.replica.log.log_end_offset == 0

@@ -32,7 +32,7 @@ def cursors_config(host: Host) -> StreamConfig:
         partition_by="suffix",
         replicas=replicas,
         min_isr=replicas // 2 + 1,
-        compact=replicas == 1,
+        compact=True,
         segment_bytes=SEGMENT_BYTES,
         dedup_window_ms=0,
         pub_ack=False,

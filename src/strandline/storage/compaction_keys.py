@@ -1,0 +1,114 @@
+"""What a compaction has to know of every key before it removes anything.
+
+Rules: records replace others only if they count and are committed. A null value may go only if
+nothing older of its key is in the log any more when the run begins, or a deleted key would come
+back: after a crash between two segments, from a batch that was kept whole, or from damage that is
+mended later. Reads, and changes nothing; any thread.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.record.batch import Attributes, BatchHeader
+from strandline.record.codec import decode_batches
+from strandline.storage.log import Log
+from strandline.storage.segment_reads import Hole
+from strandline.storage.walk import Found, walk
+from strandline.types import Offset
+
+Counts = Callable[[BatchHeader], bool]
+"""Whether the records of a batch count: those of an aborted transaction do not."""
+
+
+class Scope(NamedTuple):
+    """Which records replace others, and which null values may go.
+
+    Attributes:
+        below: records from here on may yet be undone; they replace nothing, and stay.
+        counts: of the batches below.
+        tombstones_below: null values from here on may not have been seen by every replica.
+        oldest_tombstone_ns: null values that are not older stay.
+    """
+
+    below: Offset
+    counts: Counts
+    tombstones_below: Offset
+    oldest_tombstone_ns: int
+    log: Log
+    """Who opens and seals what is encrypted."""
+
+
+@dataclass(slots=True)
+class Keys:
+    """All keys of a log.
+
+    Attributes:
+        newest: the offset of each key's newest record.
+        deleted: whose newest record is a null value.
+        shadowed: of those, whose older records are still in the log.
+        is_whole: False if some of the log is damaged: then nobody knows what else there is.
+    """
+
+    newest: dict[bytes, int] = field(default_factory=dict)
+    deleted: set[bytes] = field(default_factory=set)
+    shadowed: set[bytes] = field(default_factory=set)
+    is_whole: bool = True
+
+    def may_forget(self, key: bytes) -> bool:
+        """Whether a key's null value is all that is left of it."""
+        return self.is_whole and key not in self.shadowed
+
+    def note(self, key: bytes, offset: int, *, is_null: bool) -> None:
+        """A record, newer than those before."""
+        if not is_null:
+            self.deleted.discard(key)
+            self.shadowed.discard(key)
+        else:
+            self.deleted.add(key)
+            if key in self.newest:
+                self.shadowed.add(key)
+        self.newest[key] = offset
+
+
+def survey(scope: Scope) -> Keys:
+    """Read all keys of a log that count, up to what may yet be undone.
+
+    Raises:
+        EncryptionKeyError: the stream is encrypted, and its key is not here.
+        LogPoisonedError: reading failed.
+    """
+    keys = Keys()
+
+    def on_hole(_: Hole) -> None:
+        keys.is_whole = False
+
+    for segment in scope.log.segments:
+        if segment.base_offset >= scope.below:
+            break
+        for found in walk(segment, on_hole=on_hole):
+            if found.header.next_offset > scope.below:
+                break
+            if found.header.attributes & Attributes.KEYS and scope.counts(found.header):
+                _note_batch(keys, found, scope.log)
+    return keys
+
+
+def _note_batch(keys: Keys, found: Found, log: Log) -> None:
+    has_nulls = bool(found.header.attributes & Attributes.NULL_VALUES)
+    columns = ["offset", "key", "value"] if has_nulls else ["offset", "key"]
+    batch = rows(log.opened(found.view), columns=columns)
+    names, offsets = batch.column("key").to_pylist(), batch.column("offset").to_pylist()
+    nulls = pc.is_null(batch.column("value")).to_pylist() if has_nulls else [False] * len(names)
+    for key, offset, is_null in zip(names, offsets, nulls, strict=True):
+        if key is not None:
+            keys.note(key, offset, is_null=is_null)
+
+
+def rows(batch: pa.Buffer, *, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """The records of one batch."""
+    (found,) = decode_batches(batch, columns=columns)
+    return found

@@ -1,0 +1,164 @@
+"""Compaction where a partition has several copies: each compacts its own, all say the same."""
+
+import shutil
+
+import pytest
+
+from strandline.metadata.commands import ForgetDirectory
+from strandline.record.codec import decode_batches
+
+PAD = b"." * 3000
+DELAY_MS = 1
+
+
+def state(partition):
+    """What a copy says of every key: its newest value, without those that were deleted."""
+    found, offset, end = {}, partition.log_start_offset, partition.high_watermark
+    while offset < end:
+        batches = partition.read(offset, 1 << 20)
+        if not batches.size:
+            break
+        for rows in decode_batches(batches, columns=["offset", "key", "value"]):
+            for at, key, value in zip(*(c.to_pylist() for c in rows.columns), strict=True):
+                if at >= offset:
+                    offset = at + 1
+                    found[key] = value
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def keys_kept(partition):
+    """Every key of which a record is left, deleted or not."""
+    found = set()
+    offset = partition.log_start_offset
+    while (batches := partition.read(offset, 1 << 20)).size:
+        for rows in decode_batches(batches, columns=["offset", "key"]):
+            found |= set(rows.column("key").to_pylist())
+            offset = rows.column("offset").to_pylist()[-1] + 1
+        if offset >= partition.high_watermark:
+            break
+    return found
+
+
+@pytest.fixture
+async def compacted(cluster):
+    """Three brokers with a compacted stream, and what tests do with it."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(compact=True, tombstone_delay_ms=DELAY_MS)
+    await cluster.isr(1, 2, 3)
+
+    async def put(*records, seconds=30):
+        """Publish (key, value) records at the leader, all acked."""
+        answers = cluster.kit.Answers()
+        partition = cluster.partition(await cluster.leader())
+        for number, (key, value) in enumerate(records):
+            partition.append(value, subject="s", key=key, responder=answers, token=number)
+        await answers.wait(len(records))
+        assert len(answers.acks) == len(records)
+
+    async def clean(*numbers, rounds=2):
+        """Seal what there is, and compact on some brokers."""
+        for number in numbers or tuple(cluster.brokers):
+            broker = cluster.brokers[number]
+            for _ in range(rounds):
+                await broker.turn.passed()
+                cluster.partition(number).log.roll()
+                await broker._checkpoints.checkpoint()
+                await broker._cleaner.clean()
+
+    async def settled():
+        """Until every broker has everything committed."""
+        end = max(cluster.partition(n).log_end_offset for n in cluster.brokers)
+        await cluster.kit.until(
+            lambda: all(cluster.partition(n).high_watermark == end for n in cluster.brokers),
+            seconds=20,
+        )
+
+    cluster.put_records, cluster.clean, cluster.settled = put, clean, settled
+    return cluster
+
+
+def numbered(count, keys, tag=b""):
+    return [(b"k%d" % (i % keys), tag + b"%d" % i + PAD) for i in range(count)]
+
+
+async def test_each_copy_compacts_its_own_and_all_say_the_same(compacted):
+    """Copies that were compacted at other times hold other records, and the same of each key."""
+    await compacted.put_records(*numbered(60, 5))
+    await compacted.settled()
+    await compacted.clean(1)
+    await compacted.put_records(*numbered(60, 7, b"later "))
+    await compacted.settled()
+    await compacted.clean(2)
+    wanted = {b"k%d" % (i % 7): b"later %d" % i + PAD for i in range(60)}
+    sizes = {n: compacted.partition(n).log.size_bytes for n in (1, 2, 3)}
+    assert sizes[2] < sizes[1] < sizes[3]
+    for number in (1, 2, 3):
+        assert state(compacted.partition(number)) == wanted
+        assert compacted.partition(number).log_end_offset == 120
+
+
+async def test_an_empty_disk_is_filled_from_a_compacted_log(compacted):
+    """A broker that lost its disk copies fillers and all, and can lead afterwards."""
+    await compacted.put_records(*numbered(80, 4))
+    await compacted.settled()
+    leader = await compacted.leader()
+    victim, other = (n for n in (1, 2, 3) if n != leader)
+    await compacted.kill(victim)
+    await compacted.isr(*sorted((leader, other)))
+    await compacted.clean(leader, other)
+    shutil.rmtree(compacted.tmp_path / f"broker-{victim}")
+    broker = compacted.brokers[leader]
+    await compacted.kit.until(lambda: broker._image.brokers[victim].is_fenced, seconds=20)
+    forgotten = await broker.membership.admin.propose(ForgetDirectory(broker=victim), timeout_s=20)
+    assert forgotten.is_applied
+    await compacted.start(victim)
+    await compacted.isr(1, 2, 3)
+    await compacted.put_records((b"k0", b"new"))
+    await compacted.settled()
+    await compacted.kill(leader)
+    await compacted.kit.until(lambda: compacted.image().leader not in (None, leader), seconds=20)
+    await compacted.put_records((b"k1", b"newer"))
+    await compacted.settled()
+    wanted = {b"k%d" % (i % 4): b"%d" % i + PAD for i in range(80)}
+    wanted |= {b"k0": b"new", b"k1": b"newer"}
+    for number in (victim, other):
+        assert state(compacted.partition(number)) == wanted
+
+
+async def test_a_null_value_waits_for_a_copy_that_is_away(compacted):
+    """A broker that was away while a key was deleted does not bring the key back."""
+    await compacted.put_records((b"gone", b"value" + PAD), *numbered(20, 5))
+    await compacted.settled()
+    leader = await compacted.leader()
+    victim, other = (n for n in (1, 2, 3) if n != leader)
+    await compacted.kill(victim)
+    await compacted.isr(*sorted((leader, other)))
+    await compacted.put_records((b"gone", None), *numbered(20, 5))
+    await compacted.clean(leader, other, rounds=3)
+    assert b"gone" in keys_kept(compacted.partition(leader))
+    assert b"gone" not in state(compacted.partition(leader))
+    await compacted.start(victim)
+    await compacted.isr(1, 2, 3)
+    await compacted.put_records((b"last", b"one"))
+    await compacted.settled()
+    await compacted.put_records((b"last", b"two"))  # its batch tells who has the one before
+    await compacted.settled()
+    await compacted.clean(rounds=3)
+    for number in (1, 2, 3):
+        assert b"gone" not in keys_kept(compacted.partition(number)), number
+
+
+async def test_the_scrub_reads_compacted_copies(compacted):
+    """Fillers are no damage, and offsets that are missing without one are."""
+    for _ in range(3):
+        await compacted.put_records(*numbered(30, 3))
+        await compacted.settled()
+        await compacted.clean(rounds=1)
+    broker = compacted.brokers[1]
+    await broker._scrubber.scrub()
+    assert broker.telemetry.damaged_batches == 0
+    log = compacted.partition(1).log
+    assert len(log.segments) > 2
+    log._arrange([log.segments[0], *log.segments[2:]])  # as if its file were gone
+    await broker._scrubber.scrub()
+    await compacted.kit.until(lambda: broker.telemetry.damaged_batches == 1)
