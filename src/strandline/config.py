@@ -263,6 +263,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Address every listener binds to."""
     flight_port: int = 9293
     """Port of Arrow Flight; 0 picks a free one."""
+    local_reads: bool = True
+    """Let readers on this machine, who may read the files, do so without the broker in between."""
     http_port: int = 9294
     """Port of the web page, metrics and health; 0 picks a free one, -1 turns it off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -66,7 +66,7 @@ class Broker(BrokerBase):
             UnavailableError: the directory cannot be read or written; nothing is left running.
         """
         self._loop = asyncio.get_running_loop()
-        self._lock = DataDirLock(self.data_dir)
+        self.lock = DataDirLock(self.data_dir)
         self._syncer = Syncer(self._loop, self.disk.fdatasync, self.clock)
         try:
             self._assemble()
@@ -74,7 +74,7 @@ class Broker(BrokerBase):
             self._begin()
         except BaseException:
             self._syncer.close()
-            self._lock.release()
+            self.lock.release()
             raise
         self.transactions = TransactionOffice(self)
         self._spawn(self.transactions.run(), "transactions")
@@ -133,7 +133,7 @@ class Broker(BrokerBase):
         finally:
             self._syncer.close()
             self._close_storage()
-            self._lock.release()
+            self.lock.release()
 
     # Streams
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.client.brokers import Brokers
+from strandline.client.local import begin_read
 from strandline.client.reading import BatchStream, Place, read_request
 from strandline.client.retry import is_connection_loss
 from strandline.client.routed_read import Replica, RoutedRead
@@ -102,7 +103,7 @@ class ReadCalls(ABC):
             return RoutedRead(self._brokers, request, replica=replica, timeout_s=timeout_s)
         connection = self._brokers.connection(self._brokers.home)
         try:
-            return BatchStream(connection, request)
+            return begin_read(connection, request)
         except StrandlineError as error:
             if is_connection_loss(error):
                 connection.reset()

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.client.brokers import Brokers, group
+from strandline.client.local import begin_read
 from strandline.client.reading import PUMPED_BATCHES, BatchStream
 from strandline.client.retry import Backoff, is_worth_a_retry
 from strandline.errors import (
@@ -208,7 +209,7 @@ class RoutedRead:
             raise DisconnectedError("the read was cancelled")
         connection = self._brokers.connection(address)
         try:
-            stream = BatchStream(connection, asked)
+            stream = begin_read(connection, asked)
         except OffsetOutOfRangeError as error:
             raise self._judged(error, address, numbers) from error
         except UnknownStreamError as error:  # others know it: it was created a moment ago

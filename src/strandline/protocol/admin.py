@@ -13,7 +13,7 @@
 | new_producer | empty | ProducerInfo |
 
 Those that operate a cluster are in ``cluster``, those of transactions in ``transactions``,
-those of encrypted streams in ``encryption``,
+those of encrypted streams in ``encryption``, that of readers on the same machine in ``local``,
 those of consumer groups in ``groups``, those of access control in ``access``, those of quotas in
 ``quotas``.
 
@@ -25,7 +25,7 @@ from typing import Annotated
 import msgspec
 
 from strandline.config import PARTITIONS_MAX, StreamConfig
-from strandline.protocol import access, cluster, encryption, groups, quotas, transactions
+from strandline.protocol import access, cluster, encryption, groups, local, quotas, transactions
 from strandline.protocol.tickets import WAIT_MS_MAX, Bound
 from strandline.protocol.wire import Answer, Count, Int64, Message, Name, PartitionNumber
 
@@ -51,6 +51,7 @@ ACTIONS: dict[str, str] = {
     WAIT_BEYOND: "Wait for records beyond offsets; body: {name, beyond, wait_ms_max}.",
     SERVER_INFO: "Version and limits of the broker; no body.",
     NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
+    **local.ACTIONS,
     **cluster.ACTIONS,
     **encryption.ACTIONS,
     **transactions.ACTIONS,

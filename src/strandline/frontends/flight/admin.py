@@ -19,6 +19,7 @@ from strandline.frontends.flight.encryption import encryption_actions
 from strandline.frontends.flight.groups import GroupActions
 from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.local import LocalActions
 from strandline.frontends.flight.permissions import NEEDS, VISIBLE, check_action
 from strandline.frontends.flight.plan import resolve
 from strandline.frontends.flight.quotas import QuotaActions
@@ -52,6 +53,7 @@ class AdminActions:
             admin.WAIT_BEYOND: self._wait_beyond,
             admin.SERVER_INFO: self._server_info,
             admin.NEW_PRODUCER: self._new_producer,
+            **LocalActions(self._broker).handlers,
             **cluster_actions(self._broker, self._change),
             **encryption_actions(self._broker, self._change),
             **TransactionActions(self._broker, self._change).handlers,

@@ -13,7 +13,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.errors import InvalidRequestError
-from strandline.frontends.flight.plan import PartitionRange, ReadPlan, plan_read
+from strandline.frontends.flight.plan import ReadPlan, plan_read
 from strandline.protocol.admin import (
     PROTOCOL_VERSION,
     PartitionInfo,
@@ -22,6 +22,7 @@ from strandline.protocol.admin import (
 )
 from strandline.protocol.tickets import ReadRequest, decode_ticket
 from strandline.protocol.wire import encode
+from strandline.reading.cursor import PartitionRange
 from strandline.version import __version__
 
 
@@ -116,18 +117,20 @@ def flight_info(
     )
 
 
-def _locations(extent: PartitionRange, here: Here) -> list[str]:
+def _locations(extent: PartitionRange[Partition], here: Here) -> list[str]:
     """Where a partition can be read: in a cluster at each replica in service."""
     found = [f"{here.scheme}://{address}" for address in extent.partition.addresses]
     return found or [here.location]
 
 
-def _records(extent: PartitionRange) -> int:
+def _records(extent: PartitionRange[Partition]) -> int:
     """How many offsets a part spans."""
     return max(0, extent.stop - extent.start) if extent.stop is not None else 0
 
 
-def _endpoint(plan: ReadPlan, extent: PartitionRange, locations: list[str]) -> fl.FlightEndpoint:
+def _endpoint(
+    plan: ReadPlan, extent: PartitionRange[Partition], locations: list[str]
+) -> fl.FlightEndpoint:
     """The endpoint of one partition, its extent resolved."""
     old = plan.request
     request = ReadRequest(

@@ -12,26 +12,16 @@ from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
 from strandline.protocol.tickets import AtTimestamp, Bound, ReadRequest
+from strandline.reading.cursor import PartitionRange
 from strandline.record.schema import project
 from strandline.types import Offset, TimestampNs
-
-
-class PartitionRange(NamedTuple):
-    """The part of a partition to read, half-open."""
-
-    partition: Partition
-    start: Offset
-    stop: Offset | None
-    """None: without end."""
-    may_move: bool
-    """The start was not an offset of the caller's: a deleted prefix moves it."""
 
 
 class ReadPlan(NamedTuple):
     """A resolved read."""
 
     request: ReadRequest
-    ranges: list[PartitionRange]
+    ranges: list[PartitionRange[Partition]]
     schema: pa.Schema
 
 
@@ -67,7 +57,7 @@ def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
     return list(stream.partitions)
 
 
-def _range(request: ReadRequest, partition: Partition) -> PartitionRange:
+def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partition]:
     """The extent of one partition's part."""
     if partition.elsewhere is not None:
         raise partition.elsewhere

@@ -12,12 +12,13 @@ from itertools import cycle
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from strandline.broker.partition import Partition
 from strandline.errors import CorruptBatchError, StrandlineError, UnknownStreamError
-from strandline.frontends.flight.cursor import Cursor, Delivery
 from strandline.frontends.flight.life import POLL_S, Life
 from strandline.frontends.flight.plan import ReadPlan
 from strandline.frontends.metering import Allowance, counted
 from strandline.protocol.status import to_flight
+from strandline.reading.cursor import Cursor, Delivery
 from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,9 @@ class ReadSession:
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
         self._allowance = allowance
-        self._cursors = [Cursor(plan, extent) for extent in plan.ranges]
+        self._cursors = [
+            Cursor(plan.request, extent, names=plan.schema.names) for extent in plan.ranges
+        ]
         self._left = plan.request.records_max
         self._is_gone = False
         self._asked_ms = life.now_ms()
@@ -99,7 +102,7 @@ class ReadSession:
             while not cursor.is_done and self._goes_on(cursor):
                 yield from self._read(cursor) or (None,)
 
-    def _read(self, cursor: Cursor) -> list[Delivery]:
+    def _read(self, cursor: Cursor[Partition]) -> list[Delivery]:
         """What the cursor reads; damage that another replica can mend gets a moment to be.
 
         Raises:
@@ -137,7 +140,9 @@ class ReadSession:
                 if any(cursor.is_done for cursor in ready):
                     going = [cursor for cursor in going if not cursor.is_done]
 
-    def _wait(self, cursors: list[Cursor], wait_for_turn: Callable[[float], None]) -> None:
+    def _wait(
+        self, cursors: list[Cursor[Partition]], wait_for_turn: Callable[[float], None]
+    ) -> None:
         """Wait a while for more records."""
         if len(cursors) == 1:
             cursors[0].partition.wait_beyond(cursors[0].position, POLL_S)
@@ -180,7 +185,7 @@ class ReadSession:
                 return True
         return False
 
-    def _goes_on(self, cursor: Cursor) -> bool:
+    def _goes_on(self, cursor: Cursor[Partition]) -> bool:
         """False when the client went away."""
         self._life.check()
         if cursor.partition.closed:

@@ -143,7 +143,7 @@ class FakeBroker:
     """Streams by name, and a loop in a thread."""
 
     def __init__(self) -> None:
-        self.config = BrokerConfig()
+        self.config = BrokerConfig(local_reads=False)  # it has no files
         self.clock = SystemClock()
         self.telemetry = Telemetry()
         self.admission = SimpleNamespace(pending_bytes=0)

@@ -5,16 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import CorruptBatchError, DataLossError
-from strandline.frontends.flight.cursor import Cursor
-from strandline.frontends.flight.plan import PartitionRange, ReadPlan, plan_read
+from strandline.frontends.flight.plan import ReadPlan, plan_read
 from strandline.protocol.tickets import BATCH_BYTES_LEAST, ReadRequest
+from strandline.reading.cursor import Cursor, PartitionRange
 from strandline.record.schema import project
+
+
+def cursor_of(plan: ReadPlan) -> Cursor:
+    """At the first partition of a plan."""
+    return Cursor(plan.request, plan.ranges[0], names=plan.schema.names)
 
 
 def read_all(stream, **request) -> list[int]:
     """The offsets a read delivers."""
     plan = plan_read(ReadRequest(stream="s", **request), stream)
-    cursor = Cursor(plan, plan.ranges[0])
+    cursor = cursor_of(plan)
     found = []
     while not cursor.is_done:
         before = cursor.position
@@ -44,7 +49,7 @@ def test_columns_come_in_the_order_asked(stream, partition):
     partition.store(b"a", b"b", subjects=["s.x", "s.y"], keys=[b"k", None])
     request = ReadRequest(stream="s", columns=["value", "partition"], subject="s.y")
     plan = plan_read(request, stream)
-    [(batch, _)] = Cursor(plan, plan.ranges[0]).read()
+    [(batch, _)] = cursor_of(plan).read()
     assert batch.schema.equals(project(["value", "partition"]))
     assert batch.to_pylist() == [{"value": b"b", "partition": 0}]
 
@@ -53,7 +58,7 @@ def test_large_batches_are_cut_to_the_size_asked(stream, partition):
     """A reader with little memory gets small pieces, and every record once."""
     partition.store(*[b"x" * 1000] * 200)
     plan = plan_read(ReadRequest(stream="s", batch_bytes=BATCH_BYTES_LEAST), stream)
-    pieces = Cursor(plan, plan.ranges[0]).read()
+    pieces = cursor_of(plan).read()
     assert len(pieces) > 20
     assert all(size == piece.nbytes <= 3 * BATCH_BYTES_LEAST for piece, size in pieces)
     assert [o for piece, _ in pieces for o in piece.column("offset").to_pylist()] == list(
@@ -75,7 +80,7 @@ def test_a_damaged_batch_is_reported_and_never_served(stream, partition):
         partition.store(b"a", b"b")
     partition.damaged = {1}
     plan = plan_read(ReadRequest(stream="s"), stream)
-    cursor = Cursor(plan, plan.ranges[0])
+    cursor = cursor_of(plan)
     assert [batch.num_rows for batch, _ in cursor.read()] == [2]
     with pytest.raises(CorruptBatchError) as caught:
         cursor.read()
@@ -98,7 +103,7 @@ def test_records_deleted_under_a_reader_are_data_loss(stream, partition):
     partition.store(*[b"v"] * 4)
     partition.store(*[b"v"] * 4)
     plan = plan_read(ReadRequest(stream="s", start=1), stream)
-    cursor = Cursor(plan, plan.ranges[0])
+    cursor = cursor_of(plan)
     partition.log_start_offset = 4
     with pytest.raises(DataLossError, match=r"records 1 to 3 .* go on from offset 4"):
         cursor.read()
@@ -109,7 +114,7 @@ def test_earliest_moves_with_the_log_start(stream, partition):
     partition.store(*[b"v"] * 4)
     partition.store(*[b"v"] * 4)
     plan = plan_read(ReadRequest(stream="s"), stream)
-    cursor = Cursor(plan, plan.ranges[0])
+    cursor = cursor_of(plan)
     partition.log_start_offset = 4
     assert [batch.column("offset")[0].as_py() for batch, _ in cursor.read()] == [4]
 
@@ -129,8 +134,8 @@ def test_any_range_of_any_log_is_read_exactly(new_partition, counts, data):
     start = data.draw(st.integers(0, partition.high_watermark))
     stop = data.draw(st.integers(start, partition.high_watermark))
     request = ReadRequest(stream="s")
-    plan = ReadPlan(request, [], project(None))
-    cursor = Cursor(plan, PartitionRange(partition, start, stop, may_move=False))
+    extent = PartitionRange(partition, start, stop, may_move=False)
+    cursor = Cursor(request, extent, names=project(None).names)
     found = []
     while not cursor.is_done:
         found += [o for batch, _ in cursor.read() for o in batch.column("offset").to_pylist()]

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from strandline.frontends.flight.filters import RecordFilter
 from strandline.protocol.tickets import ReadRequest
+from strandline.reading.filters import RecordFilter
 from strandline.record.schema import RECORD_SCHEMA, SUBJECT_TYPE, TIMESTAMP_TYPE
 
 

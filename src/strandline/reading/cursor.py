@@ -2,21 +2,54 @@
 
 Invariant: ``position`` is the offset of the next record to deliver; it only grows.
 
-Rules: runs on the call's own thread and never waits; zero copy for large batches. It must not know
-Flight, nor other partitions.
+Rules: runs on the caller's thread and never waits; zero copy for large batches. It must not know
+Flight, nor other partitions, nor whether a broker or the reader's own process reads the log.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
 from strandline.errors import CorruptBatchError, DataLossError, OffsetOutOfRangeError
-from strandline.frontends.flight.filters import RecordFilter
-from strandline.frontends.flight.plan import PartitionRange, ReadPlan
+from strandline.protocol.tickets import ReadRequest
+from strandline.reading.filters import RecordFilter
 from strandline.record.batch import read_header
 from strandline.record.codec import decode_batches
 from strandline.record.decode import walk
-from strandline.types import Offset
+from strandline.types import Offset, PartitionName
+
+
+class Readable(Protocol):
+    """A partition, as far as reading it needs to know it."""
+
+    @property
+    def name(self) -> PartitionName:
+        """Which partition."""
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """Offset of the first record kept."""
+
+    @property
+    def stable_offset(self) -> Offset:
+        """Where reading ends."""
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """Whole batches from the one that holds ``offset``; empty if there is nothing to see."""
+
+
+PartitionT = TypeVar("PartitionT", bound=Readable)
+
+
+class PartitionRange(NamedTuple, Generic[PartitionT]):
+    """The part of a partition to read, half-open."""
+
+    partition: PartitionT
+    start: Offset
+    stop: Offset | None
+    """None: without end."""
+    may_move: bool
+    """The start was not an offset of the caller's: a deleted prefix moves it."""
 
 
 class Delivery(NamedTuple):
@@ -26,22 +59,25 @@ class Delivery(NamedTuple):
     size: int
 
 
-class Cursor:
+class Cursor(Generic[PartitionT]):
     """Where a read is in one partition.
 
     Args:
-        plan: the read.
+        request: the read.
         extent: its part of this partition.
+        names: columns to deliver, in order.
     """
 
-    def __init__(self, plan: ReadPlan, extent: PartitionRange) -> None:
+    def __init__(
+        self, request: ReadRequest, extent: PartitionRange[PartitionT], *, names: list[str]
+    ) -> None:
         self.partition = extent.partition
         self.position = extent.start
         self.stop = extent.stop
         self._may_move = extent.may_move
-        self._request = plan.request
-        self._filter = RecordFilter(plan.request)
-        self._names = plan.schema.names
+        self._request = request
+        self._filter = RecordFilter(request)
+        self._names = names
         needed = ("offset", *self._filter.columns)
         extra = [name for name in needed if name not in self._names]
         self._columns = [*self._names, *extra]

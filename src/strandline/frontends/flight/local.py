@@ -1,0 +1,118 @@
+"""Which files hold the records of a read, for readers on this machine.
+
+Rules: only what is committed and in the file: what grows behind it is not listed. Encrypted
+records, and those of streams with transactions, are for the broker to serve.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from strandline.broker.broker import Broker
+from strandline.broker.partition import Partition
+from strandline.errors import CorruptBatchError, UnavailableError
+from strandline.frontends.flight.plan import plan_read
+from strandline.protocol.local import LOCAL_FILES, LocalFile, LocalFiles, LocalPart
+from strandline.protocol.tickets import ReadRequest, check_request
+from strandline.protocol.wire import decode
+from strandline.reading.cursor import PartitionRange
+from strandline.storage.segment import Segment
+
+WORTH_BYTES = 4 << 20
+"""With less in files than this, a read is as quick through the broker."""
+FILES_MAX = 4096
+NOTHING = LocalFiles(proof_file="", proof="", has_partition_column=False, parts=())
+
+
+class LocalActions:
+    """The actions of readers on this machine.
+
+    Args:
+        broker: whose files.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.handlers: dict[str, Callable[[bytes, Callable[[], bool]], list[Any]]] = {
+            LOCAL_FILES: self._local_files
+        }
+
+    def _local_files(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+        request = decode(body, ReadRequest, what=LOCAL_FILES)
+        check_request(request)
+        plan = plan_read(request, self._broker.stream(request.stream))
+        if not self._broker.config.local_reads:
+            return [NOTHING]
+        parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
+        if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
+            return [NOTHING]
+        lock = self._broker.lock
+        has_partition = request.columns is None and "partition" in plan.schema.names
+        return [
+            LocalFiles(
+                proof_file=str(lock.path.absolute()),
+                proof=lock.proof,
+                has_partition_column=has_partition,
+                parts=parts,
+            )
+        ]
+
+
+def _part(extent: PartitionRange[Partition]) -> LocalPart:
+    """One partition's part, with as many files as can be read."""
+    partition, start, stop, may_move = extent
+    assert stop is not None, "a read of files has an end"
+    end, files = int(start), []
+    if partition.ledger is None and partition.log.sealer is None:
+        for file, end_of_file in _files(partition, start, stop):
+            files.append(file)
+            end = end_of_file
+            if len(files) == FILES_MAX:
+                break
+    return LocalPart(
+        partition=partition.name.partition,
+        start=start,
+        stop=stop,
+        end=min(end, stop),
+        files=tuple(files),
+        log_start_offset=partition.log_start_offset,
+        is_dense=not partition.config.compact,
+        may_move=may_move,
+    )
+
+
+def _files(partition: Partition, start: int, stop: int) -> Iterator[tuple[LocalFile, int]]:
+    """Files in a row that hold the records from ``start`` on, and the offset where each ends."""
+    for segment in partition.log.segments:
+        if segment.next_offset <= start:
+            continue
+        if segment.base_offset >= stop:
+            return
+        try:
+            position = 0
+            if segment.base_offset < start:
+                place = segment.locate(start, verify=False)
+                position = 0 if place is None else place.position
+            size, end = _committed(segment, partition.stable_offset)
+            inode = segment.inode
+        except (UnavailableError, CorruptBatchError):
+            return  # a read through the broker says what is wrong with it
+        if position >= size:
+            return
+        file = LocalFile(
+            path=str(segment.path.absolute()), inode=inode, position=position, size=size
+        )
+        yield file, end
+        if end < segment.next_offset:
+            return
+
+
+def _committed(segment: Segment, stable_offset: int) -> tuple[int, int]:
+    """How many bytes of the file are committed whole batches, and the offset where they end."""
+    written, size = segment.written_bytes, segment.size
+    if written == size and segment.next_offset <= stable_offset:
+        return size, segment.next_offset
+    index = segment.index
+    end, position = (-1, 0) if index is None else index.floor(stable_offset)
+    while index is not None and position > written:
+        end, position = index.below(end)
+    return position, end

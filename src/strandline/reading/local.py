@@ -1,0 +1,162 @@
+"""Records read straight from a broker's files, by a process on the same machine.
+
+As HDFS' short-circuit reads (HDFS-2246): the broker says which files hold what is committed, and
+the reader takes the bytes from the page cache itself, without gRPC in between. What is read is
+checked and decoded by the same code as in the broker.
+
+Rules: files are read, not mapped: one that is cut or cannot be read any more must be an error here,
+not the end of the process. Whatever is not as the broker said is an ``UnavailableError`` or a
+``CorruptBatchError``, and the reader goes on through the broker from where it was.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from strandline.errors import CorruptBatchError, UnavailableError
+from strandline.protocol.local import LocalFile, LocalFiles, LocalPart
+from strandline.protocol.tickets import ReadRequest
+from strandline.reading.cursor import Cursor, PartitionRange
+from strandline.record.batch import HEADER_BYTES
+from strandline.storage.scan import OFFSET_MAX, header_at, scan
+from strandline.types import Offset, PartitionName
+
+AHEAD_BYTES = 16 << 20
+"""The system is asked for so much of a file ahead of the reader."""
+PROOF_BYTES_MAX = 1 << 10
+
+
+def is_here(files: LocalFiles) -> bool:
+    """Whether the broker that lists the files runs on this machine, as somebody we may read."""
+    try:
+        fd = os.open(files.proof_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return files.proof.encode() in os.read(fd, PROOF_BYTES_MAX).split()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def local_cursor(
+    request: ReadRequest, part: LocalPart, names: list[str]
+) -> "Cursor[LocalPartition]":
+    """A reader's place in a partition's files, which end where the part's ``end`` is.
+
+    Args:
+        request: the read.
+        part: its part of this partition.
+        names: columns to deliver, in order.
+    """
+    partition = LocalPartition(PartitionName(request.stream, part.partition), part)
+    stop = Offset(min(part.end, part.stop))
+    extent = PartitionRange(partition, Offset(part.start), stop, part.may_move)
+    return Cursor(request, extent, names=names)
+
+
+def local_batches(cursor: "Cursor[LocalPartition]") -> Iterator[pa.RecordBatch]:
+    """What the cursor reads; it stands behind what was yielded whenever that ends.
+
+    Raises:
+        UnavailableError, CorruptBatchError, DataLossError: the rest cannot be read here.
+    """
+    while not cursor.is_done:
+        for batch, _ in cursor.read():
+            yield batch
+
+
+class LocalPartition:
+    """A partition as far as it lies in files, read from the beginning to the end.
+
+    Args:
+        name: of the partition.
+        part: where it lies.
+    """
+
+    def __init__(self, name: PartitionName, part: LocalPart) -> None:
+        self.name = name
+        self.log_start_offset = Offset(part.log_start_offset)
+        self.stable_offset = Offset(part.end)
+        self._is_dense = part.is_dense
+        self._files = iter(part.files)
+        self._file: _File | None = None
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """The next whole batches, the first of which holds or follows ``offset``.
+
+        Raises:
+            UnavailableError: a file is not there any more, or is not what it was.
+            CorruptBatchError: the next batch is damaged.
+        """
+        file = self._file
+        while file is None or file.is_at_end:
+            listed = next(self._files, None)
+            if listed is None:
+                raise UnavailableError(f"the files of {self.name} end before offset {offset}")
+            file = self._file = _File(listed)
+        view = file.next_batches(bytes_max)
+        header = header_at(view, 0)
+        assert header is not None, "only intact batches are returned"
+        if self._is_dense and header.base_offset > offset:
+            raise CorruptBatchError(f"records {offset} to {header.base_offset - 1} are missing")
+        return pa.py_buffer(view)
+
+
+class _File:
+    """One file, read from front to back."""
+
+    def __init__(self, listed: LocalFile) -> None:
+        self._path = listed.path
+        self._position = listed.position
+        self._size = listed.size
+        self._asked = listed.position
+        self._fd = -1
+        try:
+            self._fd = os.open(listed.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            found = os.fstat(self._fd)
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        except OSError as error:
+            raise UnavailableError(f"cannot read {listed.path}: {error.strerror}") from error
+        if found.st_ino != listed.inode or not stat.S_ISREG(found.st_mode):
+            raise UnavailableError(f"{listed.path} is another file by now")
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._position >= self._size
+
+    def next_batches(self, bytes_max: int) -> memoryview:
+        """Whole intact batches, about ``bytes_max`` of them and one at least."""
+        self._ask_ahead()
+        view = self._pread(bytes_max)
+        header = header_at(view, 0)
+        if header is not None and len(view) < header.length <= self._size - self._position:
+            view = self._pread(header.length)
+        run = scan(view, 0, len(view), below=OFFSET_MAX)
+        if not run.end:
+            raise CorruptBatchError(
+                "no intact batch where one must be", file=self._path, position=self._position
+            )
+        self._position += run.end
+        return view[: run.end]
+
+    def _pread(self, length: int) -> memoryview:
+        wanted = min(max(length, HEADER_BYTES), self._size - self._position)
+        try:
+            return memoryview(os.pread(self._fd, wanted, self._position))
+        except OSError as error:
+            raise UnavailableError(f"cannot read {self._path}: {error.strerror}") from error
+
+    def _ask_ahead(self) -> None:
+        """Have the disk read on while what is here is decoded."""
+        if self._position + AHEAD_BYTES // 2 >= self._asked:
+            start, self._asked = self._asked, self._position + AHEAD_BYTES
+            length = self._asked - start
+            os.posix_fadvise(self._fd, start, length, os.POSIX_FADV_WILLNEED)

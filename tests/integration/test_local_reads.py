@@ -1,0 +1,192 @@
+"""Reads from the broker's files: what comes is what comes through the broker, whatever happens."""
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import strandline
+from strandline.client.local import LocalStream, begin_read
+from strandline.client.reading import BatchStream, read_request
+from strandline.errors import CorruptBatchError, DataLossError, StrandlineError
+from strandline.testing import Server
+
+SEGMENT_BYTES = 1 << 20
+VALUE_BYTES = 2000
+RECORDS = 12_000
+
+
+@pytest.fixture(scope="module")
+def url():
+    """A broker."""
+    with Server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    """Its client."""
+    with strandline.connect(url) as connected:
+        yield connected
+
+
+def rows(first: int, count: int = 500) -> pa.RecordBatch:
+    """Records that differ in everything."""
+    numbers = range(first, first + count)
+    return pa.record_batch(
+        {
+            "value": [b"%d " % n + bytes(VALUE_BYTES) for n in numbers],
+            "key": [b"k%d" % (n % 7) for n in numbers],
+            "subject": [f"{'ab'[n % 2]}.{n % 3}" for n in numbers],
+        }
+    )
+
+
+def fill(client, name: str, *, records: int = RECORDS, **config) -> None:
+    """A stream of several segments."""
+    client.create_stream(name, segment_bytes=SEGMENT_BYTES, **config)
+    append(client, name, 0, records)
+
+
+def append(client, name: str, first: int, records: int) -> None:
+    """More records."""
+    for start in range(first, first + records, 500):
+        client.append_batch(name, rows(start))
+
+
+def broker_stream(client, name: str, **options) -> BatchStream:
+    """The same read without files."""
+    connection = client._brokers.connection(client._brokers.home)
+    return BatchStream(connection, read_request(name, **options))
+
+
+def read_until_error(batches) -> tuple[list[int], StrandlineError | None]:
+    """The offsets that came, and what ended the read."""
+    found: list[int] = []
+    try:
+        for batch in batches:
+            found += batch["offset"].to_pylist()
+    except StrandlineError as error:
+        return found, error
+    return found, None
+
+
+@pytest.fixture(scope="module")
+def whole(client):
+    """A stream of three partitions, which nobody changes."""
+    fill(client, "whole", subject="whole.>", partitions=3, partition_by="key")
+    return "whole"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"partition": 1},
+        {"columns": ["offset", "value"]},
+        {"columns": ["partition", "key"], "subject": "a.*"},
+        {"keys": [b"k1", b"k4"]},
+        {"timestamp_to": datetime(2100, 1, 1, tzinfo=UTC), "subject": "b.2"},
+    ],
+)
+def test_the_same_records_come(client, whole, options):
+    """All of them, of a partition, some columns, and filtered, in the same order."""
+    stream = client.open_read(whole, **options)
+    assert isinstance(stream, LocalStream), "the broker is on this machine"
+    found = stream.reader().read_all()
+    expected = broker_stream(client, whole, **options).reader().read_all()
+    assert found.num_rows == expected.num_rows > 0
+    assert found.schema == expected.schema
+    assert found.to_pylist() == expected.to_pylist()
+
+
+def test_a_range_of_a_partition(client):
+    """Begins and ends in the middle of batches, and of files."""
+    fill(client, "range", subject="range.>")
+    found = client.open_read("range", start=1_234, stop=9_876)
+    assert isinstance(found, LocalStream)
+    assert found.reader().read_all()["offset"].to_pylist() == list(range(1_234, 9_876))
+
+
+def test_a_read_ends_where_the_log_ended_when_it_began(client):
+    """Though publishers go on; and files and broker meet without a gap or a repeat."""
+    fill(client, "growing", subject="growing.>")
+    stop = threading.Event()
+
+    def publish() -> None:
+        first = RECORDS
+        with strandline.connect(client.address) as other:
+            while not stop.is_set():
+                append(other, "growing", first, 500)
+                first += 500
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        for _ in range(5):
+            end = client.offsets("growing")[0]
+            found = client.read("growing", columns=["offset"]).read_all()["offset"].to_pylist()
+            assert found == list(range(len(found)))
+            assert len(found) >= end
+    finally:
+        stop.set()
+        publisher.join()
+
+
+def test_records_deleted_meanwhile_are_a_loss_that_is_told(client):
+    """A file that is open is read to its end; what was deleted behind it is an error."""
+    fill(client, "cut", subject="cut.>")
+    batches = client.open_read("cut").batches()
+    seen = next(batches)["offset"].to_pylist()
+    client.truncate_before("cut", RECORDS - 10)
+    more, error = read_until_error(batches)
+    assert isinstance(error, DataLossError)
+    assert "were deleted" in error.message
+    seen += more
+    assert seen == list(range(len(seen)))
+    assert len(seen) < RECORDS - 10
+
+
+def test_damage_is_found_and_named_as_by_the_broker(client):
+    """What is before it comes; then the same error as ever, by file and position."""
+    fill(client, "damaged", subject="damaged.>")
+    [part] = client.open_read("damaged")._parts
+    paths = [Path(file.path) for file in part.files]
+    [path] = [path for path in paths if b"7000 " in path.read_bytes()]
+    content = bytearray(path.read_bytes())
+    content[content.index(b"7000 ") + 50] ^= 1
+    path.write_bytes(content)
+    from_files, error = read_until_error(client.open_read("damaged").batches())
+    through, expected = read_until_error(broker_stream(client, "damaged").batches())
+    assert from_files == through
+    assert 0 < len(through) <= 7000
+    assert isinstance(expected, CorruptBatchError)
+    assert str(error) == str(expected)
+
+
+def test_streams_with_transactions_are_the_brokers(client):
+    """It alone knows which records count."""
+    fill(client, "traded", subject="traded.>")
+    with client.transaction("t") as transaction:
+        transaction.append("traded", b"x")
+    assert not isinstance(client.open_read("traded"), LocalStream)
+
+
+def test_small_reads_do_not_ask(client, whole):
+    """Neither a few records nor a small stream are worth it."""
+    assert not isinstance(client.open_read(whole, partition=0, start=1, stop=9), LocalStream)
+    client.create_stream("small", subject="small.>")
+    client.append("small", b"x")
+    assert not isinstance(client.open_read("small"), LocalStream)
+
+
+def test_the_broker_can_be_told_not_to(tmp_path):
+    """``local_reads: false``: everything goes through it."""
+    with Server(local_reads=False) as url, strandline.connect(url) as client:
+        fill(client, "s", subject="s.>")
+        connection = client._brokers.connection(client._brokers.home)
+        stream = begin_read(connection, read_request("s"))
+        assert not isinstance(stream, LocalStream)
+        assert stream.reader().read_all().num_rows == RECORDS

@@ -1,0 +1,161 @@
+"""Records straight from files: the same rows as were stored, and an error where a file is not."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.errors import CorruptBatchError, UnavailableError
+from strandline.protocol.local import LocalFile, LocalFiles, LocalPart
+from strandline.protocol.tickets import ReadRequest
+from strandline.reading.local import is_here, local_batches, local_cursor
+from strandline.record.codec import Stamp, encode_records
+from strandline.record.schema import project
+
+NAMES = project(None).names
+
+
+class Stored(NamedTuple):
+    """Files of batches, and what is in them."""
+
+    files: list[LocalFile]
+    offsets: list[int]
+    batches: list[tuple[Path, int, int]]
+    """Of each batch its file, position and base offset."""
+
+
+def store(directory: Path, sizes: list[list[int]], *, gap: int = 0) -> Stored:
+    """Files with batches of so many records; ``gap`` offsets are missing before each batch."""
+    files, offsets, batches, base = [], [], [], 0
+    for number, counts in enumerate(sizes):
+        path = directory / f"{number}.log"
+        content = bytearray()
+        for count in counts:
+            base += gap
+            batches.append((path, len(content), base))
+            values = [b"%d" % (base + n) for n in range(count)]
+            content += encode_records(values, ["s"], Stamp(base, 0, 1_000 + base))
+            offsets += range(base, base + count)
+            base += count
+        path.write_bytes(content)
+        files.append(listed(path))
+    return Stored(files, offsets, batches)
+
+
+def listed(path: Path, position: int = 0) -> LocalFile:
+    """A file as a broker lists it."""
+    found = path.stat()
+    return LocalFile(path=str(path), inode=found.st_ino, position=position, size=found.st_size)
+
+
+def cursor_at(stored: Stored, *, start: int = 0, stop: int | None = None, is_dense: bool = True):
+    """A cursor over what is stored, from the batch that holds ``start`` on."""
+    end = stored.offsets[-1] + 1
+    holds = [batch for batch in stored.batches if batch[2] <= start][-1:] or stored.batches[:1]
+    [(path, position, _)] = holds
+    first = [file.path for file in stored.files].index(str(path))
+    part = LocalPart(
+        partition=0,
+        start=start,
+        stop=end if stop is None else stop,
+        end=end,
+        files=(listed(path, position), *stored.files[first + 1 :]),
+        log_start_offset=0,
+        is_dense=is_dense,
+        may_move=False,
+    )
+    return local_cursor(ReadRequest(stream="s", batch_bytes=4096), part, NAMES)
+
+
+def rest_of(cursor) -> list[int]:
+    """The offsets that are left to read; each record says its own."""
+    found = []
+    for batch in local_batches(cursor):
+        offsets = batch.column("offset").to_pylist()
+        assert batch.column("value").to_pylist() == [b"%d" % offset for offset in offsets]
+        found += offsets
+    return found
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=5), min_size=1, max_size=3),
+    edges=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_any_range_is_read_exactly(tmp_path_factory, sizes, edges):
+    """Whatever the batches and files, and wherever in a batch the range begins and ends."""
+    stored = store(tmp_path_factory.mktemp("log"), sizes)
+    end = len(stored.offsets)
+    start, stop = sorted(int(edge * end) for edge in edges)
+    if start == end:
+        start -= 1
+    assert rest_of(cursor_at(stored, start=start, stop=stop)) == list(range(start, stop))
+
+
+def test_a_compacted_log_has_gaps(tmp_path):
+    """They are passed over where offsets need not be dense, and are damage where they must be."""
+    stored = store(tmp_path, [[3, 2], [4]], gap=5)
+    assert rest_of(cursor_at(stored, is_dense=False)) == stored.offsets
+    with pytest.raises(CorruptBatchError, match="0 to 4 are missing"):
+        rest_of(cursor_at(stored))
+
+
+def test_damage_ends_the_read_where_it_is(tmp_path):
+    """What is before it was read; the cursor stands where a read through the broker goes on."""
+    stored = store(tmp_path, [[300, 300, 300]])
+    path, position, base = stored.batches[1]
+    content = bytearray(path.read_bytes())
+    content[position + 100] ^= 1
+    path.write_bytes(content)
+    cursor = cursor_at(stored)
+    with pytest.raises(CorruptBatchError, match="no intact batch"):
+        rest_of(cursor)
+    assert cursor.position == base == 300
+
+
+def test_a_file_that_was_cut_is_damage_not_a_crash(tmp_path):
+    """A mapped file would end the process here."""
+    stored = store(tmp_path, [[300, 300], [10]])
+    path, position, _ = stored.batches[1]
+    cursor = cursor_at(stored)
+    os.truncate(path, position + 50)
+    with pytest.raises(CorruptBatchError):
+        rest_of(cursor)
+    assert cursor.position == 300
+
+
+def test_another_file_of_the_same_name_is_not_read(tmp_path):
+    """Compaction puts a new file in the old one's place."""
+    stored = store(tmp_path, [[5]])
+    path = stored.batches[0][0]
+    cursor = cursor_at(stored)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(path.read_bytes())
+    fresh.rename(path)
+    with pytest.raises(UnavailableError, match="another file"):
+        rest_of(cursor)
+
+
+@pytest.mark.parametrize("make", [lambda path: None, os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_at_once(tmp_path, make):
+    """Nothing there, or something that one could wait at for ever."""
+    stored = store(tmp_path, [[5]])
+    path = stored.batches[0][0]
+    cursor = cursor_at(stored)
+    path.unlink()
+    make(path)
+    with pytest.raises(UnavailableError):
+        rest_of(cursor)
+
+
+def test_only_the_machine_that_has_the_proof_is_here(tmp_path):
+    """The same paths may exist elsewhere."""
+    lock = tmp_path / "broker.lock"
+    lock.write_text("4711\ncafe\n")
+    answer = {"proof_file": str(lock), "has_partition_column": False, "parts": ()}
+    assert is_here(LocalFiles(proof="cafe", **answer))
+    assert not is_here(LocalFiles(proof="beef", **answer))
+    lock.unlink()
+    assert not is_here(LocalFiles(proof="cafe", **answer))
