@@ -114,6 +114,47 @@ def test_a_second_member_gets_a_share_and_disturbs_nobody_else(client, stream):
         until(lambda: len(ann.assignment()) == 4, ann)
 
 
+def test_who_keeps_its_partitions_goes_on_while_others_are_stuck(client, stream):
+    """A rebalance that cannot end yet, because a member does not give up, stops nobody else."""
+    options = {"commit_interval_s": 0.01}
+    with (
+        client.consumer("stuck", stream, **options) as ann,
+        client.consumer("stuck", stream, **options) as bob,
+    ):
+        [seen, theirs] = until(lambda: sizes(ann, bob) == [2, 2], ann, bob)
+        with client.consumer("stuck", stream, **options) as carl:
+
+            def revoking():
+                members = client.groups.info("stuck").members
+                return {at(s, n) for m in members for s, ns in m.revoking.items() for n in ns}
+
+            until(lambda: revoking() != set())
+            [taken] = revoking()
+            stuck, free = (ann, bob) if taken <= ann.assignment() else (bob, ann)
+            fill(client, stream, records=5)
+            kept = {(name.partition, 14) for name in free.assignment()}
+            found = []
+            until(lambda: kept <= {*found, *found_of(free, found)}, carl)
+            assert revoking() == {taken}, "the rebalance has not ended"
+            assert carl.assignment() == frozenset()
+            assert taken <= stuck.assignment()
+            [more, last, others] = until(lambda: carl.assignment() == taken, stuck, free, carl)
+            found += more + last + others
+            for rest in until(lambda: not any(lags(stuck, free, carl)), stuck, free, carl):
+                found += rest
+        assert {*seen, *theirs, *found} == {(p, o) for p in range(4) for o in range(15)}
+
+
+def found_of(consumer, found):
+    """Poll once; what has come so far."""
+    found += [(r.partition, r.offset) for batch in consumer.poll(0.05) for r in batch]
+    return found
+
+
+def lags(*consumers):
+    return [lag for consumer in consumers for lag in consumer.lag().values()]
+
+
 def test_what_was_not_committed_is_consumed_again(client, stream):
     """With manual commits only ``commit`` counts; a failure in the context commits nothing."""
     with client.consumer("manual", stream, commit_interval_s=None) as consumer:
@@ -295,6 +336,56 @@ def test_positions_are_committed_with_what_was_made_of_the_records(client, strea
             work(consumer, fails=False)
     made = client.read(output).read_all()["value"].to_pylist()
     assert sorted(made) == sorted(f"{p}:{n}".encode() for p in range(4) for n in range(10))
+
+
+def test_a_member_that_lost_its_partitions_commits_no_transaction(client, stream):
+    """Its positions are refused, and what it wrote does not count: somebody else does that work."""
+    output = next(NAMES)
+    client.create_stream(output)
+    manual = {"commit_interval_s": None}
+    with client.consumer("fenced", stream, **manual) as ann:
+        take(ann, 40)
+        late = ann.positions()
+        transaction = client.transaction(f"fenced-{stream}")
+        transaction.append(output, "made twice")
+        transaction.commit_positions(ann, late)
+        with client.consumer("fenced", stream, **manual) as bob:
+            until(lambda: sizes(ann, bob) == [2, 2], ann, bob)
+            with pytest.raises(StaleMemberError):
+                transaction.commit()
+            assert client.groups.positions("fenced") == {}
+            with client.transaction(f"fenced-{stream}") as transaction:
+                transaction.append(output, "made once")
+                transaction.commit_positions(ann)
+            assert client.groups.positions("fenced") == ann.positions()
+            with (
+                pytest.raises(GroupInUseError),
+                client.transaction(f"fenced-{stream}") as transaction,
+            ):
+                transaction.commit_positions("fenced", late)
+    assert client.read(output).read_all()["value"].to_pylist() == [b"made once"]
+
+
+def test_a_prepared_transaction_holds_the_partitions_of_its_positions(client, stream):
+    """Nobody begins there before it is decided; then the next one begins behind it."""
+    held = PartitionName(stream, 1)
+    transaction = client.transaction(f"held-{stream}")
+    transaction.commit_positions("held", {held: 7})
+    staged = transaction.prepare()
+    assert client.groups.info("held").undecided == {stream: {1: 7}}
+    with client.consumer("held", stream) as consumer:
+        assert {p for p, _ in take(consumer, 30)} == {0, 2, 3}
+        assert held not in consumer.assignment()
+        client.commit_staged(f"held-{stream}", staged)
+        assert take(consumer, 3) == [(1, 7), (1, 8), (1, 9)]
+    assert client.groups.positions("held")[held] == 10
+    with client.consumer("own", stream) as consumer:
+        take(consumer, 40)
+        with (
+            pytest.raises(InvalidRequestError, match="commit_interval_s=None"),
+            client.transaction(f"held-{stream}") as transaction,
+        ):
+            transaction.commit_positions(consumer)
 
 
 async def consume(consumer, count):
