@@ -96,6 +96,11 @@ class Asker:
         self._is_on = access.is_on
 
     @property
+    def is_checked(self) -> bool:
+        """Whether anything is refused here at all."""
+        return self._is_on
+
+    @property
     def principal(self) -> Principal:
         """Who it is; nobody in particular where access is not checked."""
         return self._identity.principal

@@ -1,7 +1,8 @@
 """The routes.
 
 Rules: GET and HEAD only; anything else, and any path that does not exist, gets a 4xx that says so.
-Work that grows with the number of partitions runs on a thread; the loop only copies lists.
+Work that grows with the number of partitions runs on a thread; the loop only copies lists. Where
+access is checked, every route but those of health is for who may read the cluster.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from strandline.broker.access import Access
+from strandline.frontends.http.guard import guarded
 from strandline.frontends.http.page import Overview, error_page, overview_page, stream_page
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView, StreamState, partition_samples, snapshot
@@ -25,12 +28,14 @@ SAFE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+"""For probes, which have no credentials; they say whether the broker is well, and nothing else."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def build_app(broker: BrokerView, meter: RateMeter) -> Starlette:
     """The web application of one broker."""
-    pages = Pages(broker, meter)
+    pages, access = Pages(broker, meter), Access(broker.config, broker)
     routes = {
         "/": pages.overview,
         "/streams/{name}": pages.stream,
@@ -41,7 +46,13 @@ def build_app(broker: BrokerView, meter: RateMeter) -> Starlette:
         "/api/streams/{name}": pages.api_stream,
     }
     return Starlette(
-        routes=[Route(path, _with_safe_headers(endpoint)) for path, endpoint in routes.items()],
+        routes=[
+            Route(
+                path,
+                _with_safe_headers(endpoint if path in OPEN_PATHS else guarded(endpoint, access)),
+            )
+            for path, endpoint in routes.items()
+        ],
         exception_handlers={HTTPException: _refuse},
     )
 

@@ -11,6 +11,7 @@ import msgspec
 
 from strandline.clock import Clock
 from strandline.config import BrokerConfig, StreamConfig
+from strandline.metadata.image import MetadataImage
 from strandline.telemetry import PartitionSample, Telemetry
 from strandline.types import PartitionName
 
@@ -69,6 +70,11 @@ class BrokerView(Protocol):
     @property
     def clock(self) -> Clock:
         """Where it gets the time from."""
+        ...
+
+    @property
+    def image(self) -> MetadataImage:
+        """Its metadata as it is now."""
         ...
 
     @property

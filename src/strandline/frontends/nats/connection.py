@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from strandline.broker.access import Asker
 from strandline.broker.routing import Route
-from strandline.errors import UNDECODABLE, InvalidSubjectError, StrandlineError
-from strandline.frontends.nats.flow import Peer
+from strandline.errors import (
+    UNDECODABLE,
+    InvalidSubjectError,
+    NotAllowedError,
+    QuotaExceededError,
+    StrandlineError,
+    UnauthenticatedError,
+)
+from strandline.frontends.metering import Allowance
+from strandline.frontends.nats.flow import QUOTA, Peer
+from strandline.frontends.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
 from strandline.frontends.nats.headers import NO_RESPONDERS
 from strandline.frontends.nats.inboxes import Inboxes
 from strandline.frontends.nats.protocol import (
@@ -28,6 +38,7 @@ from strandline.frontends.nats.protocol import (
     encode_message_with_headers,
 )
 from strandline.frontends.nats.replies import error_reply, pub_ack
+from strandline.frontends.tls import certificate_name
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import validate_subject
 from strandline.types import Offset, PartitionName
@@ -38,6 +49,8 @@ if TYPE_CHECKING:
 OKAY: Final = b"+OK\r\n"
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
+NOBODY: Final = "Authorization Violation"
+"""What nats-server says to who is not let in."""
 
 
 class ClientOptions(msgspec.Struct, frozen=True):
@@ -58,7 +71,9 @@ class PublisherConnection(Peer):
     def __init__(self, listener: "IngestListener") -> None:
         super().__init__()
         self._listener = listener
-        self._parser = Parser(listener.payload_max, from_client=True)
+        self._guard = PublishGuard(listener.access) if listener.access.is_on else None
+        early = EARLY_PAYLOAD_MAX if self._guard is not None else listener.payload_max
+        self._parser = Parser(early, from_client=True)
         self._options = ClientOptions()
         self._inboxes = Inboxes()
         self._buffered_bytes = 0
@@ -66,6 +81,9 @@ class PublisherConnection(Peer):
         self.is_handshaking = False
         """Whether the next bytes are TLS's."""
         self._early = b""
+        self._allowance: Allowance | None = None
+        """What who is there may use, where access is checked."""
+        self._quota_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet, or turn away what is too much; with TLS nothing is read in clear text."""
@@ -79,11 +97,14 @@ class PublisherConnection(Peer):
         self.write(self._listener.info_line)
         if not is_admitted:
             self.fail("maximum connections exceeded")
+        if self._guard is not None:
+            self._listener.expect(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it; acks that come later have nowhere to go."""
         super().connection_lost(exc)
         self._count_buffered(0)
+        self._count_for(None)
         self._listener.forget(self)
 
     def data_received(self, data: bytes) -> None:
@@ -91,10 +112,15 @@ class PublisherConnection(Peer):
         if self.is_handshaking:
             self._take_early(data)
             return
-        listener = self._listener
+        listener, guard = self._listener, self._guard
+        if guard is not None and not self.is_allowed():
+            return
         remembered = listener.routes.remembered
         messages = 0
         for event in self._parser.feed(data):
+            if guard is not None and not guard.is_open and not isinstance(event, Connect):
+                self.fail(NOBODY)
+                break
             if not isinstance(event, tuple):
                 self._control(event)
                 if not self.is_open:
@@ -103,7 +129,7 @@ class PublisherConnection(Peer):
             messages += 1
             subject, _, reply, block, payload = event
             route = remembered.get(subject) or self._find_route(subject, reply)
-            if route is None:
+            if route is None or (guard is not None and not self._may_publish(subject, reply)):
                 continue
             is_plain = block is None and payload[:4] != MAGIC
             if route.partition is None or not is_plain or (reply and not route.answers):
@@ -121,6 +147,8 @@ class PublisherConnection(Peer):
             self.flush()
         if listener.admission.pending_bytes > listener.gate.pending_high:
             listener.gate.hold(self)
+        if self._allowance is not None:
+            self._meter(self._allowance, len(data), messages)
 
     # TLS
 
@@ -140,6 +168,81 @@ class PublisherConnection(Peer):
         early, self._early = self._early, b""
         if early:
             self.data_received(early)
+
+    # Who may
+
+    def is_allowed(self) -> bool:
+        """Whether who is there may still be; else the connection is closed."""
+        try:
+            if self._guard is not None:
+                self._guard.refresh()
+        except (UnauthenticatedError, NotAllowedError):
+            self.fail(NOBODY)
+        return self.is_open
+
+    def check_identity(self) -> None:
+        """Close the connection of who has not said who it is, or is nobody any more."""
+        if self._guard is None:
+            return
+        try:
+            self._guard.check_current()
+        except (UnauthenticatedError, NotAllowedError):
+            self.fail(NOBODY)
+        if not self._guard.is_open:
+            self.fail("Authentication Timeout")
+
+    def _may_publish(self, subject: bytes, reply: bytes | None) -> bool:
+        """Whether a subject may be published to; if not, the sender is told."""
+        assert self._guard is not None, "asked where access is checked"
+        if self._guard.allows(subject):
+            return True
+        text = subject.decode(errors="replace")
+        if reply is not None:
+            self.deliver(reply, error_reply(NotAllowedError(f"you may not publish to {text!r}")))
+        self.output.append(encode_failure(f'Permissions Violation for Publish to "{text}"'))
+        return False
+
+    def _identify(self, options: bytes) -> None:
+        """Find out who says CONNECT; who is nobody is disconnected."""
+        assert self._guard is not None, "asked where access is checked"
+        try:
+            claims = msgspec.json.decode(options, type=Claims)
+            self._guard.connect(claims, certificate_name(self._transport))
+        except UNDECODABLE:
+            self.fail("Parser Error")
+        except (UnauthenticatedError, NotAllowedError):
+            self.fail(NOBODY)
+        else:
+            self._parser.payload_max = self._listener.payload_max
+            self._count_for(self._guard.asker)
+
+    # How much
+
+    def _count_for(self, asker: Asker | None) -> None:
+        """Count the connection as that of who is there; one too many is turned away."""
+        before, self._allowance = self._allowance, None
+        if before is not None:
+            before.close()
+        allowance = self._listener.metering.of(asker) if asker is not None else None
+        if allowance is None:
+            return
+        try:
+            allowance.open()
+        except QuotaExceededError:
+            self.fail("maximum account active connections exceeded")
+        else:
+            self._allowance = allowance
+
+    def _meter(self, allowance: Allowance, size: int, messages: int) -> None:
+        """Read no further until what was read is within the quota."""
+        wait_s = max(allowance.publish(size), allowance.requests(messages))
+        if not wait_s or not self.is_open:
+            return
+        if self._quota_timer is not None:
+            self._quota_timer.cancel()
+        self.hold_reading(QUOTA)
+        loop = asyncio.get_running_loop()
+        self._quota_timer = loop.call_later(wait_s, self.release_reading, QUOTA)
 
     # Publishing
 
@@ -231,6 +334,8 @@ class PublisherConnection(Peer):
             self._options = msgspec.json.decode(options, type=ClientOptions)
         except UNDECODABLE:
             self.fail("Parser Error")
+        if self._guard is not None and self.is_open:
+            self._identify(options)
 
     def _subscribe(self, subject: bytes, sid: bytes) -> None:
         try:

@@ -15,11 +15,13 @@ from typing import Final
 
 import msgspec
 
+from strandline.broker.access import Access
 from strandline.broker.routing import RouteTable
 from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
+from strandline.frontends.metering import Metering
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import OVERLOAD, Gate
+from strandline.frontends.nats.flow import OVERLOAD, QUOTA, Gate
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
@@ -49,6 +51,7 @@ class IngestListener:
         routes: of all streams; shared with the other ways in.
         intake: for messages that are more than a plain payload.
         gate: stops reading while the broker is full.
+        metering: what principals use, if other front ends count too.
     """
 
     def __init__(
@@ -59,9 +62,12 @@ class IngestListener:
         routes: RouteTable,
         intake: Intake,
         gate: Gate,
+        metering: Metering | None = None,
     ) -> None:
         self._broker = broker
         self._config = config
+        self.access = Access(config, broker)
+        self.metering = metering or Metering(broker)
         self.routes = routes
         self.intake = intake
         self.gate = gate
@@ -149,6 +155,7 @@ class IngestListener:
             "jetstream": False,
             "tls_required": self.has_tls,
             "tls_verify": bool(self._config.tls.authority),
+            "auth_required": self.access.is_on,
         }
         return b"INFO %b\r\n" % msgspec.json.encode(info)
 
@@ -187,6 +194,11 @@ class IngestListener:
         self._broker.telemetry.count_listener("ingest", connections=1)
         return len(self._connections) <= self._connections_max
 
+    def expect(self, connection: PublisherConnection) -> None:
+        """Give a new connection some time to say who it is."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(HANDSHAKE_TIMEOUT_S, connection.check_identity)
+
     def forget(self, connection: PublisherConnection) -> None:
         """A connection is gone; of one that failed to shake hands some loops tell again."""
         if connection not in self._connections:
@@ -217,9 +229,10 @@ class IngestListener:
             for connection in list(self._connections):
                 if connection.is_handshaking:
                     continue  # that has a limit of its own
+                connection.check_identity()
                 if not connection.is_open:
                     connection.abort()
-                elif connection.is_held(OVERLOAD):
+                elif connection.is_held(OVERLOAD) or connection.is_held(QUOTA):
                     continue  # its answer could not be read
                 elif connection.unanswered_pings >= UNANSWERED_PINGS_MAX:
                     connection.fail("Stale Connection")

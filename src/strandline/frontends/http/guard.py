@@ -1,0 +1,57 @@
+"""Who may see the web page, the figures and the names of streams: who may read the cluster.
+
+Rules: a token comes as a bearer token, as programs send it, or as the password of Basic
+authentication, as browsers do. Certificates do not count here: this listener asks for none.
+"""
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from strandline.broker.access import Access
+from strandline.errors import NotAllowedError, UnauthenticatedError
+from strandline.security.acl import CLUSTER
+from strandline.security.policy import Shown
+from strandline.security.tokens import bearer_token
+
+CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="strandline", charset="UTF-8"'}
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def guarded(endpoint: Endpoint, access: Access) -> Endpoint:
+    """The endpoint, for who may read the cluster."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            access.identify(Shown(token_of(request))).check(CLUSTER, "read")
+        except UnauthenticatedError as error:
+            raise HTTPException(401, error.message, CHALLENGE) from None
+        except NotAllowedError as error:
+            raise HTTPException(403, error.message) from None
+        return await endpoint(request)
+
+    return answer
+
+
+def token_of(request: Request) -> str | None:
+    """The token of a request; empty, which is no token, if it shows something else."""
+    headers = request.headers.getlist("authorization")
+    if not headers:
+        return None
+    if len(headers) > 1:
+        return ""
+    scheme, _, text = headers[0].strip().partition(" ")
+    return _password(text.strip()) if scheme.lower() == "basic" else bearer_token(headers[0])
+
+
+def _password(text: str) -> str:
+    """What stands behind the colon of Basic authentication; the name does not matter."""
+    try:
+        return base64.b64decode(text, validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return ""
