@@ -8,7 +8,8 @@ and what was lost in a crash and is written again differently has another key. O
 an offset that was not committed is used again.
 
 Rules: any thread. A batch that says it is not sealed is refused, or whoever can write to the disk
-could put records into the stream. Keys that were unwrapped are kept as long as the partition.
+could put records into the stream; fillers are passed over, they have no records. Keys that were
+unwrapped are kept as long as the partition.
 """
 
 import logging
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from strandline.encryption.data_keys import DATA_KEY_BYTES, unwrapped
 from strandline.encryption.masters import MasterKeys
 from strandline.errors import DecryptionError, UnavailableError
-from strandline.record.batch import HEADER_BYTES, Buffer, iter_headers
+from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, Buffer, iter_headers
 from strandline.record.sealed import (
     COLUMNS_AT,
     NONCE_BYTES,
@@ -48,6 +49,8 @@ SESSION_BATCHES_MAX: Final = 1 << 32
 """Then another salt is drawn, far below what AES-GCM allows for one key."""
 DERIVED_MAX: Final = 256
 """Derived keys kept for reading; one more makes room for all anew."""
+
+_REMOVED = int(Attributes.REMOVED)
 
 WrappedKeys = Callable[[], tuple[WrappedKey, ...]]
 
@@ -168,15 +171,11 @@ class BatchSealer:
         view = memoryview(target).cast("B")
         filled = 0
         for position, header in iter_headers(source):
-            sealed = source[position : position + header.length]
-            if not is_sealed(header):
-                raise DecryptionError(
-                    f"the batch at offset {header.base_offset} of {self._name} is not encrypted, "
-                    "as every batch of this stream is: somebody else has put it there"
-                )
+            if header.attributes & _REMOVED:
+                continue  # compaction put it there, on this broker or before it was copied
             room = view[filled : filled + header.length - SEAL_BYTES]
             try:
-                self._open_into(room, sealed, header.base_offset)
+                self._open_into(room, source[position : position + header.length], header)
             except (DecryptionError, UnavailableError):
                 if not filled:
                     raise
@@ -184,7 +183,12 @@ class BatchSealer:
             filled += len(room)
         return target.slice(0, filled)
 
-    def _open_into(self, room: memoryview, sealed: memoryview, base_offset: int) -> None:
+    def _open_into(self, room: memoryview, sealed: memoryview, header: BatchHeader) -> None:
+        if not is_sealed(header):
+            raise DecryptionError(
+                f"the batch at offset {header.base_offset} of {self._name} is not encrypted, as "
+                "every batch of this stream is: somebody else has put it there"
+            )
         seal = read_seal(sealed)
         aead = self._opener(seal)
         try:
@@ -193,8 +197,8 @@ class BatchSealer:
             )
         except InvalidTag:
             raise DecryptionError(
-                f"the batch at offset {base_offset} of {self._name} does not open with data key "
-                f"{seal.key_number}: its checksum is right, so it was changed on purpose"
+                f"the batch at offset {header.base_offset} of {self._name} does not open with data "
+                f"key {seal.key_number}: its checksum is right, so it was changed on purpose"
             ) from None
         put_open_header(room, sealed)
 

@@ -38,7 +38,7 @@ def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
         raise InvalidConfigError(f"both encryption.key_file and {VARIABLE} are set; keep one")
     if file:
         _warn_if_open(Path(file))
-        return MasterKeys(lambda: _read(Path(file)), file)
+        return MasterKeys(_KeyFile(Path(file)).read, file)
     if text:
         return MasterKeys(lambda: parse_master_keys(text, VARIABLE), VARIABLE)
     raw = environ.get(LIFTBRIDGE_VARIABLE, "").encode()
@@ -53,6 +53,31 @@ def _liftbridge_key(raw: bytes) -> MasterKey:
             f"{LIFTBRIDGE_VARIABLE}: invalid AES key size {len(raw)}; it has 16 or 32 bytes"
         )
     return MasterKey(raw)
+
+
+class _KeyFile:
+    """A file of keys; parsed when it has changed, as it may be asked for at every publish."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] = ()
+        self._keys: tuple[MasterKey, ...] = ()
+
+    def read(self) -> tuple[MasterKey, ...]:
+        """The keys that it has now.
+
+        Raises:
+            InvalidConfigError: it cannot be read, or is no list of keys.
+        """
+        try:
+            found = self._path.stat()
+        except OSError:
+            found = None  # reading it says why
+        seen = (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else ()
+        if not seen or seen != self._seen:
+            self._keys = _read(self._path)
+            self._seen = seen
+        return self._keys
 
 
 def _read(file: Path) -> tuple[MasterKey, ...]:

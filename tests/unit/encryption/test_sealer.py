@@ -17,7 +17,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.record.batch import check_batch
-from strandline.record.codec import Stamp, decode_batches, encode_records
+from strandline.record.codec import Stamp, decode_batches, encode_filler, encode_records
 from strandline.record.sealed import SEAL_BYTES, is_sealed, put_checksum, read_seal
 from strandline.types import PartitionName
 
@@ -150,6 +150,16 @@ def test_a_batch_that_is_not_sealed_is_refused(keys):
     """Nobody slips a record into the stream who has no key."""
     with pytest.raises(DecryptionError, match="not encrypted"):
         keys.sealer().open(batch())
+    assert bytes(keys.sealer().open(keys.sealer().seal(batch(0)) + batch(1))) == bytes(batch(0))
+
+
+def test_what_compaction_puts_in_place_of_records_is_passed_over(keys):
+    """Fillers have no records; a follower may have got them from a leader without the key."""
+    filler = encode_filler(1, 5, leader_epoch=0)
+    sealer = keys.sealer()
+    run = sealer.seal(batch(0)) + filler + sealer.seal(batch(5))
+    assert bytes(sealer.open(run)) == bytes(batch(0) + batch(5))
+    assert sealer.open(filler).size == 0
 
 
 def test_what_is_intact_before_a_changed_batch_is_still_served(keys):
