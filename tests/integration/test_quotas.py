@@ -3,9 +3,14 @@
 Times are compared with what a rate makes impossible, never with what a machine should manage.
 """
 
+import asyncio
+import itertools
 import threading
 import time
+from types import SimpleNamespace
 
+import nats
+import nats.errors
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +23,11 @@ ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
 RATE = 200_000
 VALUE = b"x" * 10_000
 PATIENCE_S = 30.0
+NUMBERS = itertools.count()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("forgiving"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +154,64 @@ def _readable(client):
     return True
 
 
+async def publish_nats(url, token, count):
+    """Publish with stock nats-py at the ingest listener; how long it took until the last ack."""
+    client = await nats.connect(url, token=token, connect_timeout=10, allow_reconnect=False)
+    began = time.monotonic()
+    try:
+        for _ in range(count):
+            await client.publish("orders", VALUE)
+        await client.jetstream().publish("orders", b"last", timeout=PATIENCE_S)
+        return time.monotonic() - began
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+async def till(admin):
+    """A principal of the test's own, which may publish to the subject, and its token."""
+    name = f"till-{next(NUMBERS)}"
+    await asyncio.to_thread(admin.access.grant, name, "publish", "subject", "orders")
+    return SimpleNamespace(
+        name=name, token=await asyncio.to_thread(admin.access.create_token, name)
+    )
+
+
+@pytest.mark.parametrize(
+    "limits", [{"publish_bytes_per_s": RATE}, {"requests_per_s": RATE // len(VALUE)}]
+)
+async def test_publishing_at_the_ingest_listener_is_held_up(server, admin, till, limits):
+    """Four seconds' worth, of bytes or messages, take more than one; all of it is stored."""
+    await asyncio.to_thread(admin.quotas.set, till.name, **limits)
+    count = 4 * RATE // len(VALUE)
+    before = await asyncio.to_thread(admin.offsets, "orders")
+    assert await publish_nats(server.ingest_url, till.token, count) > 1.0
+    after = await asyncio.to_thread(admin.offsets, "orders")
+    assert after[0] - before[0] == count + 1
+
+
+async def test_one_connection_too_many_is_turned_away(server, admin, till):
+    """At the ingest listener and at nats-server together; a place that is left can be taken."""
+    await asyncio.to_thread(admin.quotas.set, till.name, connections=2)
+    options = {"token": till.token, "connect_timeout": 10, "allow_reconnect": False}
+    first = await nats.connect(server.ingest_url, **options)
+    second = await nats.connect(server.nats_url, **options)
+    for url in (server.ingest_url, server.nats_url):
+        with pytest.raises((nats.errors.Error, OSError)):
+            await nats.connect(url, **options)
+    await second.close()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                third = await nats.connect(server.nats_url, **options)
+            except (nats.errors.Error, OSError):
+                await asyncio.sleep(0.05)
+            else:
+                break
+    await third.close()
+    await first.close()
+
+
 def test_a_quota_is_set_listed_and_removed_at_the_command_line(server, monkeypatch):
     """In sizes as people write them; for programs as JSON."""
     monkeypatch.setenv("STRANDLINE_TOKEN", ADMIN_TOKEN)
@@ -153,11 +221,11 @@ def test_a_quota_is_set_listed_and_removed_at_the_command_line(server, monkeypat
         assert done.exit_code == 0, done.stderr
         return done.stdout
 
-    run("set", "till", "--publish", "10MiB", "--connections", "3")
+    run("set", "kiosk", "--publish", "10MiB", "--connections", "3")
     assert "10,485,760" in run("list")
     assert '"connections":3' in run("list", "--output", "json")
-    run("remove", "till")
-    assert "till" not in run("list")
+    run("remove", "kiosk")
+    assert "kiosk" not in run("list")
 
 
 def test_only_administrators_set_quotas(shop):

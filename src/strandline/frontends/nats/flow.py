@@ -13,6 +13,8 @@ OUTPUT_BYTES_MAX: Final = 1 << 20
 """Replies the other end may leave unread before it is read no further."""
 OVERLOAD: Final = "overload"
 """The reason of those who are held for the broker's sake, not for their own."""
+QUOTA: Final = "quota"
+"""The reason of those who have used up what they may."""
 HIGH_WATER: Final = 0.5
 LOW_WATER: Final = 0.25
 """Of ``limits.pending_bytes``: where reading stops, and where it goes on."""

@@ -91,7 +91,12 @@ class NatsFrontEnd:
             await self._subscriber.start(servers, bindings)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
-                    broker, config, routes=self._routes, intake=intake, gate=gate
+                    broker,
+                    config,
+                    routes=self._routes,
+                    intake=intake,
+                    gate=gate,
+                    metering=self._metering,
                 )
                 await self._listener.start()
         except BaseException:

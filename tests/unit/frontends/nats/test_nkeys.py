@@ -5,7 +5,7 @@ import base64
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import InvalidRecordError
@@ -32,6 +32,7 @@ def server():
     return KeyPair(SERVER)
 
 
+@settings(max_examples=30)
 @given(raw=st.binary(min_size=32, max_size=32), kind=st.sampled_from([ACCOUNT, SERVER, USER]))
 def test_a_public_key_is_read_back(raw, kind):
     """Its first letter tells the kind, as NATS has it, and its bytes come back."""
@@ -47,6 +48,7 @@ def test_a_key_of_theirs_is_read():
     assert encode_public(USER, decode_public(USER, theirs)) == theirs
 
 
+@settings(max_examples=50)
 @given(text=st.text(max_size=80))
 def test_what_is_no_key_is_refused(text):
     """Any other text is an error of its sender's."""
@@ -96,6 +98,7 @@ def test_only_one_algorithm_is_believed(server, alg):
         verified_claims(token, server.public, Claims)
 
 
+@settings(max_examples=50)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_no_token(data):
     """Bytes from anywhere cost their sender an error."""
