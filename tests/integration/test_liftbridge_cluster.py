@@ -13,8 +13,11 @@ from strandline.testing import ProcessServer
 IDS = (1, 2, 3)
 PATIENCE_S = 90
 TIMEOUT_S = 40
-PATIENT = {"STRANDLINE_GRPC__CONSUMER_TIMEOUT_MS": "300000"}
-"""A member is not taken for dead while the machine is slow."""
+SETTINGS = {
+    "STRANDLINE_GRPC__ACTIVITY": "true",
+    # A member is not taken for dead while the machine is slow.
+    "STRANDLINE_GRPC__CONSUMER_TIMEOUT_MS": "300000",
+}
 EXPECTED = [b"%d-%d" % (number, n) for number in IDS for n in range(22)]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -30,7 +33,7 @@ class Cluster:
             arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
             arguments += ("--peer-port", str(ports[number - 1]), "--grpc-port", "0")
             self.servers[number] = ProcessServer(
-                directory / f"broker-{number}", arguments=arguments, environment=PATIENT
+                directory / f"broker-{number}", arguments=arguments, environment=SETTINGS
             )
         self._stub = grpc_stub
         self._channels = []
@@ -134,6 +137,7 @@ def cluster(tmp_path_factory, grpc_stub):
         for number in IDS:
             until(lambda n=number: len(cluster.metadata(n).brokers) == len(IDS))
             until(lambda n=number: cluster.leader(n, "__cursors"))
+            until(lambda n=number: cluster.leader(n, "__activity"))
         yield cluster
     finally:
         cluster.stop()
@@ -275,3 +279,47 @@ def test_a_killed_broker_is_done_without(cluster, stream):
         return api.FetchCursor(where, timeout=TIMEOUT_S).offset
 
     until(lambda: cursor() == 7)
+
+
+def test_every_broker_tells_what_happened(cluster, stream):
+    """Each change once and in order, also after a kill, at all copies alike."""
+    survivors = [n for n in IDS if cluster.servers[n].is_running]
+    gone = (None, grpc.StatusCode.NOT_FOUND)
+    request = pb.DeleteStreamRequest(name=stream)
+    api = cluster.api[survivors[0]]
+    until(lambda: code_of(lambda: api.DeleteStream(request, timeout=TIMEOUT_S)) in gone)
+    told = {}
+
+    def has_told(number):
+        told[number] = events(cluster.api[number])
+        return any(event.deleteStreamOp.stream == stream for event in told[number])
+
+    for number in survivors:
+        until(lambda n=number: has_told(n))
+    first = told[survivors[0]]
+    assert all(found == first for found in told.values())
+    assert [event.id for event in first] == list(range(1, len(first) + 1))
+    ours = [event.op for event in first if event_stream(event) == stream]
+    assert ours == [pb.CREATE_STREAM, pb.DELETE_STREAM]
+
+
+def events(api):
+    """What a copy of the activity stream holds now."""
+    request = pb.SubscribeRequest(
+        stream="__activity",
+        startPosition=pb.EARLIEST,
+        stopPosition=pb.STOP_LATEST,
+        readISRReplica=True,
+    )
+    found = []
+    try:
+        found.extend(api.Subscribe(request, timeout=TIMEOUT_S))
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise
+    return [pb.ActivityStreamEvent.FromString(message.value) for message in found[1:]]
+
+
+def event_stream(event):
+    """The stream that was created or deleted."""
+    return event.createStreamOp.stream or event.deleteStreamOp.stream
