@@ -22,6 +22,7 @@ from strandline.metadata import (
     changes,
     groups,
     quotas,
+    skips,
     states,
     stream_keys,
     streams,
@@ -55,6 +56,7 @@ from strandline.metadata.commands import (
     RegisterBroker,
     RemoveBroker,
     SetReadonly,
+    SkipTo,
     Unfence,
 )
 from strandline.metadata.image import MetadataImage, SessionImage
@@ -77,6 +79,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     Drain: brokers.drain,
     ForgetDirectory: brokers.forget_directory,
     RemoveBroker: brokers.remove,
+    SkipTo: skips.skip_to,
     SetReadonly: states.set_readonly,
     PausePartitions: states.pause_partitions,
     JoinGroup: groups.join,

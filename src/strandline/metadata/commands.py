@@ -204,6 +204,17 @@ class MoveLogStarts(msgspec.Struct, frozen=True, tag=True):
     changes: tuple[LogStart, ...]
 
 
+class SkipTo(msgspec.Struct, frozen=True, tag=True):
+    """Give up a partition's records and go on, empty, at an offset beyond their end.
+
+    Decided by the leader, which takes no records meanwhile; the version sees to it that nobody else
+    has come to lead.
+    """
+
+    at: PartitionAt
+    offset: Offset
+
+
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
     """Reserve a block of producer ids; the outcome's value is the first."""
 
@@ -291,6 +302,7 @@ Command = (
     | ReassignReplicas
     | FinishReassignment
     | MoveLogStarts
+    | SkipTo
     | AllocateProducerIds
     | SetReadonly
     | PausePartitions

@@ -17,6 +17,7 @@ from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership, Reached
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
+from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermarks import load_watermarks
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
@@ -26,7 +27,6 @@ from strandline.broker.transactions.office import MarkerDone
 from strandline.config import StreamConfig
 from strandline.errors import (
     InvalidConfigError,
-    InvalidRequestError,
     RequestTimeoutError,
     ShuttingDownError,
     StrandlineError,
@@ -136,6 +136,7 @@ class ClusterBroker(FollowingBroker):
         self.log_starts = LogStarts(
             self.membership.replicas, self.operations, telemetry=self.telemetry
         )
+        self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = False
         self._retry = None
@@ -234,14 +235,22 @@ class ClusterBroker(FollowingBroker):
         return stream.created_ns if stream is not None else None
 
     async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
-        """Not for streams of a cluster.
+        """Delete all records, on every replica, and go on at ``offset`` beyond the end.
 
         Raises:
-            InvalidRequestError: always.
+            UnknownStreamError, UnknownPartitionError: no such partition.
+            NotLeaderError: another broker leads it; it is named.
+            OffsetOutOfRangeError: it is not beyond the end.
+            UnavailableError: it is being done already.
         """
-        raise InvalidRequestError(
-            f"{name}/{partition} cannot go on at {offset}, beyond its end, in a cluster yet"
-        )
+        self._check_member()
+        target = self.stream(name).partition(partition)
+        # Whoever asked may go away; it must not be left undecided for that.
+        skipping = asyncio.create_task(self.skips.skip(target, offset, quiesce=self.quiesce))
+        self._tasks.add(skipping)
+        skipping.add_done_callback(self._tasks.discard)
+        await asyncio.shield(skipping)
+        await self._until(lambda: self.stream(name).partition(partition) is not target)
 
     async def change(self, command: Command) -> None:
         """Let the cluster do what a command says, and wait until it is done here.

@@ -13,6 +13,7 @@ from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.replicas import not_leader
+from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermarks import save_watermarks
 from strandline.broker.opening import log_plan
 from strandline.broker.partition import Partition
@@ -35,6 +36,7 @@ class FollowingBroker(Broker):
 
     membership: Membership
     log_starts: LogStarts
+    skips: Skips
     _watermarks: dict[LogId, Offset]
     _has_swept: bool
     _is_stopping: bool
@@ -78,6 +80,10 @@ class FollowingBroker(Broker):
         self._tell_image()
         if not is_whole and self._retry is None:
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
+
+    def _bar_partitions(self) -> None:
+        super()._bar_partitions()
+        self.skips.bar(self.partitions())
 
     def _follow_again(self) -> None:
         self._retry = None
@@ -124,6 +130,8 @@ class FollowingBroker(Broker):
             # Its name must outlive a power loss: recovery knows logs by their directories.
             self.disk.sync_directory(plan.directory.parent)
             self._storage.logs[image.log_id] = log
+        if log.log_start_offset == log.log_end_offset < image.log_start_offset:
+            log.restart_at(image.log_start_offset)  # nothing before it will come any more
         log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
         return Partition(
             name,
@@ -142,7 +150,7 @@ class FollowingBroker(Broker):
         for partition in self.partitions():
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
-            noted = self._watermarks.get(partition.log_id, Offset(0))
+            noted = self._watermarks.get(partition.log_id, partition.log_start_offset)
             if partition.seat is not None:
                 noted = max(noted, partition.high_watermark)
             try:
@@ -163,6 +171,8 @@ class FollowingBroker(Broker):
             )
             if partition.log_id in elsewhere:
                 error = not_leader(image, partition.name, elsewhere[partition.log_id])
+            elif partition.name.stream in image.streams:
+                error = UnavailableError(f"the records of {partition.name} were given up; retry")
             if not isinstance(partition, RemotePartition):
                 self.membership.replicas.drop(partition.log_id, error)
             partition.close(error)

@@ -16,7 +16,7 @@ from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.replicas import Replicas
 from strandline.broker.partition import Partition
 from strandline.errors import OffsetOutOfRangeError, StrandlineError
-from strandline.metadata.commands import LogStart, MoveLogStarts
+from strandline.metadata.commands import LogStart, MoveLogStarts, PartitionAt
 from strandline.metadata.election import at
 from strandline.metadata.image import MetadataImage
 from strandline.telemetry import Telemetry
@@ -102,6 +102,18 @@ class LogStarts:
 
         await self._operations.decide(decision)
 
+    def led(self, partition: Partition) -> PartitionAt:
+        """The partition as metadata last told its leader here, for a decision about it.
+
+        Raises:
+            NotLeaderError: another broker leads it; it is named.
+        """
+        if not self._leads(partition):
+            raise self._replicas.not_leader(partition)
+        given = self._replicas.given(partition.log_id)
+        assert given is not None, "it is led here"
+        return at(partition.name, given)
+
     def _leads(self, partition: Partition) -> bool:
         """Whether this broker leads the partition, and metadata has nothing newer to say of it."""
         driver = self._replicas.drivers.get(partition.log_id)
@@ -111,6 +123,4 @@ class LogStarts:
         return given.leader_epoch == driver.replica.epoch
 
     def _change(self, partition: Partition, offset: Offset) -> LogStart:
-        given = self._replicas.given(partition.log_id)
-        assert given is not None, "it is led here"
-        return LogStart(at(partition.name, given), offset)
+        return LogStart(self.led(partition), offset)

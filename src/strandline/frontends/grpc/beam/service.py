@@ -15,10 +15,12 @@ from strandline.broker.partition import Partition
 from strandline.config import StreamConfig
 from strandline.errors import (
     InvalidConfigError,
+    NotLeaderError,
     ShuttingDownError,
     StrandlineError,
     StreamExistsError,
     UnavailableError,
+    UnknownStreamError,
 )
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.frontends.grpc.beam.append import AppendStream
@@ -201,7 +203,12 @@ class BeamService:
             if partition.closed:
                 if isinstance(partition.closed_by, ShuttingDownError):
                     raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
-                raise RpcError(Status.NOT_FOUND, f"stream {self._name!r} was deleted")
+                if isinstance(partition.closed_by, UnknownStreamError):
+                    raise RpcError(Status.NOT_FOUND, f"stream {self._name!r} was deleted")
+                is_moved = isinstance(partition.closed_by, NotLeaderError)
+                redirect = pb.ReadReply(redirect=pb.Redirect())
+                call.send(redirect if is_moved else pb.ReadReply(truncated=True))
+                return
             before = reader.offset
             portion = await reader.next()
             self._allow(call, "Read")
@@ -224,12 +231,16 @@ class BeamService:
         return self._described(request)
 
     async def _info_stream(self, request: pb.InfoRequest, call: Call) -> None:
-        partition = self._partition()
         said: pb.InfoReply | None = None
         changed = asyncio.Event()
+        partition = self._partition()
         partition.watch(changed)
         try:
-            while not partition.closed:
+            while not isinstance(partition.closed_by, ShuttingDownError | UnknownStreamError):
+                if partition.closed:  # its records were given up, and it goes on
+                    partition.unwatch(changed)
+                    partition = self._partition()
+                    partition.watch(changed)
                 self._allow(call, "InfoStream")
                 changed.clear()
                 now = self._described(request)

@@ -1,0 +1,88 @@
+"""Giving up a partition's records and going on beyond their end, in a cluster: its leader decides.
+
+Rules: the partition takes no records from before the decision is asked for until it is known, or one
+that was acknowledged meanwhile might lie beyond the offset and be lost. So an answer that did not
+come is asked for again, as long as it takes: what was asked before is then refused, or was done.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from strandline.broker.cluster.log_starts import LogStarts
+from strandline.broker.cluster.operations import Operations
+from strandline.broker.partition import Partition
+from strandline.errors import OffsetOutOfRangeError, UnavailableError
+from strandline.metadata.commands import SkipTo
+from strandline.types import LogId, Offset
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+class Skips:
+    """What is about to go on elsewhere.
+
+    Args:
+        log_starts: knows what is led here.
+        operations: lets metadata decide.
+        settle: lets every partition refuse, or take, records as it should now.
+    """
+
+    def __init__(
+        self, log_starts: LogStarts, operations: Operations, *, settle: Callable[[], None]
+    ) -> None:
+        self._log_starts = log_starts
+        self._operations = operations
+        self._settle = settle
+        self._under_way: set[LogId] = set()
+
+    def bar(self, partitions: Iterable[Partition]) -> None:
+        """Let partitions that are about to go on elsewhere take no records."""
+        if not self._under_way:
+            return
+        for partition in partitions:
+            if partition.log_id in self._under_way:
+                error = UnavailableError(f"the records of {partition.name} are given up; retry")
+                partition.bar(error)
+
+    async def skip(
+        self, target: Partition, offset: Offset, *, quiesce: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Let the partition go on at an offset beyond its end; returns once that is decided.
+
+        Raises:
+            NotLeaderError: another broker leads it; it is named.
+            OffsetOutOfRangeError: it is not beyond the end.
+            InvalidRequestError: somebody else has come to lead.
+            UnavailableError: it is being done already.
+        """
+        at = self._log_starts.led(target)
+        if target.log_id in self._under_way:
+            raise UnavailableError(f"the records of {target.name} are being given up already")
+        self._under_way.add(target.log_id)
+        self._settle()
+        try:
+            await quiesce()
+            if offset <= target.log_end_offset:
+                raise OffsetOutOfRangeError(
+                    f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
+                )
+            await self._decide(SkipTo(at, offset), lambda: target.closed)
+        finally:
+            self._under_way.discard(target.log_id)
+            target.bar(None)
+            self._settle()
+
+    async def _decide(self, command: SkipTo, is_done: Callable[[], bool]) -> None:
+        while True:
+            try:
+                outcome = await self._operations.outcome(command)
+            except UnavailableError as error:
+                logger.warning("%s goes on elsewhere, or not: %s", command.at.name, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if not is_done():  # by an attempt whose answer was lost
+                outcome.raise_if_refused()
+            return

@@ -1,0 +1,80 @@
+"""Beam's log on three brokers: who leads answers, and a discard beyond the end holds everywhere."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from strandline.frontends.grpc._generated import logspec_pb2 as pb
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
+
+IDS = (1, 2, 3)
+TIMEOUT_S = 60
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def logs(tmp_path, grpc_stub):
+    """The log as each broker serves it."""
+    ports = free_ports(3)
+    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
+    servers, channels = [], []
+    for number, port in zip(IDS, ports, strict=True):
+        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        arguments += ("--peer-port", str(port), "--beam-port", "0")
+        servers.append(ProcessServer(tmp_path / f"broker-{number}", arguments=arguments))
+    try:
+        with ThreadPoolExecutor() as together:
+            list(together.map(ProcessServer.start, servers))
+        for server in servers:
+            channels.append(grpc.insecure_channel(f"127.0.0.1:{server.ready['beam_port']}"))
+        service = pb.DESCRIPTOR.services_by_name["Log"]
+        yield [grpc_stub(channel, service) for channel in channels]
+    finally:
+        for channel in channels:
+            channel.close()
+        for server in servers:
+            server.kill()
+            print(server.data_dir.name, "said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+
+
+def leader(logs):
+    """The log at the broker that leads, as soon as one does."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        for log in logs:
+            try:
+                if log.Info(pb.InfoRequest(), timeout=TIMEOUT_S).WhichOneof("reply") == "ok":
+                    return log
+            except grpc.RpcError:
+                continue  # the stream is not there yet
+        assert time.monotonic() < deadline, "nobody leads"
+        time.sleep(0.05)
+
+
+def append(log, *values):
+    """One request; the indexes of what it stored."""
+    request = pb.AppendRequest(sequence=1, proposals=values)
+    [reply] = log.Append(iter([request]), timeout=TIMEOUT_S)
+    return list(reply.ok.indexes)
+
+
+def test_discarding_beyond_the_end_moves_the_log_there(logs):
+    """At its leader; who reads is told, who watches sees it, and others send clients away."""
+    log = leader(logs)
+    assert append(log, b"a", b"b") == [1, 2]
+    reading = log.Read(pb.ReadRequest(nextIndex=3), timeout=TIMEOUT_S)
+    watching = log.InfoStream(pb.InfoRequest(), timeout=TIMEOUT_S)
+    assert next(watching).ok.lastIndex == 2
+    reply = log.Discard(pb.DiscardRequest(firstIndex=1000), timeout=TIMEOUT_S)
+    assert reply.WhichOneof("reply") == "ok"
+    assert next(reading).truncated
+    assert any((i.ok.firstIndex, i.ok.lastIndex) == (1000, 999) for i in watching)
+    watching.cancel()
+    assert append(leader(logs), b"c") == [1000]
+    for other in logs:
+        if other is not log:
+            reply = other.Discard(pb.DiscardRequest(firstIndex=2000), timeout=TIMEOUT_S)
+            assert reply.WhichOneof("reply") == "redirect"
