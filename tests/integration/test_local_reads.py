@@ -1,5 +1,6 @@
 """Reads from the broker's files: what comes is what comes through the broker, whatever happens."""
 
+import base64
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -172,6 +173,24 @@ def test_streams_with_transactions_are_the_brokers(client):
     with client.transaction("t") as transaction:
         transaction.append("traded", b"x")
     assert not isinstance(client.open_read("traded"), LocalStream)
+
+
+def test_compacted_streams_are_the_brokers(client):
+    """Their files hold what readers do not see."""
+    fill(client, "compacted", subject="compacted.>", compact=True)
+    assert not isinstance(client.open_read("compacted"), LocalStream)
+
+
+def test_encrypted_streams_are_the_brokers(tmp_path):
+    """The keys stay with it."""
+    key = tmp_path / "master.key"
+    key.write_bytes(base64.b64encode(bytes(32)))
+    settings = {"encryption": {"key_file": str(key)}}
+    with Server(**settings) as url, strandline.connect(url) as client:
+        fill(client, "secret", subject="secret.>", encryption=True)
+        stream = client.open_read("secret")
+        assert not isinstance(stream, LocalStream)
+        assert stream.reader().read_all().num_rows == RECORDS
 
 
 def test_small_reads_do_not_ask(client, whole):

@@ -5,7 +5,8 @@
 | local_files | ReadRequest | LocalFiles |
 
 Rules: what is listed is committed, never changes and is readable by whoever may read the files.
-Nothing is listed that only the broker can judge: records of transactions, and encrypted ones.
+Nothing is listed that only the broker can judge: records of transactions, of compacted streams, and
+encrypted ones.
 """
 
 from typing import Final
@@ -42,8 +43,6 @@ class LocalPart(Answer, frozen=True):
     files: tuple[LocalFile, ...]
     """In order; the first begins with the batch that holds ``start``."""
     log_start_offset: int
-    is_dense: bool
-    """Every offset has a record: a missing one is damage."""
     may_move: bool
     """``start`` was not an offset of the reader's."""
 

@@ -81,12 +81,11 @@ class LocalPartition:
         self.name = name
         self.log_start_offset = Offset(part.log_start_offset)
         self.stable_offset = Offset(part.end)
-        self._is_dense = part.is_dense
         self._files = iter(part.files)
         self._file: _File | None = None
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
-        """The next whole batches, the first of which holds or follows ``offset``.
+        """The next whole batches, the first of which holds ``offset``.
 
         Raises:
             UnavailableError: a file is not there any more, or is not what it was.
@@ -101,7 +100,7 @@ class LocalPartition:
         view = file.next_batches(bytes_max)
         header = header_at(view, 0)
         assert header is not None, "only intact batches are returned"
-        if self._is_dense and header.base_offset > offset:
+        if header.base_offset > offset:
             raise CorruptBatchError(f"records {offset} to {header.base_offset - 1} are missing")
         return pa.py_buffer(view)
 

@@ -51,7 +51,7 @@ def listed(path: Path, position: int = 0) -> LocalFile:
     return LocalFile(path=str(path), inode=found.st_ino, position=position, size=found.st_size)
 
 
-def cursor_at(stored: Stored, *, start: int = 0, stop: int | None = None, is_dense: bool = True):
+def cursor_at(stored: Stored, *, start: int = 0, stop: int | None = None):
     """A cursor over what is stored, from the batch that holds ``start`` on."""
     end = stored.offsets[-1] + 1
     holds = [batch for batch in stored.batches if batch[2] <= start][-1:] or stored.batches[:1]
@@ -64,7 +64,6 @@ def cursor_at(stored: Stored, *, start: int = 0, stop: int | None = None, is_den
         end=end,
         files=(listed(path, position), *stored.files[first + 1 :]),
         log_start_offset=0,
-        is_dense=is_dense,
         may_move=False,
     )
     return local_cursor(ReadRequest(stream="s", batch_bytes=4096), part, NAMES)
@@ -94,10 +93,9 @@ def test_any_range_is_read_exactly(tmp_path_factory, sizes, edges):
     assert rest_of(cursor_at(stored, start=start, stop=stop)) == list(range(start, stop))
 
 
-def test_a_compacted_log_has_gaps(tmp_path):
-    """They are passed over where offsets need not be dense, and are damage where they must be."""
+def test_missing_records_are_damage(tmp_path):
+    """Offsets are dense; a file that lacks some was tampered with."""
     stored = store(tmp_path, [[3, 2], [4]], gap=5)
-    assert rest_of(cursor_at(stored, is_dense=False)) == stored.offsets
     with pytest.raises(CorruptBatchError, match="0 to 4 are missing"):
         rest_of(cursor_at(stored))
 

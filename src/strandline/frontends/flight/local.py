@@ -1,7 +1,8 @@
 """Which files hold the records of a read, for readers on this machine.
 
 Rules: only what is committed and in the file: what grows behind it is not listed. Encrypted
-records, and those of streams with transactions, are for the broker to serve.
+records, and those of compacted streams and of streams with transactions, are for the broker to
+serve.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,8 +41,8 @@ class LocalActions:
         request = decode(body, ReadRequest, what=LOCAL_FILES)
         check_request(request)
         plan = plan_read(request, self._broker.stream(request.stream))
-        if not self._broker.config.local_reads:
-            return [NOTHING]
+        if not self._broker.config.local_reads or self._broker.image.quotas:
+            return [NOTHING]  # what is read from files cannot be metered
         parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
         if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
             return [NOTHING]
@@ -62,7 +63,7 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
     partition, start, stop, may_move = extent
     assert stop is not None, "a read of files has an end"
     end, files = int(start), []
-    if partition.ledger is None and partition.log.sealer is None:
+    if _is_plain(partition):
         for file, end_of_file in _files(partition, start, stop):
             files.append(file)
             end = end_of_file
@@ -75,9 +76,14 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
         end=min(end, stop),
         files=tuple(files),
         log_start_offset=partition.log_start_offset,
-        is_dense=not partition.config.compact,
         may_move=may_move,
     )
+
+
+def _is_plain(partition: Partition) -> bool:
+    """Whether every batch is for readers, as it is stored."""
+    is_for_all = partition.ledger is None and not partition.config.compact
+    return is_for_all and partition.log.sealer is None
 
 
 def _files(partition: Partition, start: int, stop: int) -> Iterator[tuple[LocalFile, int]]:

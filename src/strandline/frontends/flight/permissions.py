@@ -19,7 +19,16 @@ from strandline.frontends.needs import (
     sees_stream,
     stream,
 )
-from strandline.protocol import access, admin, cluster, encryption, groups, quotas, transactions
+from strandline.protocol import (
+    access,
+    admin,
+    cluster,
+    encryption,
+    groups,
+    local,
+    quotas,
+    transactions,
+)
 from strandline.protocol.tickets import ReadRequest
 from strandline.protocol.wire import decode
 from strandline.security.acl import CLUSTER, Operation, Resource
@@ -93,7 +102,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
     admin.WAIT_BEYOND: _on_stream(admin.WaitRequest, "name", "read"),
     admin.SERVER_INFO: _nothing,
     admin.NEW_PRODUCER: _nothing,
-    "local_files": _on_stream(ReadRequest, "stream", "read"),
+    local.LOCAL_FILES: _on_stream(ReadRequest, "stream", "read"),
     cluster.CLUSTER_STATUS: _on_cluster("read"),
     cluster.ADMIT_BROKER: _on_cluster("admin"),
     cluster.DRAIN_BROKER: _on_cluster("admin"),
