@@ -49,7 +49,8 @@ class AccessControl:
             InvalidRequestError: no such rule can be.
             NotAllowedError: the caller does not administer the cluster.
         """
-        self._brokers.change(access.GRANT, _rules(principal, operation, kind, patterns), Rule)
+        rules = [Rule(principal, operation, kind, pattern) for pattern in patterns]
+        self._brokers.change(access.GRANT, _checked(rules), Rule)
 
     def revoke(self, principal: str, operation: Operation, kind: Kind, *patterns: str) -> None:
         """Take back what ``grant`` allowed; arguments as there.
@@ -58,7 +59,8 @@ class AccessControl:
             InvalidRequestError: one of these rules is not there; nothing was taken back.
             NotAllowedError: the caller does not administer the cluster.
         """
-        self._brokers.change(access.REVOKE, _rules(principal, operation, kind, patterns), Rule)
+        rules = [Rule(principal, operation, kind, pattern) for pattern in patterns]
+        self._brokers.change(access.REVOKE, _checked(rules), Rule)
 
     def tokens(self) -> list[access.TokenInfo]:
         """Every token: for whom it stands and until when."""
@@ -98,10 +100,7 @@ class AccessControl:
         self._brokers.change(access.REVOKE_TOKEN, body, access.TokenInfo)
 
 
-def _rules(
-    principal: str, operation: Operation, kind: Kind, patterns: tuple[str, ...]
-) -> access.Rules:
-    rules = tuple(Rule(principal, operation, kind, pattern) for pattern in patterns)
+def _checked(rules: list[Rule]) -> access.Rules:
     for rule in rules:
         check_rule(rule)
-    return access.Rules(rules=rules)
+    return access.Rules(rules=tuple(rules))
