@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import ssl
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import nats
@@ -15,9 +17,12 @@ import pytest
 import trustme
 
 import strandline
+from strandline.errors import StrandlineError
+from strandline.server.ports import free_ports
 from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
+ROUTE_SECRET = "what-nats-servers-of-tests-show-each-other"
 PATIENCE_S = 30.0
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -286,3 +291,104 @@ async def test_a_certificate_is_enough(tmp_path):
             await nats.connect(address, tls=context("stranger"), **options)
     finally:
         await asyncio.to_thread(running.stop)
+
+
+class Pair:
+    """Two brokers of a cluster that check access, whose nats-servers have met."""
+
+    def __init__(self, directory):
+        peers, routes = free_ports(2), free_ports(2)
+        secret = directory / "secret"
+        secret.write_text(ROUTE_SECRET)
+        self.route_port = routes[0]
+        self.servers = [
+            Server(
+                nats=True,
+                data_dir=directory / f"broker-{number}",
+                auth={"enabled": True, "admin_token": ADMIN_TOKEN},
+                cluster={
+                    "broker_id": number,
+                    "name": "pair",
+                    "peer_port": peers[number - 1],
+                    "peers": [f"{n}=127.0.0.1:{port}" for n, port in enumerate(peers, 1)],
+                    "nats_peers": [f"{n}=127.0.0.1:{port}" for n, port in enumerate(routes, 1)],
+                    "nats_secret_file": str(secret),
+                },
+            )
+            for number in (1, 2)
+        ]
+
+    def start(self):
+        with ThreadPoolExecutor() as together:
+            self.urls = list(together.map(Server.start, self.servers))
+
+    def stop(self):
+        with ThreadPoolExecutor() as together:
+            list(together.map(Server.stop, self.servers))
+
+    def prepare(self):
+        """A stream, and a token that may publish to it; waits until the brokers agree."""
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        with strandline.connect(self.urls[0].flight, token=ADMIN_TOKEN) as client:
+            while True:
+                try:
+                    client.create_stream("orders", subject="orders.>", replicas=2)
+                    break
+                except StrandlineError as error:
+                    if not error.retriable or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
+            client.access.grant("shop", "publish", "subject", "orders.>")
+            return client.access.create_token("shop")
+
+
+@pytest.fixture
+async def pair(tmp_path):
+    made = Pair(tmp_path)
+    try:
+        await asyncio.to_thread(made.start)
+        yield made
+    finally:
+        await asyncio.to_thread(made.stop)
+
+
+async def test_in_a_cluster_each_server_asks_its_own_broker(pair, connect):
+    """At either nats-server a client is let in, or not, and acked wherever the leader is."""
+    token = await asyncio.to_thread(pair.prepare)
+    for url in pair.urls:
+        await until_acked(connect, url.nats_url, token)
+        await refused(connect, url=url.nats_url, token="wrong")
+    for secret, expected in (("", "refused"), ("wrong", "refused"), (ROUTE_SECRET, "let in")):
+        assert await what_a_route_hears(pair.route_port, secret) == expected
+
+
+async def until_acked(connect, url, token):
+    """Publish until it is acknowledged: rules and routes reach every broker a moment later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            client = await connect(url=url, token=token)
+            return await client.jetstream().publish("orders.1", b"sold", timeout=2)
+        except (nats.errors.Error, OSError):
+            assert time.monotonic() < deadline, f"nothing is acknowledged at {url}"
+            await asyncio.sleep(0.1)
+
+
+async def what_a_route_hears(port, secret):
+    """Pretend to be a nats-server of the cluster."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readline()  # INFO
+            hello = {"server_id": "N" + "A" * 55, "cluster": "pair", "user": "strandline"}
+            info = json.dumps({**hello, "proto": 1, "name": "stranger"}).encode()
+            connect = json.dumps({**hello, "pass": secret, "verbose": False}).encode()
+            writer.write(b"CONNECT %b\r\nINFO %b\r\nPING\r\n" % (connect, info))
+            while line := await reader.readline():
+                if b"-ERR" in line and b"uthoriz" in line:
+                    return "refused"
+                if line.startswith(b"PONG"):
+                    return "let in"
+            return "refused"
+    finally:
+        writer.close()
