@@ -21,6 +21,7 @@ from strandline.storage.journal_scan import (
     batches_intact,
     scan_directory,
 )
+from strandline.storage.log_birth import BIRTH_NAME, birth_of
 from strandline.storage.log_redo import START_NAME, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
@@ -30,7 +31,16 @@ from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUF
 from strandline.storage.walk import walk
 
 Severity = Literal["note", "torn", "damage"]
-Kind = Literal["checkpoint", "journal", "segment", "index", "timeindex", "log-start", "other"]
+Kind = Literal[
+    "checkpoint",
+    "journal",
+    "segment",
+    "index",
+    "timeindex",
+    "log-start",
+    "log-birth",
+    "other",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +222,12 @@ class _Inspection:
                 report.add("damage", 0, "not an offset and its checksum")
             else:
                 report.facts = {"log_start_offset": start}
+        elif path.name == BIRTH_NAME:
+            report = self._report(path, "log-birth")
+            try:
+                report.facts = {"journal_sequence": birth_of(path.parent, disk=self._disk)}
+            except CorruptBatchError as error:
+                report.add("damage", 0, error.message)
         else:
             report = self._report(path, "other")
             report.add("note", 0, "not a file of a log")

@@ -25,6 +25,7 @@ from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.journal_scan import Damage
 from strandline.storage.log import Log
+from strandline.storage.log_birth import BIRTH_NAME, birth_of
 from strandline.storage.log_redo import LogRedo
 from strandline.types import LogId, Position
 
@@ -142,8 +143,9 @@ def recover(
     )
     report.torn_bytes = journal.torn_bytes
     report.damage += journal.damage
-    redos = _begin(plans, checkpoint, disk=disk, whole_journal=journal.first_sequence == 1)
-    _replay(journal, redos, on_progress=on_progress)
+    births = _births(plans, disk=disk, report=report)
+    redos = _begin(plans, checkpoint, births, disk=disk, is_whole=journal.first_sequence == 1)
+    _replay(journal, redos, births, on_progress=on_progress)
     logs: dict[LogId, Log] = {}
     for log_id, redo in redos.items():
         logs[log_id] = Log.redone(
@@ -169,20 +171,39 @@ def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint 
         return None
 
 
+def _births(
+    plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
+) -> dict[LogId, int]:
+    """Up to where the journal and the checkpoint speak of older logs with the same ids."""
+    births: dict[LogId, int] = {}
+    for log_id, plan in plans.items():
+        try:
+            births[log_id] = birth_of(plan.directory, disk=disk)
+        except CorruptBatchError as error:
+            births[log_id] = 0
+            report.damage.append(Damage(plan.directory / BIRTH_NAME, Position(0), str(error)))
+    return births
+
+
 def _begin(
     plans: Mapping[LogId, LogPlan],
     checkpoint: Checkpoint | None,
+    births: Mapping[LogId, int],
     *,
     disk: Disk,
-    whole_journal: bool,
+    is_whole: bool,
 ) -> dict[LogId, LogRedo]:
     """Each log as the checkpoint has it.
 
     A log no checkpoint knows is all in the journal, if that reaches back far enough; with neither,
     its last segment is scanned.
     """
-    unknown = NEW_LOG if checkpoint is not None or whole_journal else None
-    states = checkpoint.logs if checkpoint is not None else {}
+    unknown = NEW_LOG if checkpoint is not None or is_whole else None
+    states = {}
+    if checkpoint is not None:
+        known = checkpoint.logs.items()
+        # One as old as the log itself is of the log before, or finds it empty: that is the same.
+        states = {i: at for i, at in known if births.get(LogId(i), 0) < max(checkpoint.sequence, 1)}
     return {
         log_id: LogRedo(
             plan.directory,
@@ -197,6 +218,7 @@ def _begin(
 def _replay(
     journal: Journal,
     redos: Mapping[LogId, LogRedo],
+    births: Mapping[LogId, int],
     *,
     on_progress: Callable[[int], None] | None,
 ) -> None:
@@ -204,7 +226,7 @@ def _replay(
     for entry in journal.replay():
         for log_id, part in entry.parts:
             redo = redos.get(log_id)
-            if redo is not None:
+            if redo is not None and entry.sequence > births[log_id]:
                 redo.apply(part, file=entry.file, position=entry.position)
             done += len(part)
         if on_progress is not None and entry.sequence % 256 == 0:

@@ -12,6 +12,8 @@ from strandline.storage.checkpoint import (
     save_checkpoint,
 )
 from strandline.storage.faulty_disk import keep_all
+from strandline.storage.log import Log
+from strandline.storage.log_birth import BIRTH_NAME, note_birth
 from strandline.storage.recovery import LogPlan, recover
 from strandline.types import LogId
 
@@ -174,6 +176,51 @@ def test_log_created_after_the_checkpoint(data):
         data.turn(new)
     data.die()
     data.check(new)
+
+
+@pytest.mark.parametrize("is_checkpointed", [True, False], ids=["checkpoint", "journal"])
+@pytest.mark.parametrize("begins_at", [0, 7], ids=["anew", "later"])
+@pytest.mark.parametrize("turns", [0, 1, 60])
+@pytest.mark.parametrize("keep", [None, keep_all], ids=["power-loss", "kill"])
+def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
+    data, is_checkpointed, begins_at, turns, keep
+):
+    """What journal and checkpoint hold of the old log is not the new one's, whatever it held."""
+    for _ in range(50):
+        data.turn(A, B)
+    if is_checkpointed:
+        data.checkpoint()
+        for _ in range(5):
+            data.turn(A, B)
+    data.now.logs.pop(B).delete()
+    data.turn(A)
+    directory = data.path / "logs" / str(B)
+    note_birth(directory, data.now.journal.last_sequence, disk=data.disk)
+    new = Log.open(directory, disk=data.disk, segment_bytes=2000, segment_age_ms=0)
+    if begins_at:
+        new.restart_at(begins_at)
+    data.now.logs[B], data.written[B] = new, []
+    for _ in range(turns):
+        data.turn(A, B, count=2, size=33)
+    report = data.die(keep)
+    assert report.damage == []
+    data.check(A)
+    data.check(B)
+    log = data.now.logs[B]
+    assert (log.log_start_offset, log.log_end_offset) == (begins_at, begins_at + 2 * turns)
+    data.turn(B)
+    assert data.die().damage == []
+    data.check(B)
+
+
+def test_a_damaged_birth_is_reported(data):
+    """Nobody knows then which records are whose: it is said, and everything is tried."""
+    note_birth(data.path / "logs" / str(A), 1, disk=data.disk)
+    (data.path / "logs" / str(A) / BIRTH_NAME).write_bytes(b"1 00000000\n")
+    data.turn(A)
+    [damage] = data.die().damage
+    assert damage.file.name == BIRTH_NAME
+    data.check(A)
 
 
 def test_truncation_before_the_end_is_redone(data):

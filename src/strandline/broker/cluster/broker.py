@@ -139,6 +139,7 @@ class ClusterBroker(FollowingBroker):
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = False
+        self._parted = set()
         self._retry = None
 
     async def prepare_stop(self) -> None:

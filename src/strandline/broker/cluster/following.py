@@ -23,6 +23,8 @@ from strandline.config import StreamConfig
 from strandline.errors import StrandlineError, UnavailableError, UnknownStreamError
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.storage.log import Log
+from strandline.storage.log_birth import note_birth
+from strandline.storage.log_directory import delete_log_directory
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ class FollowingBroker(Broker):
     skips: Skips
     _watermarks: dict[LogId, Offset]
     _has_swept: bool
+    _parted: set[LogId]
+    """Logs that were removed, and of which the journal still tells."""
     _is_stopping: bool
     _retry: asyncio.TimerHandle | None
 
@@ -121,6 +125,9 @@ class FollowingBroker(Broker):
         plan = log_plan(self.data_dir, image.log_id, config)
         log = self._storage.logs.get(image.log_id)
         if log is None:
+            if image.log_id in self._parted:
+                delete_log_directory(plan.directory, disk=self.disk)
+                note_birth(plan.directory, self._storage.journal.last_sequence, disk=self.disk)
             log = Log.open(
                 plan.directory,
                 disk=self.disk,
@@ -191,18 +198,22 @@ class FollowingBroker(Broker):
     async def _remove(self, log_ids: set[LogId]) -> None:
         """Remove logs that the metadata has given up, unless it has changed its mind.
 
-        A copy that has moved away may move back, under the same log id: a checkpoint sees to it
-        that a recovery takes nothing of the old log for the new one's.
+        A copy that has moved away may move back, under the same log id. Once a checkpoint is past
+        the old log, a recovery takes nothing of it for the new one's; until then ``log_birth``
+        sees to that.
         """
         async with self._admin:
             await self.turn.passed()
             async with self._checkpoints.lock:
                 here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
-                for log_id in sorted(log_ids - here - self._log_ids_here(self._image)):
+                parted = log_ids - here - self._log_ids_here(self._image)
+                self._parted |= parted
+                for log_id in sorted(parted):
                     self._remove_log(log_id)
                     self._watermarks.pop(log_id, None)
             try:
                 await self._checkpoints.checkpoint()
+                self._parted -= parted
             except StrandlineError as error:
                 logger.warning("no checkpoint after logs were removed: %s", error)
 

@@ -150,6 +150,15 @@ class Cluster:
             await self.kit.until(lambda p=partition: p.high_watermark >= len(wanted), seconds=20)
             assert self.kit.values(partition) == wanted
 
+    async def until_caught_up(self, number, end, *, name="s", index=0):
+        """Until a broker knows records up to an offset to be committed."""
+
+        def has_all():
+            partition = self.partition(number, name, index)
+            return partition.seat is not None and partition.high_watermark >= end
+
+        await self.kit.until(has_all, seconds=20)
+
     async def isr(self, *members, name="s", index=0):
         """Until the ISR is this."""
         await self.kit.until(lambda: self.image(name, index).isr == members, seconds=20)

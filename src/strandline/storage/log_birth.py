@@ -1,0 +1,52 @@
+"""Since when a log's directory is its own: a copy that has moved away may move back, by the same id.
+
+The journal may then still hold what the old copy wrote, and the checkpoint how far that was
+durable. So who makes a directory under an id that was used before notes the journal's sequence in
+it: what either says of the log up to there is another log's.
+"""
+
+from pathlib import Path
+
+from crc32c import crc32c
+
+from strandline.errors import CorruptBatchError
+from strandline.storage.disk import Disk
+
+BIRTH_NAME = "log-birth"
+
+
+def note_birth(directory: Path, sequence: int, *, disk: Disk) -> None:
+    """Make a new log's directory, durably, and note where the journal was.
+
+    Args:
+        directory: of the log; there is none yet.
+        sequence: of the journal's last entry.
+        disk: the file system.
+
+    Raises:
+        DiskFullError: no space.
+        LogPoisonedError: a write failed.
+    """
+    disk.make_directory(directory)
+    number = b"%d" % sequence
+    disk.write_atomically(directory / BIRTH_NAME, b"%b %08x\n" % (number, crc32c(number)))
+
+
+def birth_of(directory: Path, *, disk: Disk) -> int:
+    """The journal's sequence when the log was made; 0 if its id was never used before.
+
+    Raises:
+        CorruptBatchError: the file is damaged.
+    """
+    path = directory / BIRTH_NAME
+    data = disk.read_bytes(path)
+    if data is None:
+        return 0
+    number, _, _ = data.partition(b" ")
+    if not number.isdigit() or data != b"%b %08x\n" % (number, crc32c(number)):
+        raise CorruptBatchError(
+            "the note of when a log was made is damaged: records of an older copy may be in it; "
+            "move this broker's copy away and back",
+            file=str(path),
+        )
+    return int(number)
