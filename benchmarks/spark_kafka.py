@@ -14,7 +14,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -164,21 +164,15 @@ class Bench:
         with cached(from_memory(self.spark, shape)) as rows:
             for system in self.systems:
                 system.write(rows, filled(shape))
-            self._take_turns(
-                WRITE,
-                shape,
-                {
-                    system: functools.partial(system.write, rows, written(shape))
-                    for system in self.systems
-                },
-            )
-        read = {system: functools.partial(self._read, system, shape) for system in self.systems}
-        self._take_turns(READ, shape, read)
-        follow = {system: functools.partial(self._follow, system, shape) for system in self.systems}
-        self._take_turns(FOLLOW, shape, follow)
+            self._take_turns(WRITE, shape, lambda system: system.write(rows, written(shape)))
+        self._take_turns(READ, shape, lambda system: self._read(system, shape))
+        self._take_turns(FOLLOW, shape, lambda system: self._follow(system, shape))
 
-    def _take_turns(self, name: str, shape: Shape, work: Mapping[System, Any]) -> None:
-        turns = [Turn(system.name, each, system.pid) for system, each in work.items()]
+    def _take_turns(self, name: str, shape: Shape, work: Callable[[System], float | None]) -> None:
+        turns = [
+            Turn(system.name, functools.partial(work, system), system.pid)
+            for system in self.systems
+        ]
         self.runs.take_turns(
             f"{shape.case}, {name}",
             turns,

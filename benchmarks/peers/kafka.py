@@ -35,6 +35,7 @@ VERSION: Final = os.environ.get("BENCH_KAFKA_VERSION", "4.3.0")
 WARMUP_S: Final = float(os.environ.get("BENCH_KAFKA_WARMUP_S", "30"))
 QUIET: Final = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 HEAP: Final = "-Xmx1g"
+START_TIMEOUT_S: Final = 120.0
 HOW_TO_GET_JAVA: Final = "install Java 17 or newer (Debian: `apt-get install openjdk-17-jdk`)"
 CLIENT_SOURCE: Final = Path(__file__).with_name("KafkaAppenders.java")
 DEPENDENCIES: Final = (
@@ -142,7 +143,7 @@ def open_broker(place: Place, *, flush: bool = True, partitions: int = 1) -> Ite
         log = folder / "server.log"
         words = [*place.server_prefix, *run_java, "kafka.Kafka", str(config)]
         with server(words, log, cwd=folder) as process:
-            wait_for_port(process, port, log)
+            wait_for_port(process, port, log, START_TIMEOUT_S)
             yield KafkaBroker(process.pid, f"{LOOPBACK}:{port}", folder, run_java)
 
 
