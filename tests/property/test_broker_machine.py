@@ -142,7 +142,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Leave the broker as kill -9 does."""
         self.answers.is_over = True
         self.broker._syncer.close()
-        self.broker._lock.release()
+        self.broker.lock.release()
         for task in self.broker._tasks:
             task._log_destroy_pending = False
         self.loop.close()

@@ -198,7 +198,7 @@ def abandon(broker):
     for task in broker._tasks:
         task.cancel()
     broker._syncer.close()
-    broker._lock.release()
+    broker.lock.release()
 
 
 @pytest.fixture

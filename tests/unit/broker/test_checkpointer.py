@@ -95,10 +95,10 @@ async def test_a_stop_waits_for_the_checkpoint_under_way(broker, write, kit, dis
     stopping = asyncio.create_task(broker.stop())
     await asyncio.sleep(0.05)
     assert not stopping.done()
-    assert broker._lock._fd >= 0
+    assert broker.lock._fd >= 0
     gate.released.set()
     await stopping
-    assert broker._lock._fd == -1
+    assert broker.lock._fd == -1
 
 
 async def test_a_stop_waits_for_the_journal_file_being_made(open_broker, kit, disk):
