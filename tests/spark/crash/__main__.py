@@ -23,7 +23,7 @@ from brokers import Brokers
 from judge import Judge
 from story import KINDS, Story
 from tally import Chunk, write_results
-from victims import Victims
+from victims import VICTIMS, VICTIMS_OF_CLUSTER, Victims
 
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.testing.sim.world import ViolationError
@@ -154,7 +154,7 @@ def crash(given, chunk, directory):
         ViolationError: an output is wrong.
     """
     moments = random.Random(given.seed)
-    words = given.victims or Victims.words(brokers=given.brokers, is_standalone=False)
+    words = given.victims or (VICTIMS_OF_CLUSTER if given.brokers > 1 else VICTIMS)
     kinds = given.kinds.split(",")
     with Brokers(directory / "data", given.brokers) as brokers:
         story = Story(directory, kinds, brokers=brokers, master="local[2,8]")
@@ -225,6 +225,7 @@ def main():
         note(f"FAILED with seed {given.seed}; logs and data are in {directory}")
         raise
     else:
+        chunk.failure = ""
         shutil.rmtree(directory)
     finally:
         chunk.seconds = round(time.monotonic() - began)

@@ -22,7 +22,8 @@ class Chunk:
     runs: int = 0
     records: int = 0
     seconds: int = 0
-    failure: str = ""
+    failure: str = "ended from outside"
+    """Empty once everything was judged."""
     killed: dict = field(default_factory=dict)
     """Victim: how often."""
     restarted: dict = field(default_factory=dict)

@@ -12,6 +12,8 @@ from contextlib import suppress
 
 SEARCH_S = 60
 COORDINATOR = ("__transactions", 0)
+VICTIMS = ("driver", "worker", "broker", "nats-server")
+VICTIMS_OF_CLUSTER = (*VICTIMS, "leader", "coordinator")
 
 
 class Victims:
@@ -26,21 +28,14 @@ class Victims:
         self.story = story
         self.moments = moments
 
-    @staticmethod
-    def words(*, brokers, is_standalone):
-        """Which victims there are."""
-        spark = ("driver", "executor") if is_standalone else ("driver", "worker")
-        leaders = ("leader", "coordinator") if brokers > 1 else ()
-        return (*spark, "broker", "nats-server", *leaders)
-
     def kill(self, word, job):
         """Kill it; returns the broker that has to be started again, if any."""
         brokers = self.story.brokers
         if word == "driver":
             job.kill()
             return None
-        if word in ("worker", "executor"):
-            self._kill_one_of(workers if word == "worker" else self._executors, job)
+        if word == "worker":
+            self._kill_worker(job.pid)
             return None
         if word == "leader":
             place = self.moments.choice(self.story.partitions)
@@ -55,17 +50,14 @@ class Victims:
         server.kill()
         return server
 
-    def _executors(self, _):
-        return self.story.spark.executors()
-
-    def _kill_one_of(self, find, job):
+    def _kill_worker(self, driver):
         deadline = time.monotonic() + SEARCH_S
         while time.monotonic() < deadline:
             with suppress(IndexError, ProcessLookupError):
-                os.kill(self.moments.choice(find(job.pid)), signal.SIGKILL)
+                os.kill(self.moments.choice(workers(driver)), signal.SIGKILL)
                 return
             time.sleep(0.1)
-        raise TimeoutError(f"no process of Spark's was there to be killed in {SEARCH_S} s")
+        raise TimeoutError(f"Spark had no Python process to be killed for {SEARCH_S} s")
 
 
 def processes():
