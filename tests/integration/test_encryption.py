@@ -111,6 +111,8 @@ def test_another_key_is_told_by_name(tmp_path, file):
 
 # Liftbridge's API
 
+LIFTBRIDGE_KEY = {"LIFTBRIDGE_ENCRYPTION_KEY": "0123456789abcdef"}
+
 
 @pytest.fixture
 def liftbridge(tmp_path, grpc_stub):
@@ -140,7 +142,7 @@ def create(api, name):
 
 def test_liftbridge_encrypts_with_its_own_variable(liftbridge):
     """Clients publish and subscribe as ever; the disk has nothing to read."""
-    server, api = liftbridge({"LIFTBRIDGE_ENCRYPTION_KEY": "0123456789abcdef"})
+    server, api = liftbridge(LIFTBRIDGE_KEY)
     create(api, "hidden")
     request = pb.PublishRequest(stream="hidden", value=SECRETS["value"], key=SECRETS["key"])
     for _ in range(3):
@@ -177,3 +179,20 @@ def test_liftbridge_without_a_key_refuses_in_its_words(liftbridge):
         "new-key",
     ):
         assert text in caught.value.details()
+
+
+def test_liftbridge_says_that_a_publish_cannot_be_encrypted(liftbridge):
+    """A broker that was started without the key of a stream refuses what comes for it."""
+    server, api = liftbridge(LIFTBRIDGE_KEY)
+    create(api, "hidden")
+    server.stop()
+    _, api = liftbridge({})
+    request = pb.PublishRequest(stream="hidden", value=b"value", correlationId="it")
+    with pytest.raises(grpc.RpcError, match="failed to encrypt the message"):
+        api.Publish(request, timeout=TIMEOUT_S)
+    [answer] = api.PublishAsync(iter([request]), timeout=TIMEOUT_S)
+    assert answer.correlationId == "it"
+    assert answer.asyncError.code == pb.PublishAsyncError.ENCRYPTION_FAILED
+    to_subject = pb.PublishToSubjectRequest(subject="hidden", value=b"value")
+    acked = api.PublishToSubject(to_subject, timeout=TIMEOUT_S).ack
+    assert acked.ackError == pb.Ack.ENCRYPTION

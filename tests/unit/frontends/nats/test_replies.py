@@ -123,6 +123,7 @@ def test_envelope_ack_policy(sink, policy, count):
     ("error", "expected"),
     [
         (errors.WrongLastSequenceError("no"), AckError.INCORRECT_OFFSET),
+        (errors.EncryptionKeyError("no"), AckError.ENCRYPTION),
         (errors.DiskFullError("no"), AckError.UNKNOWN),
     ],
 )
