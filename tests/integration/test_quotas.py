@@ -7,8 +7,11 @@ import asyncio
 import itertools
 import threading
 import time
+from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 
+import grpc
 import nats
 import nats.errors
 import pytest
@@ -17,6 +20,7 @@ from typer.testing import CliRunner
 import strandline
 from strandline.cli.app import app
 from strandline.errors import QuotaExceededError, StrandlineError
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
@@ -33,8 +37,15 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server():
     """A broker that checks access."""
-    with Server(nats=True, auth={"enabled": True, "admin_token": ADMIN_TOKEN}) as url:
-        yield url
+    auth = {"enabled": True, "admin_token": ADMIN_TOKEN}
+    running = Server(nats=True, auth=auth, grpc={"port": 0})
+    with running as url:
+        yield SimpleNamespace(
+            flight=url.flight,
+            nats_url=url.nats_url,
+            ingest_url=url.ingest_url,
+            grpc_port=running.app.ready_line()["grpc_port"],
+        )
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +221,69 @@ async def test_one_connection_too_many_is_turned_away(server, admin, till):
                 break
     await third.close()
     await first.close()
+
+
+@pytest.fixture
+def api(server, admin, grpc_stub):
+    """A stock stub of Liftbridge's API, for the principal boat, which may do anything to orders."""
+    for operation in ("publish", "read"):
+        admin.access.grant("boat", operation, "stream", "orders")
+    metadata = (("authorization", f"Bearer {admin.access.create_token('boat')}"),)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = grpc_stub(channel, pb.DESCRIPTOR.services_by_name["API"])
+        yield SimpleNamespace(
+            publish=partial(stub.Publish, metadata=metadata, timeout=PATIENCE_S),
+            publish_async=partial(stub.PublishAsync, metadata=metadata, timeout=PATIENCE_S),
+            subscribe=partial(stub.Subscribe, metadata=metadata, timeout=PATIENCE_S),
+            offset=lambda: admin.offsets("orders")[0],
+        )
+
+
+def test_a_publish_through_grpc_is_refused_while_there_is_debt(admin, api):
+    """Each call stands for itself: RESOURCE_EXHAUSTED, with the time to come again; then served."""
+    admin.quotas.set("boat", publish_bytes_per_s=RATE)
+    request = pb.PublishRequest(stream="orders", value=VALUE, ackPolicy=pb.AckPolicy.ALL)
+    with pytest.raises(grpc.RpcError, match="retry in") as caught:
+        publish_often(api, request)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    until(lambda: _taken(api, request))
+
+
+def publish_often(api, request):
+    for _ in range(1000):
+        api.publish(request)
+
+
+def _taken(api, request):
+    try:
+        api.publish(request)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_a_stream_of_grpc_is_held_up_both_ways(admin, api):
+    """Beyond the first window, publishes are taken no faster than the quota allows; reads alike."""
+    rate, value, count = 1 << 20, b"x" * (64 << 10), 64
+    admin.quotas.set("boat", publish_bytes_per_s=rate, read_bytes_per_s=rate)
+    first = api.offset()
+    requests = [
+        pb.PublishRequest(stream="orders", value=value, ackPolicy=pb.AckPolicy.ALL)
+        for _ in range(count)
+    ]
+    began = time.monotonic()
+    acks = list(islice(api.publish_async(iter(requests)), count))
+    assert len(acks) == count
+    assert time.monotonic() - began > 1.0
+    request = pb.SubscribeRequest(
+        stream="orders", startPosition=pb.StartPosition.OFFSET, startOffset=first
+    )
+    began = time.monotonic()
+    messages = api.subscribe(request)
+    got = sum(len(message.value) == len(value) for message in islice(messages, count))
+    assert got >= count - 1  # the first message says that the subscription stands
+    assert time.monotonic() - began > 1.0
+    messages.cancel()
 
 
 def test_a_quota_is_set_listed_and_removed_at_the_command_line(server, monkeypatch):

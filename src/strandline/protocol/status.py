@@ -31,7 +31,7 @@ from strandline.protocol.wire import Answer, decode, encode
 MESSAGE_CHARACTERS_MAX = 900
 SHORT_CHARACTERS_MAX = 160
 DETAIL_CHARACTERS_MAX = 400
-DETAIL_FIELDS: tuple[str, ...] = ("file", "position", "first_offset", "next_offset")
+DETAIL_FIELDS: tuple[str, ...] = ("file", "position", "first_offset", "next_offset", "wait_ms")
 """Attributes of errors that a reader can act on."""
 
 _CLASSES = {cls.code: cls for cls in all_error_classes()}

@@ -18,8 +18,8 @@ from strandline.frontends.metering import Metering
 from strandline.frontends.nats.frontend import NatsFrontEnd
 from strandline.frontends.tasks import end_task, start_task
 from strandline.frontends.tls import renew
-from strandline.server.renewal import CertificateWatch, certificate_files
 from strandline.server.master_keys import master_keys
+from strandline.server.renewal import CertificateWatch, certificate_files
 from strandline.storage.disk import Disk
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class BrokerApp:
         self._flight = FlightFrontEnd(self.broker, config, metering)
         self._http = HttpFrontEnd(self.broker, config)
         self._nats = NatsFrontEnd(self.broker, config, metering) if with_nats else None
-        self._grpc = _grpc(self.broker, config)
+        self._grpc = _grpc(self.broker, config, metering)
         self._started: list[FrontEnd] = []
         self._watch: CertificateWatch | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -159,13 +159,13 @@ class BrokerApp:
         }
 
 
-def _grpc(broker: Broker, config: BrokerConfig) -> "GrpcFrontEnd | None":
+def _grpc(broker: Broker, config: BrokerConfig, metering: Metering) -> "GrpcFrontEnd | None":
     """The gRPC front end, imported only where it is asked for."""
     if config.grpc.port < 0 and config.grpc.beam_port < 0:
         return None
     from strandline.frontends.grpc.frontend import GrpcFrontEnd
 
-    return GrpcFrontEnd(broker, config)
+    return GrpcFrontEnd(broker, config, metering)
 
 
 async def run_until(app: BrokerApp, stop: asyncio.Event) -> None:

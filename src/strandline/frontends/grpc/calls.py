@@ -19,6 +19,7 @@ from strandline.broker.access import Asker
 from strandline.frontends.grpc.frames import Inflow
 from strandline.frontends.grpc.framing import Deframer, framed
 from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.metering import Allowance
 
 if TYPE_CHECKING:
     from strandline.frontends.grpc.connection import Connection
@@ -83,6 +84,8 @@ class Call:
         "_drained",
         "_queue",
         "_queued_bytes",
+        "_quota_timer",
+        "_unmetered_bytes",
         "asker",
         "has_begun",
         "held_bytes",
@@ -91,6 +94,8 @@ class Call:
         "is_measured",
         "output",
         "output_at",
+        "publishes",
+        "reads",
         "status",
         "stream_id",
         "taker",
@@ -110,6 +115,13 @@ class Call:
     ) -> None:
         self.asker: Asker
         """Who calls; set before anything is served, so that nothing can be served without."""
+        self.publishes: Allowance | None = None
+        """What the caller may publish, if it is metered; the sender is held up accordingly."""
+        self.reads: Allowance | None = None
+        """What it may read, if that is."""
+        self._quota_timer: asyncio.TimerHandle | None = None
+        self._unmetered_bytes = 0
+        """Queued since the last ``drain``."""
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
@@ -155,6 +167,9 @@ class Call:
             if messages:
                 self._wake()
             is_full = self._queued_bytes > INPUT_BYTES_HIGH
+        if self.publishes is not None:
+            self._hold(self.publishes.publish(len(data)))
+        is_full = is_full or self._quota_timer is not None
         if is_full:
             self.held_bytes += flow_bytes
         return not is_full
@@ -167,10 +182,24 @@ class Call:
         self._wake()
 
     def let_go(self) -> None:
-        """Let the sender send what it was held back from."""
-        if self.held_bytes:
+        """Let the sender send what it was held back from, unless a quota holds it too."""
+        if self.held_bytes and self._quota_timer is None:
             held, self.held_bytes = self.held_bytes, 0
             self._connection.release(self, held)
+
+    def _hold(self, wait_s: float) -> None:
+        """Let the sender send no more than it may already, for a while."""
+        if not wait_s:
+            return
+        if self._quota_timer is not None:
+            self._quota_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._quota_timer = loop.call_later(wait_s, self._held_long_enough)
+
+    def _held_long_enough(self) -> None:
+        self._quota_timer = None
+        if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.taker and self.taker.is_full):
+            self.let_go()
 
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():
@@ -207,11 +236,17 @@ class Call:
     def send_framed(self, data: bytes | bytearray) -> None:
         """Queue messages that have their prefixes."""
         if self.status is None:
+            if self.reads is not None:
+                self._unmetered_bytes += len(data)
             self.output += data
             self._connection.mark(self)
 
     async def drain(self) -> None:
-        """Wait while more is queued than should be."""
+        """Wait while more is queued than should be, or than a quota allows."""
+        if self.reads is not None and self._unmetered_bytes:
+            size, self._unmetered_bytes = self._unmetered_bytes, 0
+            if wait_s := self.reads.read(size):
+                await asyncio.sleep(wait_s)
         while self.pending_bytes > OUTPUT_BYTES_HIGH:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained

@@ -259,6 +259,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             call.asker = self._listener.asker(path, headers, self._transport)
+            self._listener.meter(call, path)
         except StrandlineError as error:
             call.abort(rpc_error(error))
             return

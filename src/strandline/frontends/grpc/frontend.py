@@ -10,6 +10,7 @@ from strandline.config import BrokerConfig
 from strandline.frontends.grpc.beam.service import BeamService
 from strandline.frontends.grpc.liftbridge.service import LiftbridgeService
 from strandline.frontends.grpc.reading import THREADS
+from strandline.frontends.metering import Metering
 
 
 class GrpcFrontEnd:
@@ -18,12 +19,16 @@ class GrpcFrontEnd:
     Args:
         broker: started, and stopped after this.
         config: settings.
+        metering: what principals use.
     """
 
-    def __init__(self, broker: Broker, config: BrokerConfig) -> None:
+    def __init__(self, broker: Broker, config: BrokerConfig, metering: Metering) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc-read")
-        self._liftbridge = LiftbridgeService(broker, self._pool) if config.grpc.port >= 0 else None
-        self._beam = BeamService(broker, self._pool) if config.grpc.beam_port >= 0 else None
+        self._liftbridge = self._beam = None
+        if config.grpc.port >= 0:
+            self._liftbridge = LiftbridgeService(broker, self._pool, metering)
+        if config.grpc.beam_port >= 0:
+            self._beam = BeamService(broker, self._pool, metering)
 
     @property
     def port(self) -> int | None:

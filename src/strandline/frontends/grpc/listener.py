@@ -15,9 +15,10 @@ from typing import Final
 from strandline.broker.access import Access, Asker
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
-from strandline.frontends.grpc.calls import Direct, Method
+from strandline.frontends.grpc.calls import Call, Direct, Method
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.metering import Metering
 from strandline.frontends.tls import certificate_name, listening_context
 from strandline.security.policy import Identity, Shown
 from strandline.security.principal import ANONYMOUS
@@ -30,6 +31,8 @@ LISTENER: Final = "grpc"
 STOPPING: Final = RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
 OPEN_PATHS: Final = b"/grpc.health.v1.Health/"
 """For probes, which have no credentials; they say whether a service is well, and nothing else."""
+PUBLISHING: Final = frozenset({b"Publish", b"PublishAsync", b"PublishToSubject", b"Append"})
+"""Of Liftbridge's and Beam's rpcs those that bring records."""
 STOP_TIMEOUT_S: Final = 2.0
 BACKLOG: Final = 1024
 KEEPALIVE: Final = (
@@ -48,12 +51,19 @@ class GrpcListener:
         methods: path → how it is served.
         telemetry: counters.
         access: who may call.
+        metering: what principals use; None: nobody is metered.
     """
 
     def __init__(
-        self, methods: Mapping[bytes, Method | Direct], telemetry: Telemetry, access: Access
+        self,
+        methods: Mapping[bytes, Method | Direct],
+        telemetry: Telemetry,
+        access: Access,
+        *,
+        metering: Metering | None = None,
     ) -> None:
         self.methods = methods
+        self._metering = metering
         self._access = access
         self._anybody = Asker(access, Identity(ANONYMOUS))
         self.messages = 0
@@ -144,6 +154,22 @@ class GrpcListener:
         asker = access.identify(Shown(token, certificate))
         asker.check_known()
         return asker
+
+    def meter(self, call: Call, path: bytes) -> None:
+        """Count a call whose asker is known, and what it will carry.
+
+        Raises:
+            QuotaExceededError: one call too many, or more to publish while there is a debt.
+        """
+        allowance = self._metering.of(call.asker) if self._metering is not None else None
+        if allowance is None:
+            return
+        allowance.check_request()
+        if path.rpartition(b"/")[2] in PUBLISHING:
+            allowance.check_publish(0)
+            call.publishes = allowance
+        else:
+            call.reads = allowance
 
     # What connections need of each other
 

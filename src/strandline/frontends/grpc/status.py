@@ -10,6 +10,7 @@ from strandline.errors import (
     NotAllowedError,
     NotLeaderError,
     OffsetOutOfRangeError,
+    QuotaExceededError,
     RecordTooLargeError,
     RequestTimeoutError,
     StrandlineError,
@@ -66,6 +67,7 @@ _STATUSES: tuple[tuple[type[StrandlineError], Status], ...] = (
     (InvalidRequestError, Status.INVALID_ARGUMENT),
     (NotLeaderError, Status.FAILED_PRECONDITION),
     (RequestTimeoutError, Status.DEADLINE_EXCEEDED),
+    (QuotaExceededError, Status.RESOURCE_EXHAUSTED),
     (UnavailableError, Status.UNAVAILABLE),
     (StrandlineError, Status.INTERNAL),
 )

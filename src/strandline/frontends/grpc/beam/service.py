@@ -30,6 +30,7 @@ from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
+from strandline.frontends.metering import Metering
 from strandline.frontends.tasks import end_task, start_task
 from strandline.security.acl import Operation, Resource
 from strandline.types import Offset
@@ -55,10 +56,12 @@ class BeamService:
     Args:
         broker: whose stream is served.
         pool: threads to read on.
+        metering: what principals use.
     """
 
-    def __init__(self, broker: Broker, pool: Executor) -> None:
+    def __init__(self, broker: Broker, pool: Executor, metering: Metering) -> None:
         self._broker = broker
+        self._metering = metering
         self._pool = pool
         self._name = broker.config.grpc.beam_stream
         self._listener: GrpcListener | None = None
@@ -77,7 +80,10 @@ class BeamService:
         health = HealthService((NAME,), lambda: self._is_ready and broker.is_ready)
         config = self._broker.config
         self._listener = GrpcListener(
-            {**self._methods(), **health.methods()}, broker.telemetry, Access(config, broker)
+            {**self._methods(), **health.methods()},
+            broker.telemetry,
+            Access(config, broker),
+            metering=self._metering,
         )
         await self._listener.start(config, config.grpc.beam_port, key="grpc.beam_port")
         self.port = self._listener.port

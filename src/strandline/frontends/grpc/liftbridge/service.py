@@ -23,6 +23,7 @@ from strandline.frontends.grpc.liftbridge.publish import PublishCalls
 from strandline.frontends.grpc.liftbridge.streams import StreamCalls
 from strandline.frontends.grpc.liftbridge.subscribe import SubscribeCalls
 from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.metering import Metering
 from strandline.frontends.tasks import end_task, start_task
 
 NAME = "proto.API"
@@ -34,9 +35,11 @@ class LiftbridgeService:
     Args:
         broker: whose streams are served.
         pool: threads to read on.
+        metering: what principals use.
     """
 
-    def __init__(self, broker: Broker, pool: Executor) -> None:
+    def __init__(self, broker: Broker, pool: Executor, metering: Metering) -> None:
+        self._metering = metering
         self._host = Host(broker, pool)
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: GrpcListener | None = None
@@ -72,7 +75,7 @@ class LiftbridgeService:
             **health.methods(),
         }
         access = Access(broker.config, broker)
-        self._listener = GrpcListener(methods, broker.telemetry, access)
+        self._listener = GrpcListener(methods, broker.telemetry, access, metering=self._metering)
         await self._listener.start(broker.config, host.config.port, key="grpc.port")
         host.port = self._listener.port
         broker.on_turn_end(self._listener.count)
