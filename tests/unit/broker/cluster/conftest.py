@@ -24,6 +24,7 @@ class Cluster:
         self.brokers, self.disks = {}, {}
         self.tls = {}
         self.settings = {}
+        self.masters = {}
 
     async def start(self, *numbers):
         for number in numbers:
@@ -41,7 +42,7 @@ class Cluster:
                 ),
             )
             disk = self.disks.setdefault(number, self.kit.Disk())
-            broker = ClusterBroker(config, disk=disk)
+            broker = ClusterBroker(config, disk=disk, masters=self.masters.get(number))
             await broker.start()
             broker.announce(10_000 + number)
             self.brokers[number] = broker
