@@ -57,8 +57,9 @@ def _is_long(request: ReadRequest) -> bool:
         return False
     if request.records_max is not None:
         return False
-    is_span = isinstance(request.start, int) and isinstance(request.stop, int)
-    return not is_span or request.stop - request.start > RECORDS_FEW  # type: ignore[operator]
+    if isinstance(request.start, int) and isinstance(request.stop, int):
+        return request.stop - request.start > RECORDS_FEW
+    return True
 
 
 def _is_here(address: str) -> bool:
