@@ -1,0 +1,187 @@
+"""Rules on three real brokers: given at one, kept by all, checked where a request arrives."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+import strandline
+from strandline.errors import NotAllowedError, StrandlineError, UnauthenticatedError
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
+
+ADMIN = "an-administrators-token-made-for-this-test"
+AUTH = {"STRANDLINE_AUTH__ENABLED": "true", "STRANDLINE_AUTH__ADMIN_TOKEN": ADMIN}
+IDS = (1, 2, 3)
+PATIENCE_S = 90
+TIMEOUT_S = 40
+DENIED = pb.PublishAsyncError.PERMISSION_DENIED
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+
+class Cluster:
+    """Three broker processes that check, and what clients of each can be."""
+
+    def __init__(self, directory, grpc_stub):
+        ports = free_ports(3)
+        peers = ",".join(f"{n}=127.0.0.1:{ports[n - 1]}" for n in IDS)
+        self._stub = grpc_stub
+        self._channels = {}
+        self.servers = {}
+        for number in IDS:
+            arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+            arguments += ("--peer-port", str(ports[number - 1]), "--grpc-port", "0")
+            directory_of = directory / f"broker-{number}"
+            self.servers[number] = ProcessServer(
+                directory_of, arguments=arguments, environment=AUTH
+            )
+
+    def start(self):
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(ProcessServer.start, self.servers.values()))
+        for number, server in self.servers.items():
+            address = f"127.0.0.1:{server.ready['grpc_port']}"
+            self._channels[number] = grpc.insecure_channel(address)
+
+    def stop(self):
+        for channel in self._channels.values():
+            channel.close()
+        for number, server in self.servers.items():
+            server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+
+    def api(self, number):
+        """Liftbridge's API at one broker."""
+        return self._stub(self._channels[number], pb.DESCRIPTOR.services_by_name["API"])
+
+    def client(self, number, token):
+        return strandline.connect(self.servers[number].flight, token=token, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, grpc_stub):
+    made = Cluster(tmp_path_factory.mktemp("cluster"), grpc_stub)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def bearing(token):
+    """Arguments of a gRPC call that shows a token."""
+    return {"timeout": TIMEOUT_S, "metadata": [("authorization", f"Bearer {token}")]}
+
+
+def until(condition):
+    """Wait for something to become true; a failing call means not yet."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except (grpc.RpcError, StrandlineError):
+            pass  # not yet
+        time.sleep(0.05)
+    pytest.fail("it did not happen in time")
+
+
+def publish(api, value, token):
+    """Publish once: "stored", or the code of why not; "unknown" if nothing was heard in time."""
+    request = pb.PublishRequest(stream="shared", value=value, correlationId="c", ackPolicy=pb.ALL)
+    for response in api.PublishAsync(iter([request]), **bearing(token)):
+        return response.asyncError.code if response.HasField("asyncError") else "stored"
+    return "unknown"
+
+
+@pytest.fixture(scope="module")
+def tokens(cluster):
+    """A stream, and tokens of one who may publish to it and one who may only read; by broker 1."""
+    with cluster.client(1, ADMIN) as admin:
+        until(lambda: len(admin.server_info().brokers) == 3)
+
+        def create():
+            admin.create_stream("shared", replicas=3, min_isr=2)
+            return True
+
+        until(create)
+        admin.access.grant("writer", "publish", "stream", "shared")
+        admin.access.grant("reader", "read", "stream", "shared")
+        return {name: admin.access.create_token(name) for name in ("writer", "reader", "nobody")}
+
+
+def test_a_publish_is_allowed_or_refused_wherever_it_arrives(cluster, tokens):
+    """At the leader and at the two that hand it on: by the asker's rules, not by the broker's."""
+    for number in IDS:
+        value = b"through %d" % number
+        until(lambda n=number, v=value: publish(cluster.api(n), v, tokens["writer"]) == "stored")
+        denied = publish(cluster.api(number), b"refused", tokens["reader"])
+        assert denied == DENIED
+        with pytest.raises(grpc.RpcError) as caught:
+            publish(cluster.api(number), b"refused", tokens["nobody"])
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(grpc.RpcError) as caught:
+            publish(cluster.api(number), b"refused", "wrong")
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    with cluster.client(2, tokens["reader"]) as reader:
+        values = set(reader.read("shared", columns=["value"]).read_all()["value"].to_pylist())
+    assert values == {b"through %d" % number for number in IDS}
+
+
+def test_an_order_is_checked_before_it_is_handed_to_the_controller(cluster, tokens):
+    """Whichever broker is asked for a change of the metadata, and whoever decides it."""
+    for number in IDS:
+        with cluster.client(number, tokens["writer"]) as writer:
+            for order in (
+                lambda c=writer: c.create_stream("taken"),
+                lambda c=writer: c.delete_stream("shared"),
+                lambda c=writer: c.access.grant("writer", "admin", "cluster", "*"),
+                lambda c=writer: c.consumer("group", "shared"),
+            ):
+                with pytest.raises(NotAllowedError):
+                    order()
+        request = pb.JoinConsumerGroupRequest(groupId="g", consumerId="c", streams=["shared"])
+        with pytest.raises(grpc.RpcError) as caught:
+            cluster.api(number).JoinConsumerGroup(request, **bearing(tokens["writer"]))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_what_is_granted_and_revoked_at_one_broker_counts_at_all(cluster, tokens):
+    """Rules and tokens travel with the metadata, in moments."""
+    with cluster.client(2, ADMIN) as admin:
+        admin.access.grant("reader", "publish", "stream", "shared")
+        for number in IDS:
+            until(
+                lambda n=number: publish(cluster.api(n), b"granted", tokens["reader"]) == "stored"
+            )
+        admin.access.revoke("reader", "publish", "stream", "shared")
+        for number in IDS:
+            until(lambda n=number: publish(cluster.api(n), b"revoked", tokens["reader"]) == DENIED)
+        short = admin.access.create_token("reader")
+        clients = [cluster.client(2, short)]
+        admin.access.revoke_token(short.split("_")[1])
+
+    def is_refused(number):
+        try:
+            cluster.client(number, short).close()
+        except UnauthenticatedError:
+            return True
+        return False
+
+    for number in IDS:
+        until(lambda n=number: is_refused(n))
+    with pytest.raises(UnauthenticatedError):
+        clients[0].list_streams()
+    clients[0].close()
+
+
+def test_brokers_tokens_are_no_way_in(cluster, tokens):
+    """What brokers show each other stands for nobody that a user could be made."""
+    with cluster.client(3, ADMIN) as admin:
+        own = [token for token in admin.access.tokens() if token.principal == "__broker"]
+        assert {token.id for token in own} <= {f"{number:08x}" for number in IDS}
+        assert own, "two of three have handed publishes on"
+        with pytest.raises(StrandlineError, match="no name for a principal"):
+            admin.access.create_token("__broker")
