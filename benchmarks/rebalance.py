@@ -3,8 +3,8 @@
 Run it from the root of the repository: `python -m benchmarks.rebalance`. Consumers of the Python
 client, in a few processes, share the partitions of one stream on a real broker, while records are
 written to every partition all the time. One more member joins, and leaves again, some times. A
-rebalance is over when every member has begun with what it got; partitions that do not move are
-watched for the longest time without a record.
+rebalance is over when every member has begun with what it got; of partitions that do not move the
+oldest record is noted that a member is handed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ STREAM: Final = "work"
 GROUP: Final = "workers"
 AIM_S: Final = 2.0
 POLL_S: Final = 0.2
-WRITE_INTERVAL_S: Final = 0.5
+WRITE_INTERVAL_S: Final = 1.0
+OLD_MS: Final = 100
+"""Records that are handed out sooner are not worth an event."""
 PATIENCE_S: Final = 120.0
 SETTLE_S: Final = 3.0
 CONNECTIONS: Final = 8
@@ -68,14 +70,11 @@ class Watched:
         self._name = name
         self._events = events
         self.is_over = threading.Event()
-        self._last_s: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
 
     def _tell(self, kind: str, partitions: Iterable[PartitionName]) -> None:
         numbers = tuple(sorted(each.partition for each in partitions))
-        for number in numbers:
-            self._last_s.pop(number, None)
         self._events.put(Event(time.monotonic(), self._name, kind, numbers))
 
     def _run(self) -> None:
@@ -92,14 +91,13 @@ class Watched:
         self._tell("left", had)
 
     def _poll(self, consumer: Consumer) -> None:
-        """Consume, and tell how long a partition of ours was silent."""
+        """Consume, and tell how old a record was when it came."""
         for batch in consumer.poll(POLL_S):
-            now_s = time.monotonic()
-            before_s = self._last_s.get(batch.partition, now_s)
-            self._last_s[batch.partition] = now_s
-            if now_s - before_s > 2 * WRITE_INTERVAL_S:
-                gap_ms = int((now_s - before_s) * 1e3)
-                self._events.put(Event(now_s, self._name, "silence", (batch.partition, gap_ms)))
+            stored_ns = batch.records.column("timestamp")[0].value
+            age_ms = (time.time_ns() - stored_ns) // 1_000_000
+            if age_ms > OLD_MS:
+                event = Event(time.monotonic(), self._name, "age", (batch.partition, age_ms))
+                self._events.put(event)
 
     def end(self) -> None:
         """Leave the group."""
@@ -131,11 +129,11 @@ class Group:
         self._partitions = partitions
         self.has: dict[str, set[int]] = defaultdict(set)
         self.changed_s = 0.0
-        self.silences: list[tuple[int, int]] = []
+        self.ages: list[tuple[int, int]] = []
 
     def _take(self, event: Event) -> None:
-        if event.kind == "silence":
-            self.silences.append((event.partitions[0], event.partitions[1]))
+        if event.kind == "age":
+            self.ages.append((event.partitions[0], event.partitions[1]))
             return
         self.changed_s = max(self.changed_s, event.at_s)
         if event.kind == "got":
@@ -204,8 +202,8 @@ class Measured(NamedTuple):
 
     joins_s: list[float]
     leaves_s: list[float]
-    silence_ms: int
-    steady_silence_ms: int
+    age_ms: int
+    steady_age_ms: int
     broker_cores: float
 
 
@@ -238,10 +236,10 @@ def _rounds(
     server: ProcessServer, group: Group, events: Any, *, args: argparse.Namespace
 ) -> Measured:
     group.settle(SETTLE_S)
-    group.silences.clear()
-    group.settle(SETTLE_S)
-    steady_ms = max((gap for _, gap in group.silences), default=0)
-    group.silences.clear()
+    group.ages.clear()
+    group.settle(2 * SETTLE_S)
+    steady_ms = max((age for _, age in group.ages), default=OLD_MS)
+    group.ages.clear()
     joins_s, leaves_s = [], []
     moved: set[int] = set()
     cpu_s, started_s = cpu_seconds(server.pid), time.monotonic()
@@ -261,8 +259,8 @@ def _rounds(
             print(f"  joined in {joins_s[-1]:.2f} s, left in {leaves_s[-1]:.2f} s", flush=True)
             group.settle(SETTLE_S)
     cores = (cpu_seconds(server.pid) - cpu_s) / (time.monotonic() - started_s)
-    silence_ms = max((gap for at, gap in group.silences if at not in moved), default=0)
-    return Measured(joins_s, leaves_s, silence_ms, steady_ms, cores)
+    age_ms = max((age for at, age in group.ages if at not in moved), default=OLD_MS)
+    return Measured(joins_s, leaves_s, age_ms, steady_ms, cores)
 
 
 def _drain(events: Any, processes: list[Any]) -> None:
@@ -307,11 +305,11 @@ def main() -> None:
         Figure("a member joins", "strandline", "s", found.joins_s),
         Figure("a member leaves", "strandline", "s", found.leaves_s),
         Figure(
-            "longest silence of a partition that stays",
+            "oldest record when handed out, of partitions that stay",
             "strandline",
             "ms",
-            [found.silence_ms],
-            f"{found.steady_silence_ms} ms before any rebalance; 0: below twice the interval",
+            [found.age_ms],
+            f"{found.steady_age_ms} ms before any rebalance",
         ),
         Figure("the broker's CPU", "strandline", "cores", [found.broker_cores]),
     ]

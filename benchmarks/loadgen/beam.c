@@ -90,7 +90,8 @@ static void take_frame(connection_t *c, const char *frame, size_t len, reply_fn 
     int type = frame[3], flags = frame[4];
     uint32_t stream = number_at(frame + 5) & 0x7fffffff;
     int index = (int)(stream / 2) * opts->connections + c->number;
-    if (stream && (index >= opts->appenders || stream % 2 == 0)) die("stream %u is not ours", stream);
+    if (stream && (index >= opts->appenders || stream % 2 == 0))
+        die("stream %u is not ours", stream);
     switch (type) {
     case DATA:
         reply(index, len > 5 && payload[5] == OK_TAG, payload, len);
@@ -104,7 +105,8 @@ static void take_frame(connection_t *c, const char *frame, size_t len, reply_fn 
         break;
     case WINDOW_UPDATE:
         if (len != 4) die("malformed WINDOW_UPDATE");
-        *(stream ? &c->windows[index / opts->connections]->window : &c->window) += number_at(payload);
+        if (stream) c->windows[index / opts->connections]->window += number_at(payload);
+        else c->window += number_at(payload);
         break;
     case RST_STREAM: die("the server has reset a call");
     case GOAWAY: die("the server goes away");
@@ -132,7 +134,8 @@ static void no_reply(int index, bool ok, const char *text, size_t len) {
 /* Greets, and waits (blocking) until the server takes as much at a time as this run sends. */
 void beam_handshake(connection_t *c, const options_t *options) {
     opts = options;
-    if (opts->size > FRAME_MAX - REQUEST_EXTRA - 5) die("--beam takes one frame, 16 KiB, an append");
+    if (opts->size > FRAME_MAX - REQUEST_EXTRA - 5)
+        die("--beam takes one frame, 16 KiB, an append");
     static const char settings[6] = {0, INITIAL_WINDOW_SIZE, 0x7f, '\xff', '\xff', '\xff'};
     static const char more[4] = {0x7f, '\xfe', 0, 0};
     c->window = c->stream_window = FIRST_WINDOW;

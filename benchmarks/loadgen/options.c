@@ -37,7 +37,8 @@ void parse_options(int argc, char **argv, options_t *o) {
         {"host", 1, 0, 'h'}, {"port", 1, 0, 'p'}, {"subject", 1, 0, 's'}, {"subjects", 1, 0, 'k'},
         {"connections", 1, 0, 'n'}, {"appenders", 1, 0, 'a'}, {"size", 1, 0, 'b'},
         {"seconds", 1, 0, 't'}, {"warmup", 1, 0, 'w'}, {"rate", 1, 0, 'r'}, {"msg-id", 0, 0, 'i'},
-        {"lone", 0, 0, 'l'}, {"redis", 0, 0, 'R'}, {"beam", 0, 0, 'B'}, {"ping", 0, 0, 'P'}, {"respond", 0, 0, 'S'},
+        {"lone", 0, 0, 'l'}, {"redis", 0, 0, 'R'},
+        {"beam", 0, 0, 'B'}, {"ping", 0, 0, 'P'}, {"respond", 0, 0, 'S'},
         {"bare-zero", 0, 0, 'z'}, {"json", 0, 0, 'j'}, {"max-appends", 1, 0, 'm'},
         {"serve-ceiling", 1, 0, 'c'}, {"help", 0, 0, '?'}, {0, 0, 0, 0}};
     for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {

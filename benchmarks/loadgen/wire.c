@@ -1,4 +1,4 @@
-/* Two wire protocols of the generator: the NATS client protocol and Redis' RESP; beam.c has a third.
+/* Wire protocols of the generator: the NATS client protocol and Redis' RESP; Beam's is in beam.c.
  *
  * Rules: parsing never trusts a length (a reply over 1 MiB ends the run); one append is one
  * contiguous piece of the connection's output buffer; nothing here does a system call except the

@@ -229,7 +229,7 @@ def commit_position(
     def added(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
         del value
         if is_done:
-            history.groups.commit(client.id, offset, producer, noted)
+            history.groups.commit(client.id, offset, producer, answer=noted)
         else:
             client.later(client.begin)
 
@@ -240,7 +240,7 @@ def commit_position(
             isinstance(outcome, fx.Refuse) and outcome.error.code == "undecided_positions"
         )
         if outcome is None or is_in_the_way:
-            client.later(lambda: history.groups.commit(client.id, offset, producer, noted))
+            client.later(lambda: history.groups.commit(client.id, offset, producer, answer=noted))
         elif isinstance(outcome, fx.Answer):
             done()
         else:

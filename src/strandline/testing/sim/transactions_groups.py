@@ -66,7 +66,7 @@ class SimGroups:
 
         self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
 
-    def commit(self, group: str, offset: int, producer: Producer, answer: Any) -> None:
+    def commit(self, group: str, offset: int, producer: Producer, *, answer: Any) -> None:
         """Positions on their way, perhaps for long; ``answer`` hears an effect, or None."""
         who, positions = _transaction(producer), {STREAM: {0: offset}}
         rng = self.world.rng

@@ -141,6 +141,7 @@ async def test_everything_is_known_again_after_a_crash(open_broker, make_stream,
     partition, ask = broker.stream("s").partition(0), tx.Asker(broker)
     assert tx.seen(partition) == ["s/01"]
     assert partition.stable_offset < partition.high_watermark
+    assert await ask.read(lambda state: state.transactions["one"].status.is_commit)
     clock.advance_ms(1_001)
     await kit.until(lambda: partition.stable_offset == partition.high_watermark)
     assert tx.seen(partition) == ["s/01"]
