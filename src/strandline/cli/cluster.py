@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strandline.cli import operate
+from strandline.cli import operate, rescue
 from strandline.cli.copies import Ends, lags, log_ends
 from strandline.cli.output import (
     SERVER_DEFAULT,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at a cluster of brokers, and operate it.")
 
 operate.add_to(app)
+rescue.add_to(app)
 
 
 @app.callback()

@@ -15,12 +15,12 @@ from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership, Reached
+from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermarks import load_watermarks
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
-from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
 from strandline.broker.transactions.office import MarkerDone
@@ -35,15 +35,10 @@ from strandline.errors import (
 from strandline.metadata.commands import AllocateProducerIds, Command, CreateStream, DeleteStream
 from strandline.metadata.placement import place
 from strandline.metadata.streams import check_stream_config
-from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.recovery import LogPlan, Recovered, recover
+from strandline.storage.recovery import Recovered
 from strandline.transactions.effects import Mark
 from strandline.types import BrokerId, Offset
 
-QUORUM_NAME = "quorum"
-QUORUM_SEGMENT_BYTES = 16 << 20
-ANY_CONFIG = StreamConfig(name="any", subject="any")
-"""Sizes of a log until its stream's are known; they matter only where it grows."""
 CHANGE_TIMEOUT_S = 30.0
 POLL_S = 0.01
 COMMIT_WAIT_S = 5.0
@@ -102,20 +97,8 @@ class ClusterBroker(FollowingBroker):
         return begin_life(self.data_dir, cluster.name, broker, disk=self.disk, founders=founders)
 
     def _open_storage(self) -> Recovered:
-        plans = {
-            LOG_ID: LogPlan(
-                self.data_dir / QUORUM_NAME, QUORUM_SEGMENT_BYTES, ANY_CONFIG.segment_age_ms
-            )
-        }
-        for log_id, directory in list(log_directories(self.data_dir / LOGS_NAME)):
-            plan = log_plan(self.data_dir, log_id, ANY_CONFIG)
-            if plan.directory == directory:
-                plans[log_id] = plan
-            else:
-                delete_log_directory(plan.directory, disk=self.disk)
-        return recover(
-            self.data_dir, plans, disk=self.disk, file_bytes=self.config.journal.file_bytes
-        )
+        file_bytes = self.config.journal.file_bytes
+        return open_all_logs(self.data_dir, disk=self.disk, file_bytes=file_bytes)
 
     def _begin(self) -> None:
         self._store_of_quorum = QuorumStore(

@@ -1,0 +1,73 @@
+"""``strandline cluster rescue``: one survivor decides alone. Offline, and the last resort."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strandline.cli.output import (
+    OutputFormat,
+    OutputOption,
+    examples,
+    note,
+    print_json,
+    print_line,
+    reports_errors,
+)
+
+WARNING = """\
+This is for a cluster most of whose voters are lost for ever, with their disks. From now on this
+broker alone says what is true. What only the others knew of the metadata is forgotten, and a record
+that only they had is lost. Should two of them come back with their disks, there will be two
+clusters of one name, and no way to make them one: destroy these disks first."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the command part of ``strandline cluster``."""
+    epilog = examples("strandline cluster rescue --data-dir strandline-data --yes")
+    app.command("rescue", epilog=epilog)(reports_errors(rescue))
+
+
+def rescue(
+    *,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Data directory of a survivor, which is stopped.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Let a stopped broker decide alone, after most of those that decided are lost for ever.
+
+    Choose the survivor that was up last. Start it afterwards, remove the lost brokers or give them
+    other disks, and let others join.
+    """
+    from strandline.broker.cluster.rescue import rescue as rescue_directory
+    from strandline.storage.disk import Disk
+
+    note(WARNING)
+    if not yes and sys.stdin.isatty() and output is OutputFormat.text:
+        typer.confirm("Are the disks of the lost brokers destroyed?", abort=True)
+    done = rescue_directory(data_dir, disk=Disk())
+    if output is OutputFormat.json:
+        print_json(
+            {
+                "event": "done",
+                "broker": done.broker,
+                "voters": done.voters,
+                "in_doubt": list(map(str, done.in_doubt)),
+                "elsewhere": list(map(str, done.elsewhere)),
+            }
+        )
+        return
+    voters = ", ".join(map(str, done.voters))
+    print_line(f"broker {done.broker} decides alone now, instead of {voters}; start it")
+    _list("may lack records here: 'strandline cluster elect --unclean' to go on", done.in_doubt)
+    _list("have no copy here, and are lost if none is elsewhere", done.elsewhere)
+
+
+def _list(what: str, names: Iterable[object]) -> None:
+    text = ", ".join(map(str, names))
+    if text:
+        print_line(f"these {what}: {text}")

@@ -1,0 +1,16 @@
+"""``strandline cluster rescue``: loud, and refused where there is nothing to rescue."""
+
+from typer.testing import CliRunner
+
+from strandline.cli.app import app
+
+
+def test_it_warns_before_it_does_anything(tmp_path):
+    """Whoever said --yes reads what it means, and why it is refused here."""
+    done = CliRunner().invoke(
+        app, ["cluster", "rescue", "--data-dir", str(tmp_path / "none"), "--yes"]
+    )
+    assert done.exit_code == 1
+    assert "destroy these disks first" in done.stderr
+    assert "not the data directory of a broker of a cluster" in done.stderr
+    assert not (tmp_path / "none").exists()
