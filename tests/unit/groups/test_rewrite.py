@@ -4,7 +4,9 @@ from strandline.groups import coordinator as module
 from strandline.groups import effects as fx
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
-from strandline.groups.state import GroupsState
+from strandline.groups.state import Entry, GroupsState, Undecided, decode_entry, encode_entry
+from strandline.groups.transactions import Mark, Transaction
+from strandline.types import PartitionName
 
 
 def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
@@ -39,3 +41,40 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
         for name, group in coordinator.state.groups.items():
             assert state.groups[name].members == group.members
             assert state.groups[name].positions == group.positions
+
+
+def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
+    """So is which transactions have begun and which have ended: none begins a second time."""
+    monkeypatch.setattr(module, "REWRITE_ENTRIES_MIN", 20)
+    coordinator = GroupCoordinator(GroupsState(), {"s": 4}, now_ms=0)
+    entries = []
+
+    def step(event):
+        effects = coordinator.step(event, 0)
+        entries.extend(effect.entry for effect in effects if isinstance(effect, fx.Store))
+
+    waiting, ended = Transaction(1, 0), Transaction(2, 7)
+    for transaction, partition in ((waiting, 0), (ended, 1)):
+        step(ev.MarkTransaction(object(), transaction, Mark.BEGIN))
+        step(ev.Commit(object(), "g", {"s": {partition: 5}}, transaction=transaction))
+    step(ev.MarkTransaction(object(), ended, Mark.COMMIT))
+    for number in range(100):
+        step(ev.Commit(object(), "busy", {"s": {2: number}}))
+        step(ev.MarkTransaction(object(), ended, Mark.BEGIN))  # late: it changes nothing
+    assert first_kept(entries) > 0
+    rest = GroupsState()
+    for entry in entries[first_kept(entries) :]:
+        rest.apply(decode_entry(encode_entry(entry)))
+    assert rest.groups["g"].positions == {"s": {1: 5}}
+    assert rest.groups["g"].undecided == {PartitionName("s", 0): Undecided(waiting, 5)}
+    assert rest.transactions.is_open(waiting)
+    assert rest.transactions.has_ended(ended)
+    assert not rest.transactions.may_begin(ended)
+    rest.apply(Entry(transaction=waiting, mark=Mark.COMMIT))
+    assert rest.groups["g"].positions == {"s": {0: 5, 1: 5}}
+    assert rest.groups["g"].undecided == {}
+
+
+def first_kept(entries):
+    """Where the last rewrite begins: with an entry that says the epoch alone."""
+    return max(n for n, entry in enumerate(entries) if entry == Entry(epoch=entry.epoch))

@@ -11,8 +11,11 @@ from strandline.errors import (
     TransactionAbortedError,
     TransactionPreparedError,
     UnavailableError,
+    UndecidedPositionsError,
     UnknownTransactionError,
 )
+from strandline.groups.transactions import Transaction
+from strandline.protocol.groups import GROUPS_STREAM
 from strandline.types import ProducerStamp
 
 
@@ -147,6 +150,32 @@ async def test_everything_is_known_again_after_a_crash(open_broker, make_stream,
     assert tx.seen(partition) == ["s/01"]
     with pytest.raises(TransactionAbortedError):
         await ask.end("three", who, is_commit=True)
+
+
+async def test_positions_count_with_their_transaction_after_a_crash(open_broker, tx, kit):
+    """Those of a committed one do, and those of one that was left open do when it is committed."""
+    broker = await open_broker()
+    ask = tx.Asker(broker)
+    await broker.groups.prepare_place()
+    found = {}
+    for id_, offset in (("one", 7), ("two", 9)):
+        who = found[id_] = await ask.begin(id_)
+        await ask.add(id_, who, (GROUPS_STREAM, 0))
+        transaction = Transaction(who.producer_id, who.epoch)
+        await broker.groups.commit(id_, {"in": {0: offset}}, transaction=transaction)
+        assert await broker.groups.positions(id_) == {}
+    await ask.end("one", found["one"], is_commit=True)
+    kit.abandon(broker)
+
+    broker = await open_broker()
+    ask = tx.Asker(broker)
+    assert await broker.groups.positions("one") == {"in": {0: 7}}
+    with pytest.raises(UndecidedPositionsError, match=str(found["two"])):
+        await broker.groups.describe("two", must_be_decided=True)
+    await ask.end("two", found["two"], is_commit=True)
+    assert await broker.groups.positions("two") == {"in": {0: 9}}
+    with pytest.raises(ProducerFencedError):
+        await broker.groups.commit("two", {"in": {0: 11}}, transaction=transaction)
 
 
 async def test_a_prepared_transaction_waits_for_its_decision(
