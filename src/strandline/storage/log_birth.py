@@ -1,4 +1,4 @@
-"""Since when a log's directory is its own: a copy that has moved away may move back, by the same id.
+"""Since when a log's directory is its own: a copy that moved away may move back, by the same id.
 
 The journal may then still hold what the old copy wrote, and the checkpoint how far that was
 durable. So who makes a directory under an id that was used before notes the journal's sequence in

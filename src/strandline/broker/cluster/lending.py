@@ -24,6 +24,8 @@ from strandline.types import BrokerId, LogId
 
 logger = logging.getLogger(__name__)
 
+DIFFERENT = "; copies of a compacted stream may differ: move this one away and back"
+
 
 class Surroundings(Protocol):
     """What lending needs of its broker."""
@@ -133,7 +135,8 @@ class Lending:
             self._around.turn.poison(error)
         except StrandlineError as error:
             telemetry.failed_repairs += 1
-            logger.error("records %d to %d of %s are not mended: %s", first, after - 1, name, error)  # noqa: TRY400  no trace
+            why = f"{error}{DIFFERENT if self._partition.config.compact else ''}"
+            logger.error("records %d to %d of %s are not mended: %s", first, after - 1, name, why)  # noqa: TRY400  no trace
         else:
             if is_mended:
                 telemetry.repaired_batches += len(effect.batches)

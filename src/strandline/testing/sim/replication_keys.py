@@ -84,7 +84,7 @@ def survey(batches: Iterable[Stored], below: int) -> Keys:
 def without(stored: Stored, keys: Keys, *, tombstones_below: int) -> Stored:
     """A batch without what may go."""
     kept = [
-        value if value and _stays(offset, value, keys, tombstones_below) else b""
+        value if value and _stays(offset, value, keys, tombstones_below=tombstones_below) else b""
         for offset, value in stored.records
     ]
     payload = b",".join(kept)
@@ -94,7 +94,7 @@ def without(stored: Stored, keys: Keys, *, tombstones_below: int) -> Stored:
     )
 
 
-def _stays(offset: int, value: bytes, keys: Keys, tombstones_below: int) -> bool:
+def _stays(offset: int, value: bytes, keys: Keys, *, tombstones_below: int) -> bool:
     key = key_of(value)
     if keys.newest.get(key, -1) > offset:
         return False
