@@ -24,7 +24,7 @@ NOW_MS = 10_000.0
 brokers = st.integers(1, 5)
 some_brokers = st.lists(brokers, max_size=4).map(tuple)
 sets = st.lists(brokers, min_size=1, max_size=4, unique=True).map(tuple)
-names = st.sampled_from(["a", "b"])
+names = st.sampled_from(["a", "b", "__activity"])
 incarnations = st.sampled_from(["r1", "r2", ""])
 runs = st.builds(c.BrokerRun, brokers, incarnations)
 seldom = st.integers(0, 4)
@@ -66,6 +66,8 @@ nonsense = st.one_of(
         c.MoveLogStarts,
         st.lists(st.builds(c.LogStart, ats, st.integers(-1, 9)), max_size=2).map(tuple),
     ),
+    st.builds(c.SkipTo, ats, st.integers(-1, 9)),
+    st.builds(c.ForgetEvents, st.integers(-1, 9)),
     st.builds(c.AllocateProducerIds, st.integers(-1, 9)),
     st.just(c.OpenSession()),
 )
@@ -131,6 +133,12 @@ class Machine(RuleBasedStateMachine):
     def shorten(self, data, offset):
         """A partition as it is loses its first records."""
         self.apply(c.MoveLogStarts((c.LogStart(self.some_at(data), offset),)))
+
+    @precondition(lambda self: self.partitions)
+    @rule(data=st.data(), offset=st.integers(0, 9))
+    def skip(self, data, offset):
+        """A partition as it is goes on beyond its end, if the offset can be that."""
+        self.apply(c.SkipTo(self.some_at(data), offset))
 
     @precondition(lambda self: any(p.leader for _, p in self.partitions))
     @rule(data=st.data(), isr=sets)

@@ -26,7 +26,8 @@ def noted(image: MetadataImage, command: Command) -> MetadataImage:
     if ACTIVITY_STREAM not in image.streams:
         return msgspec.structs.replace(image, events=()) if image.events else image
     if isinstance(command, CreateStream):
-        command = msgspec.structs.replace(command, assignment=())  # large, and nobody's news
+        # Where copies are is large, and nobody's news; keys are nobody's business.
+        command = msgspec.structs.replace(command, assignment=(), keys=())
     event = Event(image.next_event_id, command)
     return msgspec.structs.replace(
         image, events=(*image.events, event)[-EVENTS_MAX:], next_event_id=event.id + 1
