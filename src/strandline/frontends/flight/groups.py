@@ -71,7 +71,8 @@ class GroupActions:
 
     def _commit(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         request = decode(body, wire.CommitPositions, what=wire.COMMIT_POSITIONS)
-        who = request.transaction
+        ref = request.transaction
+        who = None if ref is None else Transaction(ref.producer_id, ref.epoch)
         self._run(
             self._broker.groups.commit(
                 request.group,
@@ -79,7 +80,7 @@ class GroupActions:
                 member=request.member,
                 epoch=request.epoch,
                 number=request.number,
-                transaction=who and Transaction(who.producer_id, who.epoch),
+                transaction=who,
             )
         )
         return []
