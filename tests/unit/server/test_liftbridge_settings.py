@@ -84,7 +84,7 @@ def test_every_setting_that_has_a_counterpart_reaches_it():
         ({"nats.embedded.config": "f"}, "nats-server"),
         ({"nats.user": "u"}, "nats.servers"),
         ({"tls.client.auth.enabled": True}, "go together"),
-        ({"tls.client.authz.enabled": True}, "authorization is not built"),
+        ({"tls.client.authz.enabled": True}, "policy files are not read"),
         ({"groups.consumer.timeout": "15"}, "groups.consumer.timeout: '15' is not a duration"),
         ({"port": "x"}, "port: 'x' is not a number"),
         ({"streams.compact.enabled": "maybe"}, "neither true nor false"),
