@@ -45,6 +45,7 @@ def server():
             nats_url=url.nats_url,
             ingest_url=url.ingest_url,
             grpc_port=running.app.ready_line()["grpc_port"],
+            refusals=lambda: running.app.broker.telemetry.quota_refusals,
         )
 
 
@@ -155,6 +156,21 @@ def test_connections_are_counted(admin, shop):
     for thread in threads:
         thread.join(PATIENCE_S)
     until(lambda: _readable(shop))
+
+
+def test_a_producer_waits_for_its_turn(server, admin, shop):
+    """What is refused for a quota is sent again by itself, and stored once there is room."""
+    publish(shop, len(VALUE))
+    admin.quotas.set("shop", connections=1)
+    before = server.refusals()["shop"]
+    with shop.producer("orders") as producer:
+        reading = shop.open_read("orders", follow=True)
+        reading.reader().read_next_batch()
+        waiting = producer.append(VALUE)
+        until(lambda: server.refusals()["shop"] > before)
+        assert not waiting.done()
+        reading.cancel()
+        assert waiting.result(PATIENCE_S).offset > 0
 
 
 def _readable(client):

@@ -10,6 +10,7 @@ broker stores it once all the same.
 from strandline.errors import (
     DisconnectedError,
     NotLeaderError,
+    QuotaExceededError,
     ShuttingDownError,
     StrandlineError,
     UnavailableError,
@@ -34,7 +35,7 @@ def is_worth_a_retry(error: StrandlineError) -> bool:
 
     A full disk or a failed one may take long to heal, so people hear of it at once.
     """
-    is_plain = type(error) is UnavailableError
+    is_plain = type(error) in (UnavailableError, QuotaExceededError)
     return is_plain or is_refusal(error) or is_connection_loss(error)
 
 

@@ -101,7 +101,7 @@ class Door:
         try:
             client = self._admitted(asked)
         except StrandlineError as error:
-            logger.warning("a NATS client from %s is kept out: %s", asked.host, error.message)
+            logger.info("a NATS client from %s is kept out: %s", asked.host, error.message)
             return encode_refusal(asked, error.code, issuer=self._issuer, now_s=now_s)
         self.left(asked.connection)
         self._clients[asked.connection] = client
