@@ -129,7 +129,7 @@ _REFUSED: Final = {
     "clustering.raft.bootstrap.peers": "clusters have settings of ours: see docs/cluster.md",
 }
 _REFUSED_IF_ON: Final = {
-    "tls.client.authz.enabled": "policy files are not read; set auth.enabled in a file of ours: docs/security.md",
+    "tls.client.authz.enabled": "policy files are not read; see docs/security.md for rules",
 }
 _BESIDE: Final = frozenset(
     {"listen", "tls.client.auth.enabled", "tls.client.authz.model", "tls.client.authz.policy"}

@@ -5,7 +5,16 @@ Rule: a new action gets its body here, or the tests of access control fail.
 
 from typing import Any, Final
 
-from strandline.protocol import access, admin, cluster, groups, transactions
+from strandline.protocol import (
+    access,
+    admin,
+    cluster,
+    encryption,
+    groups,
+    local,
+    quotas,
+    transactions,
+)
 from strandline.protocol.wire import encode
 
 MINE: Final = "mine"
@@ -70,12 +79,12 @@ _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     access.LIST_TOKENS: None,
     access.ADD_TOKEN: {"id": "0123abcd", "principal": "app", "sha256": "A" * 43 + "="},
     access.REVOKE_TOKEN: {"id": "0123abcd"},
-    "list_quotas": None,
-    "set_quota": _QUOTA,
-    "remove_quota": _QUOTA,
-    "list_keys": None,
-    "rotate_keys": {"stream": MINE},
-    "local_files": {"stream": MINE},
+    quotas.LIST_QUOTAS: None,
+    quotas.SET_QUOTA: _QUOTA,
+    quotas.REMOVE_QUOTA: _QUOTA,
+    encryption.LIST_KEYS: None,
+    encryption.ROTATE_KEYS: {"stream": MINE},
+    local.LOCAL_FILES: {"stream": MINE},
 }
 
 BODIES: Final[dict[str, bytes]] = {

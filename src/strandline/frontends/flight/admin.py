@@ -62,7 +62,7 @@ class AdminActions:
             **QuotaActions(self._broker, self._change).handlers,
         }
         assert set(self._handlers) == set(admin.ACTIONS), "every action has a handler"
-        assert set(NEEDS) >= set(admin.ACTIONS), "of every action it is known who may run it"
+        assert set(NEEDS) == set(admin.ACTIONS), "of every action it is known who may run it"
 
     def run(
         self, name: str, body: bytes, *, asker: Asker, is_cancelled: Callable[[], bool]
