@@ -185,6 +185,7 @@ def test_liftbridge_says_that_a_publish_cannot_be_encrypted(liftbridge):
     """A broker that was started without the key of a stream refuses what comes for it."""
     server, api = liftbridge(LIFTBRIDGE_KEY)
     create(api, "hidden")
+    api.Publish(pb.PublishRequest(stream="hidden", value=b"before"), timeout=TIMEOUT_S)
     server.stop()
     _, api = liftbridge({})
     request = pb.PublishRequest(stream="hidden", value=b"value", correlationId="it")
@@ -196,3 +197,5 @@ def test_liftbridge_says_that_a_publish_cannot_be_encrypted(liftbridge):
     to_subject = pb.PublishToSubjectRequest(subject="hidden", value=b"value")
     acked = api.PublishToSubject(to_subject, timeout=TIMEOUT_S).ack
     assert acked.ackError == pb.Ack.ENCRYPTION
+    of_partition = pb.FetchPartitionMetadataRequest(stream="hidden", partition=0)
+    assert api.FetchPartitionMetadata(of_partition, timeout=TIMEOUT_S).metadata.newestOffset == 0

@@ -8,7 +8,12 @@ from collections import Counter
 
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
-from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
+from strandline.errors import (
+    CorruptBatchError,
+    DecryptionError,
+    EncryptionKeyError,
+    OffsetOutOfRangeError,
+)
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.host import Host
@@ -133,8 +138,8 @@ def received_ns(partition: Partition) -> tuple[int, int]:
     try:
         oldest = read_header(memoryview(partition.read(start, 1)))
         latest = read_header(memoryview(partition.read(type(end)(end - 1), 1)))
-    except (CorruptBatchError, OffsetOutOfRangeError):
-        return 0, 0  # damaged, compacted away or just deleted: nobody can say
+    except (CorruptBatchError, DecryptionError, EncryptionKeyError, OffsetOutOfRangeError):
+        return 0, 0  # damaged, without its key, compacted away or just deleted: nobody can say
     return oldest.first_timestamp, latest.last_timestamp
 
 
