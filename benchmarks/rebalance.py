@@ -33,11 +33,13 @@ STREAM: Final = "work"
 GROUP: Final = "workers"
 AIM_S: Final = 2.0
 POLL_S: Final = 0.2
-WRITE_INTERVAL_S: Final = 1.0
+WRITE_INTERVAL_S: Final = 2.0
 OLD_MS: Final = 100
 """Records that are handed out sooner are not worth an event."""
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 60.0
 SETTLE_S: Final = 3.0
+ORPHAN_S: Final = 1.0
+"""How often a process of members looks whether it is still wanted."""
 CONNECTIONS: Final = 8
 SESSION_S: Final = 30.0
 INTRO: Final = (
@@ -112,7 +114,9 @@ def work(address: str, number: int, members: int, events: Any, is_over: Any) -> 
         Watched(clients[index % len(clients)], f"{number}/{index}", events)
         for index in range(members)
     ]
-    is_over.wait()
+    parent = multiprocessing.parent_process()
+    while not is_over.wait(ORPHAN_S) and parent is not None and parent.is_alive():
+        continue
     for each in watched:
         each.is_over.set()
     for each in watched:

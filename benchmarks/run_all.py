@@ -82,6 +82,9 @@ JOBS: Final = (
     Job("memory", "memory-ingest", "--records 200000 --via ingest", "--via ingest"),
     Job("overhead", "overhead", "--ones 3000 --full 200000"),
     Job("recovery", "recovery", f"--gib 0.5 --runs 1 --load-seconds 1 {SHORT}"),
+    Job("beam", "beam", FEW),
+    Job("idle", "idle", f"--seconds 5 {SHORT}"),
+    Job("rebalance", "rebalance", f"--rounds 2 {SHORT}"),
 )
 
 
