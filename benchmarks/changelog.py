@@ -1,9 +1,10 @@
 """Reading a changelog of many keys into a table: `latest_by_key`.
 
 Run it from the root of the repository: `python -m benchmarks.changelog`. The stream has `--keys`
-keys in no order, and `--more` times as many records again that supersede some of them. What counts
-is records per second of CPU of the process that reads (its threads together); the broker's CPU and
-the clock are figures beside it. Each run is a process of its own, so its memory is measured too.
+keys in no order, and `--more` times as many records again that supersede some of them: a changelog
+before compaction, which is left off so that every run reads the same records. What counts is
+records per second of CPU of the process that reads (its threads together); the broker's CPU and the
+clock are figures beside it. Each run is a process of its own, so its memory is measured too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BROKER, READER = "µs of the broker's CPU per record", "µs of the reader's CPU 
 MEMORY: Final = "MiB of the reader's memory at most"
 SYSTEM: Final = "latest_by_key"
 INTRO: Final = (
-    "One Python process reads a compacted stream of {records:,} records and {keys:,} keys, "
+    "One Python process reads a stream of {records:,} records and {keys:,} keys, "
     "{partitions} partition(s), values of {value} B, into an Arrow table of the newest record of "
     "each key; median of {runs} runs, a process each. The broker runs on the same cores."
 )
@@ -90,7 +91,7 @@ def records_of(args: argparse.Namespace) -> int:
 
 def fill(client: Client, args: argparse.Namespace) -> None:
     """Make the changelog."""
-    client.create_stream(STREAM, partitions=args.partitions, compact=True)
+    client.create_stream(STREAM, partitions=args.partitions)
     with client.producer(STREAM) as producer:
         for batch in batches(args):
             producer.append_batch(batch)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 FOLD_BYTES = 64 << 20
 """Records gathered before those that are superseded among them are dropped."""
+_FOLD_RATIO = 3
+"""How much more than what is kept is gathered: each fold looks at all that is kept again."""
+_PIECE_ROWS = 1 << 16
 
 
 def latest_by_key(
@@ -37,7 +40,7 @@ def latest_by_key(
         reader = client.read(stream, partition=info.partition, columns=asked, **filters)
         found.append(newest_of(reader, reader.schema))
     table = pa.concat_tables(found)
-    live = table.filter(pc.is_valid(table.column("value")))
+    live = _with(table, "value")
     return live if columns is None else live.select(list(columns))
 
 
@@ -57,7 +60,7 @@ def newest_of(
     for batch in batches:
         waiting.append(batch)
         waiting_bytes += batch.nbytes
-        if waiting_bytes >= max(fold_bytes, kept.nbytes):
+        if waiting_bytes >= max(fold_bytes, _FOLD_RATIO * kept.nbytes):
             kept = _newest(pa.concat_tables([kept, pa.Table.from_batches(waiting, schema)]))
             waiting, waiting_bytes = [], 0
     return _newest(pa.concat_tables([kept, pa.Table.from_batches(waiting, schema)]))
@@ -65,17 +68,30 @@ def newest_of(
 
 def _newest(table: pa.Table) -> pa.Table:
     """The last row of each key."""
-    keys = table.column("key")
-    if keys.null_count:
-        table = table.filter(pc.is_valid(keys))
-    # Several threads take three times the CPU here, and no less time; one keeps the order, so that
-    # only the rows of keys that come twice are out of it.
+    table = _with(table, "key")
     rows = pa.table({"key": table.column("key"), "row": _numbers(table.num_rows)})
+    # Several threads would take three times the CPU, and hardly less time.
     found = rows.group_by("key", use_threads=False).aggregate([("row", "max")])
     if found.num_rows == table.num_rows:
         return table
-    last = found.column("row_max")
-    return table.take(last.take(pc.sort_indices(last)))
+    last = found.column("row_max").combine_chunks()
+    return _picked(table, last.take(pc.sort_indices(last)))
+
+
+def _picked(table: pa.Table, rows: pa.Array) -> pa.Table:
+    """Rows by ascending numbers; in pieces, because an array of bytes holds 2 GiB at most."""
+    pieces = [table.slice(0, 0)]
+    for first in range(0, len(rows), _PIECE_ROWS):
+        piece = rows.slice(first, _PIECE_ROWS)
+        start, stop = piece[0].as_py(), piece[-1].as_py() + 1
+        pieces.append(table.slice(start, stop - start).take(pc.subtract(piece, start)))
+    return pa.concat_tables(pieces)
+
+
+def _with(table: pa.Table, name: str) -> pa.Table:
+    """The rows that have this column; the table itself, uncopied, if all have."""
+    column = table.column(name)
+    return table.filter(pc.is_valid(column)) if column.null_count else table
 
 
 def _numbers(count: int) -> pa.Array:
