@@ -33,8 +33,13 @@ class StreamKeys:
 
         Raises:
             EncryptionKeyError: it is, and there is no master key.
+            InvalidConfigError: the source of the keys is broken now.
         """
-        return (new_data_key(self._masters.current),) if config.encryption else ()
+        if not config.encryption:
+            return ()
+        # An operator may have put another key first since, and be about to drop this one.
+        self._masters.reload()
+        return (new_data_key(self._masters.current),)
 
     def sealer(self, name: PartitionName, config: StreamConfig) -> BatchSealer | None:
         """Who seals and opens the batches of a partition, if the stream is encrypted."""

@@ -189,6 +189,15 @@ async def test_another_master_key_rewrites_nothing(encrypted, open_broker, kit):
     await encrypted.fill(1, of=after)
 
 
+async def test_a_new_stream_takes_the_master_key_that_is_first_now(open_broker, make_stream):
+    """Not the one that was at the start: it may be about to be dropped."""
+    keys = [OLD]
+    broker = await open_broker(masters=MasterKeys(lambda: tuple(keys)))
+    keys.insert(0, NEW)
+    await make_stream(broker, encryption=True)
+    assert [key.master for key in broker.image.streams["s"].keys] == [NEW.id]
+
+
 async def test_another_data_key_is_for_new_batches(encrypted, open_broker, kit):
     """Old ones open with theirs, also after a restart."""
     partition = await encrypted.fill(2)
