@@ -2,20 +2,32 @@
 
 Rules: safe on any thread, as it reads one image and changes nothing of it. Where ``auth.enabled``
 is off everybody may do everything, and asking costs a look at a flag. A decision is made anew at
-every question, so that what is revoked ends also what is under way.
+every question, so that what is revoked ends also what is under way. A broker that its cluster does
+not count on may lack rules: what it refuses may be allowed elsewhere, and it says so.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 
 from strandline.clock import Clock
 from strandline.config import AuthConfig, BrokerConfig
-from strandline.errors import InvalidConfigError
+from strandline.errors import (
+    InvalidConfigError,
+    NotAllowedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from strandline.metadata.image import MetadataImage
 from strandline.security.acl import Operation, Resource
 from strandline.security.policy import Identity, Policy, Settings, Shown
 from strandline.security.principal import ANONYMOUS, Principal
 from strandline.security.tokens import BOOTSTRAP_CHARACTERS_MIN, TEXT_BYTES_MAX, fingerprint
+from strandline.types import BrokerId
+
+ALONE: Final = 0
+"""The id of a broker that is in no cluster."""
+T = TypeVar("T")
 
 
 class Guarded(Protocol):
@@ -46,6 +58,7 @@ class Access:
     def __init__(self, config: BrokerConfig, broker: Guarded) -> None:
         self._broker = broker
         self.is_on = config.auth.enabled
+        self._broker_id = BrokerId(config.cluster.broker_id)
         self._settings = _settings(config.auth)
         self._made: tuple[MetadataImage, Policy] | None = None
 
@@ -66,18 +79,35 @@ class Access:
 
         Raises:
             UnauthenticatedError: nobody who is known here.
+            UnavailableError: as ``judged``.
         """
         if not self.is_on:
             return Asker(self, Identity(ANONYMOUS))
-        return Asker(self, self.policy.identify(shown, self._broker.clock.now_ns()))
+        return Asker(self, self.judged(lambda policy, now_ns: policy.identify(shown, now_ns)))
 
-    def check_current(self, identity: Identity) -> None:
-        """Refuse whose token is worth nothing any more.
+    def judged(self, decide: Callable[[Policy, int], T]) -> T:
+        """What the policy decides now.
 
         Raises:
-            UnauthenticatedError: it was revoked, or has expired.
+            UnavailableError: it refuses, but this broker may not know the newest rules.
+            UnauthenticatedError, NotAllowedError: it refuses.
         """
-        self.policy.check_current(identity, self._broker.clock.now_ns())
+        try:
+            return decide(self.policy, self._broker.clock.now_ns())
+        except (UnauthenticatedError, NotAllowedError) as error:
+            if self._is_behind():
+                raise UnavailableError(
+                    "this broker is not in service now and may not know of a rule or token that "
+                    "others know; retry, or ask another"
+                ) from error
+            raise
+
+    def _is_behind(self) -> bool:
+        """Whether this broker of a cluster is one that the others do not count on."""
+        if self._broker_id == ALONE:
+            return False
+        me = self._broker.image.brokers.get(self._broker_id)
+        return me is None or me.is_fenced
 
 
 class Asker:
@@ -111,10 +141,16 @@ class Asker:
         Raises:
             UnauthenticatedError: its token is worth nothing any more.
             NotAllowedError: no rule allows it.
+            UnavailableError: as ``Access.judged``.
         """
-        if self._is_on:
-            self._access.check_current(self._identity)
-            self._access.policy.check(self.principal, operations, resource)
+        if not self._is_on:
+            return
+
+        def decide(policy: Policy, now_ns: int) -> None:
+            policy.check_current(self._identity, now_ns)
+            policy.check(self.principal, operations, resource)
+
+        self._access.judged(decide)
 
     def check_known(self) -> None:
         """Refuse whom no rule names.
@@ -122,10 +158,16 @@ class Asker:
         Raises:
             UnauthenticatedError: its token is worth nothing any more.
             NotAllowedError: it is allowed nothing at all.
+            UnavailableError: as ``Access.judged``.
         """
-        if self._is_on:
-            self._access.check_current(self._identity)
-            self._access.policy.check_known(self.principal)
+        if not self._is_on:
+            return
+
+        def decide(policy: Policy, now_ns: int) -> None:
+            policy.check_current(self._identity, now_ns)
+            policy.check_known(self.principal)
+
+        self._access.judged(decide)
 
     def may(self, resource: Resource, *operations: Operation) -> bool:
         """Whether it may do one of some operations."""

@@ -6,11 +6,16 @@ import pytest
 
 from strandline.broker.access import Access, read_secret
 from strandline.clock import ManualClock
-from strandline.config import AuthConfig, BrokerConfig
-from strandline.errors import InvalidConfigError, NotAllowedError, UnauthenticatedError
+from strandline.config import AuthConfig, BrokerConfig, ClusterConfig
+from strandline.errors import (
+    InvalidConfigError,
+    NotAllowedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.apply import apply
-from strandline.metadata.image import MetadataImage
+from strandline.metadata.image import BrokerImage, MetadataImage
 from strandline.security.acl import CLUSTER, Resource, Rule
 from strandline.security.policy import Shown
 from strandline.security.tokens import Token, fingerprint, token_text
@@ -72,6 +77,27 @@ def test_a_revoked_token_ends_what_is_under_way(broker):
         asker.check(ORDERS, "read")
     with pytest.raises(UnauthenticatedError):
         asker.check_known()
+
+
+def test_a_broker_that_is_out_of_service_refuses_for_now(broker):
+    """It may lack a rule or a token that others have; the administrator's token needs neither."""
+    config = BrokerConfig(
+        auth=AuthConfig(enabled=True, admin_token=SECRET), cluster=ClusterConfig(broker_id=1)
+    )
+    door = Access(config, broker)
+    for brokers in ({}, {1: BrokerImage(id=1, directory_id="d", incarnation="i")}):
+        broker.image = MetadataImage(brokers=brokers)
+        with pytest.raises(UnavailableError):
+            door.identify(Shown(TEXT))
+        with pytest.raises(UnavailableError):
+            door.identify(Shown(None, "app")).check(ORDERS, "read")
+        door.identify(Shown(SECRET)).check(CLUSTER, "admin")
+    live = BrokerImage(id=1, directory_id="d", incarnation="i", is_fenced=False)
+    broker.image = MetadataImage(brokers={1: live})
+    with pytest.raises(UnauthenticatedError):
+        door.identify(Shown(TEXT))
+    with pytest.raises(NotAllowedError):
+        door.identify(Shown(None, "app")).check(ORDERS, "read")
 
 
 def test_the_policy_is_made_anew_only_when_it_may_have_changed(broker):

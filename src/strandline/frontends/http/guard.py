@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from strandline.broker.access import Access
-from strandline.errors import NotAllowedError, UnauthenticatedError
+from strandline.errors import NotAllowedError, UnauthenticatedError, UnavailableError
 from strandline.security.acl import CLUSTER
 from strandline.security.policy import Shown
 from strandline.security.tokens import bearer_token
@@ -33,6 +33,8 @@ def guarded(endpoint: Endpoint, access: Access) -> Endpoint:
             raise HTTPException(401, error.message, CHALLENGE) from None
         except NotAllowedError as error:
             raise HTTPException(403, error.message) from None
+        except UnavailableError as error:
+            raise HTTPException(503, error.message) from None
         return await endpoint(request)
 
     return answer

@@ -17,7 +17,6 @@ from strandline.errors import (
     NotAllowedError,
     QuotaExceededError,
     StrandlineError,
-    UnauthenticatedError,
 )
 from strandline.frontends.metering import Allowance
 from strandline.frontends.nats.flow import QUOTA, Peer
@@ -176,7 +175,7 @@ class PublisherConnection(Peer):
         try:
             if self._guard is not None:
                 self._guard.refresh()
-        except (UnauthenticatedError, NotAllowedError):
+        except StrandlineError:
             self.fail(NOBODY)
         return self.is_open
 
@@ -186,7 +185,7 @@ class PublisherConnection(Peer):
             return
         try:
             self._guard.check_current()
-        except (UnauthenticatedError, NotAllowedError):
+        except StrandlineError:
             self.fail(NOBODY)
         if not self._guard.is_open:
             self.fail("Authentication Timeout")
@@ -210,7 +209,7 @@ class PublisherConnection(Peer):
             self._guard.connect(claims, certificate_name(self._transport))
         except UNDECODABLE:
             self.fail("Parser Error")
-        except (UnauthenticatedError, NotAllowedError):
+        except StrandlineError:
             self.fail(NOBODY)
         else:
             self._parser.payload_max = self._listener.payload_max

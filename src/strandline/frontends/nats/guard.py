@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from strandline.broker.access import Access, Asker
-from strandline.errors import NotAllowedError, UnauthenticatedError
+from strandline.errors import StrandlineError
 from strandline.security.acl import Resource
 from strandline.security.policy import Policy, Shown
 
@@ -60,7 +60,7 @@ class PublishGuard:
         """Find out who it is.
 
         Raises:
-            UnauthenticatedError, NotAllowedError: nobody who may do anything here.
+            StrandlineError: nobody who may do anything here.
         """
         asker = self._access.identify(Shown(claims.token, certificate))
         asker.check_known()
@@ -71,7 +71,7 @@ class PublishGuard:
         """Forget what was allowed if rules or tokens have changed.
 
         Raises:
-            UnauthenticatedError, NotAllowedError: nothing is allowed any more.
+            StrandlineError: nothing is allowed any more.
         """
         if self._asker is not None and self._access.policy is not self._policy:
             self.check_current()
@@ -81,7 +81,7 @@ class PublishGuard:
         """Look whether it is still somebody.
 
         Raises:
-            UnauthenticatedError, NotAllowedError: not any more.
+            StrandlineError: not any more.
         """
         if self._asker is not None:
             self._asker.check_known()
@@ -98,7 +98,7 @@ class PublishGuard:
         assert self._asker is not None, "connected"
         try:
             self._asker.check(Resource("subject", subject.decode()), "publish")
-        except (NotAllowedError, UnauthenticatedError):
+        except StrandlineError:
             return False
         if len(self._allowed) >= REMEMBERED_MAX:
             self._allowed.clear()

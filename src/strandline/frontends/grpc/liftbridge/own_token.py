@@ -14,7 +14,7 @@ from strandline.broker.broker import Broker
 from strandline.client.connection import Connection
 from strandline.client.tls import Credentials
 from strandline.clock import Clock
-from strandline.errors import DisconnectedError, RequestTimeoutError, UnauthenticatedError
+from strandline.errors import RequestTimeoutError, UnauthenticatedError, UnavailableError
 from strandline.metadata.access_commands import AddToken
 from strandline.protocol import admin
 from strandline.security.principal import BROKERS
@@ -72,7 +72,7 @@ def wait_until_known(address: str, credentials: Credentials, clock: Clock) -> No
                 if clock.monotonic_ms() >= deadline_ms:
                     raise
                 pause.wait(KNOWN_POLL_S)
-            except (DisconnectedError, RequestTimeoutError):
+            except UnavailableError:
                 return  # it is away, and leads nothing until it has caught up
             else:
                 return
