@@ -355,3 +355,45 @@ def elect_one_that_lacks_records(brokers):
     brokers.until(lambda found: part(found, "rare").leader == follower, at=other)
     brokers.append("rare", "c")
     assert brokers.values("rare", follower, 2) == list("ac")
+
+
+def consume(brokers, server, count):
+    """Join the group and consume so many records, positions committed; their values."""
+
+    def poll():
+        values = []
+        with (
+            strandline.connect(server.flight, timeout_s=30) as client,
+            client.consumer("g", "orders", session_timeout_s=6.0) as consumer,
+        ):
+            deadline = time.monotonic() + PATIENCE_S
+            while len(values) < count and time.monotonic() < deadline:
+                for batch in consumer.poll(0.5):
+                    values += batch.records.column("value").to_pylist()
+            consumer.commit()
+        return [value.decode() for value in values]
+
+    return brokers._persist(poll)
+
+
+def test_streams_of_the_clusters_own_get_copies_on_brokers_that_join(brokers):
+    """A group was first used with one broker; two join, the first is lost, and it goes on."""
+    brokers.found(1)
+    brokers.create("orders")
+    brokers.append("orders", *"abc")
+    assert consume(brokers, brokers.running[1], 3) == list("abc")
+    assert part(brokers.status(), "__groups").replicas == (1,)
+    for number in (2, 3):
+        brokers.command("cluster", "add", f"{number}=127.0.0.1:{brokers.ports[number]}")
+        brokers.join(number, range(1, number + 1))
+        brokers.until(lambda found, n=number: voters(found) == set(range(1, n + 1)))
+    brokers.reassign(1, 2, 3)
+    found = brokers.until(
+        lambda found: is_whole(found) and {len(p.replicas) for p in found.partitions} == {3}
+    )
+    assert part(found, "__groups").leader is not None
+    brokers.append("orders", "d")
+    assert consume(brokers, brokers.running[2], 1) == ["d"]
+    brokers.running[1].kill()
+    brokers.append("orders", *"ef")
+    assert consume(brokers, brokers.running[3], 2) == list("ef")

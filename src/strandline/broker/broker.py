@@ -34,7 +34,7 @@ from strandline.errors import (
 )
 from strandline.metadata.commands import AllocateProducerIds, Command, CreateStream, DeleteStream
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
-from strandline.metadata.placement import open_brokers
+from strandline.metadata.internal_streams import copies_wanted, with_copies
 from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
@@ -44,7 +44,6 @@ from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, Timestam
 
 logger = logging.getLogger(__name__)
 
-INTERNAL_REPLICAS_MAX = 3
 PRODUCER_IDS = 1000
 """So many are reserved at a time; what is left of them is lost with a restart."""
 CLOCKS_DIFFER_NS = 60_000_000_000
@@ -277,8 +276,7 @@ class Broker(BrokerBase):
         Raises:
             UnavailableError: it cannot be stored now.
         """
-        copies = min(INTERNAL_REPLICAS_MAX, max(1, len(open_brokers(self._image))))
-        config = msgspec.structs.replace(config, replicas=copies, min_isr=copies // 2 + 1)
+        config = with_copies(config, copies_wanted(self._image))
         with contextlib.suppress(StreamExistsError):
             await self.create_stream(config)
 

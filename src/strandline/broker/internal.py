@@ -5,13 +5,9 @@ subject leads into them.
 """
 
 from strandline.errors import InvalidRequestError
+from strandline.metadata.internal_streams import INTERNAL_PREFIX, is_internal
 
-PREFIX = "__"
-
-
-def is_internal(name: str) -> bool:
-    """Whether a stream is the broker's own."""
-    return name.startswith(PREFIX)
+__all__ = ["check_public", "is_internal"]
 
 
 def check_public(name: str) -> None:
@@ -22,5 +18,6 @@ def check_public(name: str) -> None:
     """
     if is_internal(name):
         raise InvalidRequestError(
-            f"streams whose names begin with {PREFIX!r}, such as {name!r}, are the broker's own"
+            f"streams whose names begin with {INTERNAL_PREFIX!r}, such as {name!r}, are the "
+            "broker's own"
         )

@@ -26,6 +26,7 @@ from strandline.metadata.commands import (
     ReassignReplicas,
 )
 from strandline.metadata.image import MetadataImage, PartitionImage
+from strandline.metadata.internal_streams import adapt_settings
 from strandline.metadata.outcome import Outcome, Reason, Refusal, RefusedError
 from strandline.metadata.partitions import (
     begin_move,
@@ -103,7 +104,8 @@ def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
 def finish(image: MetadataImage, command: FinishReassignment) -> tuple[MetadataImage, Outcome]:
     """End moves whose new replicas are in sync."""
     one = partial(_finish, image)
-    return _each(image, command.partitions, at=lambda item: item, change=one)
+    after, outcome = _each(image, command.partitions, at=lambda item: item, change=one)
+    return adapt_settings(after, command.partitions), outcome
 
 
 def _finish(image: MetadataImage, at: PartitionAt) -> PartitionImage:

@@ -10,7 +10,8 @@ Rules, in this order:
 2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
 3. brokers that stop or are drained hand their leaderships to others in the ISR; one that stops
    and leads no more is fenced, so that no commit waits for it;
-4. moves whose new replicas are in sync are finished, then more begin, a few at a time;
+4. moves whose new replicas are in sync are finished, then more begin, a few at a time: off brokers
+   that are drained, and to give streams of our own more copies when brokers have joined;
 5. leaders are shared evenly again once the set of brokers in service has not changed for
    ``reshare_delay_ms``, so that one that comes and goes moves nothing.
 
@@ -40,6 +41,7 @@ from strandline.metadata.election import (
     led_partitions,
 )
 from strandline.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from strandline.metadata.internal_streams import widen_plan
 from strandline.metadata.partitions import why_move_waits
 from strandline.metadata.placement import drain_plan, rebalance_leaders
 from strandline.types import BrokerId
@@ -219,9 +221,10 @@ class _Plan:
 
     def begin_moves(self) -> None:
         """Rule 4, the first half."""
-        moves = drain_plan(self.image, moves_max=self.limits.moves_max)
-        if moves:
-            self.propose(ReassignReplicas(moves))
+        for plan in (drain_plan, widen_plan):
+            moves = plan(self.image, moves_max=self.limits.moves_max)
+            if moves:
+                self.propose(ReassignReplicas(moves))
 
     def share_leaders(self) -> None:
         """Rule 5."""

@@ -223,6 +223,7 @@ class Leader:
         """The same leadership again: the ISR, and the replicas, may have changed in it."""
         if not self.isr.changed(assignment.version, assignment.isr):
             return []
+        self.min_isr = assignment.min_isr
         brokers = {*assignment.replicas, *self.isr.counted} - {self.me}
         end = self.log.log_end_offset
         self.followers = {

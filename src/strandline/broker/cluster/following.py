@@ -96,6 +96,8 @@ class FollowingBroker(Broker):
 
     def _is_same(self, stream: Stream, wanted: StreamImage) -> bool:
         """Whether a stream here is the one in the image, with the same copies on this broker."""
+        if stream.config != wanted.config:
+            return False
         have = [(p.log_id, not isinstance(p, RemotePartition)) for p in stream.partitions]
         return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
 
@@ -111,6 +113,7 @@ class FollowingBroker(Broker):
             name = PartitionName(image.config.name, number)
             is_here = self.membership.me in item.replicas
             if is_here and item.log_id in known:
+                known[item.log_id].config = image.config
                 partitions.append(known[item.log_id])
             else:
                 partitions.append(self._make_partition(name, image.config, item))
