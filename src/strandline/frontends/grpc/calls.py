@@ -284,6 +284,8 @@ class Call:
         """End it once what is queued was sent."""
         if self.status is None:
             self.status, self.text = status, text
+            if self.timer is not None:
+                self.timer.cancel()
             self._connection.mark(self)
 
     def abort(self, error: RpcError) -> None:

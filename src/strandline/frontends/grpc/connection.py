@@ -66,6 +66,7 @@ WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
 """Calls that a client may take back beyond those it lets finish (CVE-2023-44487)."""
 DEADLINE_PASSED: Final = "the deadline has passed"
+A_BUG: Final = "internal error; see the broker's log"
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
@@ -220,7 +221,10 @@ class Connection(asyncio.Protocol):
             return call.feed(data, flow_bytes)
         except RpcError as error:
             call.abort(error)
-            return True
+        except Exception:
+            logger.exception("a gRPC call failed")
+            call.finish(Status.INTERNAL, A_BUG)
+        return True
 
     def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
@@ -297,10 +301,7 @@ class Connection(asyncio.Protocol):
             call.finish(ended.status, ended.text)
         except Exception:
             logger.exception("a gRPC call failed")
-            call.finish(Status.INTERNAL, "internal error; see the broker's log")
-        finally:
-            if call.timer is not None:
-                call.timer.cancel()
+            call.finish(Status.INTERNAL, A_BUG)
 
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""

@@ -98,6 +98,8 @@ class Direct:
 
     def take(self, messages):
         for message in messages:
+            if message == b"bug":
+                raise ValueError("a bug")
             self.call.send_framed(framed(message))
 
     def end_input(self):
@@ -340,6 +342,23 @@ async def test_messages_go_straight_to_who_takes_them():
     client.h2.send_data(1, framed(b"c"), end_stream=True)
     await client.exchange()
     assert client.data == framed(b"a") + framed(b"b") + framed(b"c")
+    assert client.trailers[b"grpc-status"] == b"0"
+
+
+async def test_a_bug_in_who_takes_messages_is_its_own(caplog):
+    """INTERNAL for its call; the connection and the deadline of the call are as after any end."""
+    client = Client()
+    client.begin(1, b"/s/Direct", (b"grpc-timeout", b"1H"))
+    await client.exchange()
+    timer = Direct.last.call.timer
+    client.h2.send_data(1, framed(b"bug"))
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"13"
+    assert "a bug" in caplog.text
+    assert timer.cancelled()
+    client.begin(3, b"/s/Echo")
+    client.h2.send_data(3, framed(b"z"), end_stream=True)
+    await client.exchange()
     assert client.trailers[b"grpc-status"] == b"0"
 
 

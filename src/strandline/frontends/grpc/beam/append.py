@@ -83,6 +83,8 @@ class AppendStream:
         """
         if self._is_leading(self._partition):
             for message in messages:
+                if self._call.status is not None:
+                    return  # a reply has ended the stream: nothing counts behind it
                 self._append(parsed(pb.AppendRequest, message))
         else:
             due = Due(0, 0)
