@@ -34,7 +34,7 @@ from strandline.security.tokens import Token
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName, WrappedKey
 
 IMAGE_VERSION = 4
-"""Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens and
+"""Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
 events; all are read and become 4."""
 
 BrokerState = Literal["live", "fenced", "draining", "stopping"]
