@@ -208,11 +208,11 @@ async def till(admin):
     "limits", [{"publish_bytes_per_s": RATE}, {"requests_per_s": RATE // len(VALUE)}]
 )
 async def test_publishing_at_the_ingest_listener_is_held_up(server, admin, till, limits):
-    """Four seconds' worth, of bytes or messages, take more than one; all of it is stored."""
+    """Three seconds' worth, of bytes or messages, take their time; all of it is stored."""
     await asyncio.to_thread(admin.quotas.set, till.name, **limits)
-    count = 4 * RATE // len(VALUE)
+    count = 3 * RATE // len(VALUE)
     before = await asyncio.to_thread(admin.offsets, "orders")
-    assert await publish_nats(server.ingest_url, till.token, count) > 1.0
+    assert await publish_nats(server.ingest_url, till.token, count) > 0.5
     after = await asyncio.to_thread(admin.offsets, "orders")
     assert after[0] - before[0] == count + 1
 
@@ -280,7 +280,7 @@ def _taken(api, request):
 
 def test_a_stream_of_grpc_is_held_up_both_ways(admin, api):
     """Beyond the first window, publishes are taken no faster than the quota allows; reads alike."""
-    rate, value, count = 1 << 20, b"x" * (64 << 10), 64
+    rate, value, count = 1 << 20, b"x" * (64 << 10), 48
     admin.quotas.set("boat", publish_bytes_per_s=rate, read_bytes_per_s=rate)
     first = api.offset()
     requests = [
@@ -290,7 +290,7 @@ def test_a_stream_of_grpc_is_held_up_both_ways(admin, api):
     began = time.monotonic()
     acks = list(islice(api.publish_async(iter(requests)), count))
     assert len(acks) == count
-    assert time.monotonic() - began > 1.0
+    assert time.monotonic() - began > 0.5
     request = pb.SubscribeRequest(
         stream="orders", startPosition=pb.StartPosition.OFFSET, startOffset=first
     )

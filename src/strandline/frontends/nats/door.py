@@ -81,13 +81,17 @@ class Door:
         return len(self._clients)
 
     def opened(self, server_id: str) -> list[int]:
-        """The server is heard again; who left meanwhile is not known, so everybody has to."""
-        before, self._clients = self._clients, {}
-        for client in before.values():
-            client.allowance.close()
-        is_same = server_id == self._server_id
-        self._server_id = server_id
-        return list(before) if is_same else []
+        """The server is heard again; who left meanwhile is not known, so everybody has to.
+
+        Of a server that was started anew nobody is left. Of the same one everybody is told to leave
+        until it says that they are gone.
+        """
+        if server_id != self._server_id:
+            self._server_id = server_id
+            for connection in list(self._clients):
+                self.left(connection)
+        self._leaving = set(self._clients)
+        return sorted(self._leaving)
 
     def answer(self, question: bytes) -> bytes | None:
         """Let a client in, or not; None if nobody asked who may."""

@@ -216,9 +216,12 @@ def test_when_the_server_was_out_of_sight_everybody_comes_anew(known):
     """Who left meanwhile is not known; of a server that was started anew nobody is left."""
     known.ask(auth_token=TOKEN, connection=3)
     assert known.door.opened(known.server.public) == [3]
-    assert known.door.clients == 0
     known.ask(auth_token=TOKEN, connection=4)
+    assert known.door.unwelcome() == [3], "until the server says that it is gone"
+    known.door.left(3)
+    assert known.door.unwelcome() == []
     assert known.door.opened(KeyPair(SERVER).public) == []
+    assert known.door.clients == 0
 
 
 def test_one_connection_too_many_is_kept_out(known):
