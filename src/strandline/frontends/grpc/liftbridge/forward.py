@@ -18,7 +18,7 @@ from strandline.broker.responder import Responder
 from strandline.client.client import Client
 from strandline.client.results import Ack
 from strandline.client.tls import Credentials
-from strandline.errors import StrandlineError, UnavailableError
+from strandline.errors import StrandlineError, UnauthenticatedError, UnavailableError
 from strandline.frontends.grpc.liftbridge.own_token import own_token, wait_until_known
 from strandline.record.codec import Headers
 from strandline.types import BrokerId, Offset, PartitionName
@@ -54,6 +54,7 @@ class Forwarder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward")
         self._client: Client | None = None
         self._pending = 0
+        self._is_stopping = False
 
     def append(self, record: Handed, *, responder: Responder | None, token: object) -> None:
         """Hand a record on; the outcome reaches the responder."""
@@ -89,7 +90,7 @@ class Forwarder:
             if failure is None:
                 self._tell(done, future.result())
             elif isinstance(failure, StrandlineError):
-                self._tell(done, failure)
+                self._tell(done, self._explained(failure))
             else:
                 logger.error("a publish could not be handed on", exc_info=failure)
                 self._tell(done, UnavailableError("internal error; see the broker's log"))
@@ -106,9 +107,17 @@ class Forwarder:
                 message_id=record.message_id,
             )
         except StrandlineError as error:
-            self._tell(done, error)
+            self._tell(done, self._explained(error))
             return
         future.add_done_callback(finished)
+
+    def _explained(self, error: StrandlineError) -> StrandlineError:
+        """What the caller is told: that our token was refused is no fault of its own."""
+        if not isinstance(error, UnauthenticatedError):
+            return error
+        if not self._is_stopping:
+            self.renew_client()
+        return UnavailableError("the leader did not take this broker's own token; retry")
 
     def _tell(
         self, done: Callable[[Ack | StrandlineError], None], outcome: Ack | StrandlineError
@@ -131,6 +140,7 @@ class Forwarder:
 
     async def stop(self) -> None:
         """Let go of the client; what is under way is told that its outcome is unknown."""
+        self._is_stopping = True
         client, self._client = self._client, None
         self._thread.shutdown(wait=False, cancel_futures=True)
         if client is not None:
