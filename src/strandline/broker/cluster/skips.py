@@ -1,8 +1,9 @@
 """Giving up a partition's records and going on beyond their end, in a cluster: its leader decides.
 
-Rules: the partition takes no records from before the decision is asked for until it is known, or one
-that was acknowledged meanwhile might lie beyond the offset and be lost. So an answer that did not
-come is asked for again, as long as it takes: what was asked before is then refused, or was done.
+Rules: the partition takes no records from before the decision is asked for until it is known, or
+one that was acknowledged meanwhile might lie beyond the offset and be lost. So an answer that did
+not come is asked for again, as long as it takes: what was asked before is then refused, or was
+done. A change of the partition meanwhile, such as of its ISR, only means to decide again.
 """
 
 import asyncio
@@ -55,34 +56,39 @@ class Skips:
         Raises:
             NotLeaderError: another broker leads it; it is named.
             OffsetOutOfRangeError: it is not beyond the end.
-            InvalidRequestError: somebody else has come to lead.
             UnavailableError: it is being done already.
         """
-        at = self._log_starts.led(target)
+        self._log_starts.led(target)
         if target.log_id in self._under_way:
             raise UnavailableError(f"the records of {target.name} are being given up already")
         self._under_way.add(target.log_id)
         self._settle()
         try:
             await quiesce()
-            if offset <= target.log_end_offset:
-                raise OffsetOutOfRangeError(
-                    f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
-                )
-            await self._decide(SkipTo(at, offset), lambda: target.closed)
+            while not (target.closed or await self._is_decided(target, offset)):  # noqa: ASYNC110  each look decides anew
+                await asyncio.sleep(RETRY_S)
         finally:
             self._under_way.discard(target.log_id)
             target.bar(None)
             self._settle()
 
-    async def _decide(self, command: SkipTo, is_done: Callable[[], bool]) -> None:
-        while True:
-            try:
-                outcome = await self._operations.outcome(command)
-            except UnavailableError as error:
-                logger.warning("%s goes on elsewhere, or not: %s", command.at.name, error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            if not is_done():  # by an attempt whose answer was lost
-                outcome.raise_if_refused()
-            return
+    async def _is_decided(self, target: Partition, offset: Offset) -> bool:
+        """Whether it is done; if not, the partition has changed, or the answer was lost.
+
+        Raises:
+            NotLeaderError, OffsetOutOfRangeError: as ``skip``.
+        """
+        command = SkipTo(self._log_starts.led(target), offset)
+        # Looked at each time: another leader, were there one meanwhile, would have taken records.
+        if offset <= target.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
+            )
+        try:
+            outcome = await self._operations.outcome(command)
+        except UnavailableError as error:
+            logger.warning("whether %s goes on elsewhere is not known: %s", target.name, error)
+            return False
+        if outcome.reason != "stale_partition":
+            outcome.raise_if_refused()
+        return outcome.is_applied
