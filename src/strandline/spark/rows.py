@@ -45,8 +45,8 @@ class Fingerprint:
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> "Fingerprint":
         """The fingerprint of a batch, by its values."""
-        values = batch.column("value").cast(pa.binary()).to_pylist()
-        return cls(batch.num_rows, sum(zlib.crc32(value or b"") for value in values) % _WORD)
+        values = batch.column("value").cast(pa.binary()).fill_null(b"").to_pylist()
+        return cls(batch.num_rows, sum(map(zlib.crc32, values)) % _WORD)
 
     def __add__(self, other: "Fingerprint") -> "Fingerprint":
         return Fingerprint(self.rows + other.rows, (self.checksum + other.checksum) % _WORD)
@@ -87,15 +87,15 @@ class Routes:
         if batch.num_rows == 0:
             return
         rows = self._prepared(batch)
-        if not self._by_stream and not self._by_partition:
-            yield Piece(self._options.stream or "", None, rows)
-            return
-        for stream, partition in self._ways(batch):
-            mask = self._mask(batch, stream, partition)
+        ways = self._ways(batch)
+        for stream, partition in ways:
             name = stream or self._options.stream
             if not name:
                 raise InvalidRecordError("a row names no stream, and the option 'stream' neither")
-            yield Piece(name, partition, rows.filter(mask))
+            # Most batches go one way as a whole: those are not copied.
+            is_whole = len(ways) == 1
+            mine = rows if is_whole else rows.filter(self._mask(batch, stream, partition))
+            yield Piece(name, partition, mine)
 
     def producers(self, client: Client, *, timeout_s: float) -> "Producers":
         """A producer for each stream, made when it is first needed."""
@@ -103,12 +103,18 @@ class Routes:
 
     def _ways(self, batch: pa.RecordBatch) -> list[tuple[str | None, int | None]]:
         """The distinct streams and partitions of a batch, in the order of their first rows."""
-        nothing = [None] * batch.num_rows
-        streams = batch.column(STREAM_COLUMN).to_pylist() if self._by_stream else nothing
-        partitions = batch.column("partition").to_pylist() if self._by_partition else nothing
-        if self._by_partition and None in partitions:
-            raise InvalidRecordError("a row has no partition, which 'partitionBy' asks for")
-        return list(dict.fromkeys(zip(streams, partitions, strict=True)))
+        columns = {}
+        if self._by_stream:
+            columns[STREAM_COLUMN] = batch.column(STREAM_COLUMN)
+        if self._by_partition:
+            columns["partition"] = batch.column("partition")
+            if columns["partition"].null_count:
+                raise InvalidRecordError("a row has no partition, which 'partitionBy' asks for")
+        if not columns:
+            return [(None, None)]
+        # One thread keeps the order.
+        grouped = pa.table(columns).group_by(list(columns), use_threads=False).aggregate([])
+        return [(way.get(STREAM_COLUMN), way.get("partition")) for way in grouped.to_pylist()]
 
     def _mask(
         self, batch: pa.RecordBatch, stream: str | None, partition: int | None

@@ -106,9 +106,14 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Without the wait Spark would ask 60 times a second while nothing comes.
         """
         begin = decode_offsets(start)
-        if self.final_offsets is None and self.options.long_poll_ms > 0:
-            wait_for_records(self.options, begin)
         state = stream_state(self.options)
+        # A query that is behind need not wait, and asks once for each micro-batch.
+        is_behind = any(
+            each.high_watermark > begin.get(each.partition, 0) for each in state.partitions
+        )
+        if not is_behind and self.final_offsets is None and self.options.long_poll_ms > 0:
+            wait_for_records(self.options, begin)
+            state = stream_state(self.options)
         refuse_other_stream(start, state)
         return state, self._up_to_final(
             available_end(state.partitions, self.options, start=begin), begin

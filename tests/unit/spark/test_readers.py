@@ -133,9 +133,11 @@ def test_a_slow_stream_gathers_records(broker, monkeypatch):
 
 
 def test_a_running_query_waits_for_records(broker):
-    """Each question for the end waits on the broker first, unless longPollMs is 0."""
+    """One that has read everything waits on the broker, unless longPollMs is 0; others go on."""
     reader().latestOffset(encoded(100, 50), ReadAllAvailable())
     assert broker.waits == [{0: 100, 1: 50}]
+    reader().latestOffset(encoded(99, 50), ReadAllAvailable())
+    assert len(broker.waits) == 1
     reader(longPollMs="0").latestOffset(encoded(100, 50), ReadAllAvailable())
     assert len(broker.waits) == 1
 
