@@ -15,8 +15,9 @@ from strandline.spark.demo.processes import Child
 
 JOBS = Path(__file__).parent / "jobs"
 KILLS = int(os.environ.get("EXECUTOR_KILLS", "2"))
+PATIENCE_S = 400
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 def executors(workers):
@@ -39,11 +40,11 @@ def test_a_cluster_lands_each_record_once_though_executors_die(
     command = [sys.executable, str(JOBS / "land.py"), url, log.server, stream, str(tmp_path)]
     job = Child(command, log=tmp_path / "job.log")
     try:
-        counted = job.wait_for("counted", timeout_s=120)
+        counted = job.wait_for("counted", timeout_s=PATIENCE_S)
         assert (counted["rows"], counted["tasks"]) == (3000, 2)
         killed = set()
         for round_number in range(KILLS):
-            job.wait_for("batch", timeout_s=120)
+            job.wait_for("batch", timeout_s=PATIENCE_S)
             first = 3000 + 1000 * round_number
             log.append(stream, range(first, first + 1000), size=100)
             time.sleep(moments.uniform(0, 1.5))
@@ -52,7 +53,7 @@ def test_a_cluster_lands_each_record_once_though_executors_die(
             killed.add(victim)
         total = 3000 + 1000 * KILLS
         while len(landed(tmp_path / "table")) < total:
-            job.wait_for("batch", timeout_s=120)
+            job.wait_for("batch", timeout_s=PATIENCE_S)
     finally:
         job.kill()
     assert len(killed) == KILLS
@@ -76,7 +77,7 @@ def test_a_cluster_publishes_each_record_once_though_executors_and_drivers_die(
     job = Child(command, log=tmp_path / "job.log")
     try:
         for victim in ("executor", "driver", "executor"):
-            job.wait_for("batch", timeout_s=120)
+            job.wait_for("batch", timeout_s=PATIENCE_S)
             log.append(source, range(total, total + 300))
             total += 300
             time.sleep(moments.uniform(0, 0.5))
@@ -86,7 +87,7 @@ def test_a_cluster_publishes_each_record_once_though_executors_and_drivers_die(
                 job.kill()
                 job = Child(command, log=tmp_path / "job.log")
         while len(log.records(copy)) < total:
-            job.wait_for("batch", timeout_s=120)
+            job.wait_for("batch", timeout_s=PATIENCE_S)
     finally:
         job.kill()
 
