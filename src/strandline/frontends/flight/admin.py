@@ -156,7 +156,7 @@ class AdminActions:
         stream = self._broker.stream(request.name)
         watched = {stream.partition(number): after for number, after in request.beyond.items()}
         deadline = self._life.now_ms() + request.wait_ms_max
-        with self._life.waiter() as waiter:
+        with self._life.waiter(watched) as waiter:
             while True:
                 waiter.arm()
                 left_ms = deadline - self._life.now_ms()

@@ -1,15 +1,17 @@
 """What the calls of one Flight front end share: whether to go on, what to wait for, who is busy.
 
 Rules: a call waits in slices of ``POLL_S``, so that a client that went away and a broker that stops
-free its thread promptly; nothing here blocks longer. Any thread may use any method but ``notify``.
+free its thread promptly; nothing here blocks longer. Any thread may use any method. Who waits is
+woken by the partitions it waits for, and by no others: a thread that wakes in vain costs the rest.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
 from strandline.broker.broker import Broker
+from strandline.broker.partition_reads import PartitionReads
 from strandline.errors import ShuttingDownError
 
 LISTENER = "flight"
@@ -21,7 +23,7 @@ class Life:
     """Shared by all calls of a front end.
 
     Args:
-        broker: whose turns wake the waiting.
+        broker: whose calls they are.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -60,14 +62,14 @@ class Life:
             self.check()
 
     def notify(self) -> None:
-        """A turn has ended: wake who waits for any partition. On the loop."""
+        """Wake all who wait: the broker stops."""
         # A copy, because threads come and go meanwhile.
         for waiter in tuple(self._waiters):
             waiter.set()
 
-    def waiter(self) -> "TurnWaiter":
-        """Something to wait for turns with; use it as a context."""
-        return TurnWaiter(self._waiters)
+    def waiter(self, partitions: Iterable[PartitionReads]) -> "NewsWaiter":
+        """Something to wait for news of partitions with; use it as a context."""
+        return NewsWaiter(self._waiters, partitions)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -99,24 +101,36 @@ class Life:
         return self._streams
 
 
-class TurnWaiter:
-    """Waits for turns to end; none is missed between ``wait``s."""
+class NewsWaiter:
+    """Waits for commits and changes of partitions; none is missed between ``wait``s."""
 
-    def __init__(self, waiters: list[threading.Event]) -> None:
+    def __init__(
+        self, waiters: list[threading.Event], partitions: Iterable[PartitionReads]
+    ) -> None:
         self._waiters = waiters
+        self._partitions = tuple(partitions)
         self._event = threading.Event()
 
     def __enter__(self) -> Self:
         self._waiters.append(self._event)
+        for partition in self._partitions:
+            partition.watch(self._event)
         return self
 
     def __exit__(self, *_: object) -> None:
+        for partition in self._partitions:
+            partition.unwatch(self._event)
         self._waiters.remove(self._event)
 
     def arm(self) -> None:
-        """Forget turns that ended; call before looking at what they may have changed."""
+        """Forget the news so far; call before looking at what they may have changed."""
         self._event.clear()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are any since ``arm``."""
+        return self._event.is_set()
+
     def wait(self, timeout_s: float) -> None:
-        """Wait until a turn ends after ``arm``, at most ``POLL_S``."""
+        """Wait until there are news since ``arm``, at most ``POLL_S``."""
         self._event.wait(max(0.0, min(timeout_s, POLL_S)))

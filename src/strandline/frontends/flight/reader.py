@@ -122,13 +122,13 @@ class ReadSession:
         """Round and round the partitions; waits when none has anything."""
         going = [cursor for cursor in self._cursors if not cursor.is_done]
         turn = cycle(range(len(going)))
-        with self._life.waiter() as waiter:
+        with self._life.waiter(cursor.partition for cursor in going) as waiter:
             while going:
                 waiter.arm()
                 ready = [cursor for cursor in going if cursor.has_more]
                 if not ready:
                     yield None
-                    self._wait(going, waiter.wait)
+                    waiter.wait(POLL_S)
                 elif self._request.bytes_min:
                     self._long_poll()
                 # Each round begins with another partition, so that none is always last.
@@ -139,15 +139,6 @@ class ReadSession:
                     return
                 if any(cursor.is_done for cursor in ready):
                     going = [cursor for cursor in going if not cursor.is_done]
-
-    def _wait(
-        self, cursors: list[Cursor[Partition]], wait_for_turn: Callable[[float], None]
-    ) -> None:
-        """Wait a while for more records."""
-        if len(cursors) == 1:
-            cursors[0].partition.wait_beyond(cursors[0].position, POLL_S)
-        else:
-            wait_for_turn(POLL_S)
 
     def _long_poll(self) -> None:
         """Wait until ``bytes_min`` can be delivered, for at most ``wait_ms_max``.
@@ -161,7 +152,7 @@ class ReadSession:
         if not has_own_end:
             for cursor in self._cursors:
                 cursor.stop = None
-        with self._life.waiter() as waiter:
+        with self._life.waiter(cursor.partition for cursor in self._cursors) as waiter:
             while True:
                 waiter.arm()
                 left_ms = deadline - self._life.now_ms()

@@ -76,7 +76,6 @@ class FlightFrontEnd:
         """
         life = Life(self._broker)
         tls = load_tls(self._tls)
-        self._broker.on_turn_end(life.notify)
         address = (self._host, self.port)
         self._server = _listen(self._broker, life, address, tls=tls, gate=self._gate)
         self.port = self._server.port

@@ -44,7 +44,7 @@ class FakePartition:
         self.refuse: Exception | None = None
         self.holds_acks = False
         self.held: list = []
-        self._more = threading.Condition()
+        self.waiters: list[threading.Event] = []
 
     @property
     def stable_offset(self) -> int:
@@ -68,9 +68,9 @@ class FakePartition:
 
     def _add(self, batch) -> None:
         self.batches.append(bytes(batch))
-        with self._more:
-            self.high_watermark = read_header(batch).next_offset
-            self._more.notify_all()
+        self.high_watermark = read_header(batch).next_offset
+        for waiter in tuple(self.waiters):
+            waiter.set()
 
     def read(self, offset: int, bytes_max: int) -> pa.Buffer:
         """Whole batches from the one that holds the offset on."""
@@ -92,11 +92,13 @@ class FakePartition:
             taken += batch
         return pa.py_buffer(taken)
 
-    def wait_beyond(self, offset: int, timeout_s: float) -> bool:
-        """Wait for more."""
-        with self._more:
-            self._more.wait_for(lambda: self.high_watermark > offset or self.closed, timeout_s)
-        return self.high_watermark > offset
+    def watch(self, waiter) -> None:
+        """Set it when there is more."""
+        self.waiters.append(waiter)
+
+    def unwatch(self, waiter) -> None:
+        """Set it no more."""
+        self.waiters.remove(waiter)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """The first record at or after a time."""

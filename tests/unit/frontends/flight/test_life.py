@@ -1,4 +1,4 @@
-"""What calls share: being told to stop, waiting for turns, counting streams."""
+"""What calls share: being told to stop, waiting for news, counting streams."""
 
 import time
 
@@ -9,21 +9,32 @@ from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.sockets import cut_connections
 
 
-def test_a_turn_between_arming_and_waiting_is_not_missed(broker):
-    """The waiter that looked before the turn is woken by it."""
+def test_news_between_arming_and_waiting_are_not_missed(broker, partition):
+    """The waiter that looked before a commit is woken by it, as by the end of the broker."""
     life = Life(broker)
-    with life.waiter() as waiter:
-        waiter.arm()
-        life.notify()
-        started = time.monotonic()
-        waiter.wait(5)
-        assert time.monotonic() - started < 0.2
+    with life.waiter([partition]) as waiter:
+        for news in (lambda: partition.store(b"a"), life.notify):
+            waiter.arm()
+            assert not waiter.has_news
+            news()
+            assert waiter.has_news
+            waiter.wait(60)
+
+
+def test_other_partitions_wake_nobody(broker):
+    """A thread that wakes in vain costs all others."""
+    one, two = broker.make_stream("m", partitions=2).partitions
+    life = Life(broker)
+    with life.waiter([one]):
+        assert len(one.waiters) == 1
+        assert two.waiters == []
+    assert one.waiters == []
 
 
 def test_waits_are_short(broker):
     """Whatever the timeout, a thread looks again within a fraction of a second."""
     life = Life(broker)
-    with life.waiter() as waiter:
+    with life.waiter([]) as waiter:
         started = time.monotonic()
         waiter.wait(60)
         waiter.wait(-1)
