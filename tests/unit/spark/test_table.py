@@ -6,6 +6,7 @@ import time
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -220,6 +221,18 @@ def test_only_posix_paths_are_taken(tmp_path):
     assert TableFiles(f"file:{tmp_path}").root == tmp_path
     with pytest.raises(InvalidConfigError, match="hard links"):
         TableFiles("s3://bucket/t")
+
+
+def test_offsets_are_stored_as_differences(tmp_path):
+    """A dictionary of numbers that never repeat would be larger than they are."""
+    files = TableFiles(str(tmp_path))
+    [staged] = propose(files, rows(0, 0, 50_000)).files
+    with pq.ParquetFile(files.staging / staged.staged) as file:
+        group = file.metadata.row_group(0)
+        places = {group.column(i).path_in_schema: group.column(i) for i in range(3)}
+    assert "DELTA_BINARY_PACKED" in places["offset"].encodings
+    assert places["offset"].total_compressed_size < 50_000
+    assert not places["value"].has_dictionary_page
 
 
 def test_an_empty_task_stages_no_file(tmp_path):
