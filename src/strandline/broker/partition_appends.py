@@ -71,9 +71,7 @@ class PartitionAppends(PartitionReads):
     @property
     def absence(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
-        return (
-            self._admission.refusal or self._closed_by or self._unseated_by or self._key_refusal
-        )
+        return self._admission.refusal or self._closed_by or self._unseated_by or self._key_refusal
 
     @property
     def _key_refusal(self) -> StrandlineError | None:
