@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from multiprocessing.context import SpawnContext
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import strandline
 from benchmarks import figures, machine, runner
@@ -37,7 +37,7 @@ WRITE_INTERVAL_S: Final = 2.0
 OLD_MS: Final = 100
 """Records that are handed out sooner are not worth an event."""
 PATIENCE_S: Final = 60.0
-SETTLE_S: Final = 3.0
+SETTLE_S: Final = 4.0
 ORPHAN_S: Final = 1.0
 """How often a process of members looks whether it is still wanted."""
 CONNECTIONS: Final = 8
@@ -177,14 +177,13 @@ class Group:
 
 
 class Writer:
-    """Writes a record to every partition, again and again."""
+    """Writes a record to every partition, again and again, while its context lasts."""
 
     def __init__(self, address: str, partitions: int) -> None:
         self._address = address
         self._partitions = partitions
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
     def _run(self) -> None:
         with (
@@ -195,8 +194,11 @@ class Writer:
                 for partition in range(self._partitions):
                     producer.append(b"x" * 100, partition=partition)
 
-    def end(self) -> None:
-        """Stop."""
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
 
@@ -217,7 +219,6 @@ def measure(server: ProcessServer, args: argparse.Namespace, context: SpawnConte
     events, is_over = context.Queue(), context.Event()
     with strandline.connect(address) as client:
         client.create_stream(STREAM, partitions=args.partitions)
-    writer = Writer(address, args.partitions)
     shares = [args.members // args.processes] * args.processes
     shares[0] += args.members - sum(shares)
     processes = [
@@ -229,17 +230,17 @@ def measure(server: ProcessServer, args: argparse.Namespace, context: SpawnConte
     try:
         group = Group(events, args.partitions)
         group.until_shared(args.members)
-        return _rounds(server, group, events, args=args)
+        with Writer(address, args.partitions):
+            return _rounds(server, group, events, args=args)
     finally:
         is_over.set()
-        writer.end()
         _drain(events, processes)
 
 
 def _rounds(
     server: ProcessServer, group: Group, events: Any, *, args: argparse.Namespace
 ) -> Measured:
-    group.settle(SETTLE_S)
+    group.settle(2 * SETTLE_S)  # until every partition has a position
     group.ages.clear()
     group.settle(2 * SETTLE_S)
     steady_ms = max((age for _, age in group.ages), default=OLD_MS)

@@ -1,10 +1,9 @@
 """A partition as readers see it: what it holds, how far they may go, and waking them.
 
-Threads: any may use ``read``, ``wait_beyond``, ``offset_for_timestamp`` and the offsets; the rest
-is for the loop's. Must not know how records come in.
+Threads: any may use ``read``, ``watch``, ``offset_for_timestamp`` and the offsets; the rest is for
+the loop's. Must not know how records come in.
 """
 
-import threading
 from abc import ABC, abstractmethod
 
 import pyarrow as pa
@@ -113,24 +112,15 @@ class PartitionReads(ABC):
         """Report what was met while reading the log."""
 
     def watch(self, waiter: Waiter) -> None:
-        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``."""
+        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
+
+        Look at what you wait for after this, for it may have come before.
+        """
         self._waiters.append(waiter)
 
     def unwatch(self, waiter: Waiter) -> None:
         """Set it no more."""
         self._waiters.remove(waiter)
-
-    def wait_beyond(self, offset: Offset, timeout_s: float) -> bool:
-        """Block until the stable offset is above ``offset``; False on timeout or close."""
-        waiter = threading.Event()
-        self._waiters.append(waiter)
-        try:
-            if self.stable_offset > offset or self.closed:
-                return self.stable_offset > offset
-            waiter.wait(timeout_s)
-            return self.stable_offset > offset
-        finally:
-            self._waiters.remove(waiter)
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""

@@ -193,6 +193,18 @@ async def until(condition, *, seconds=10):
             await asyncio.sleep(0.002)
 
 
+def wait_beyond(partition, offset, timeout_s):
+    """Block, as a reader does, until there is something beyond an offset, or the end."""
+    waiter = threading.Event()
+    partition.watch(waiter)
+    try:
+        if partition.stable_offset <= offset and not partition.closed:
+            waiter.wait(timeout_s)
+        return partition.stable_offset > offset
+    finally:
+        partition.unwatch(waiter)
+
+
 def abandon(broker):
     """Leave a broker as kill -9 does: nothing is finished, everything is let go."""
     for task in broker._tasks:
@@ -226,7 +238,13 @@ def answers():
 def kit():
     """Helpers, since tests are no package."""
     return SimpleNamespace(
-        put=put, values=values, until=until, abandon=abandon, Answers=Answers, Disk=RiggedDisk
+        put=put,
+        values=values,
+        until=until,
+        abandon=abandon,
+        wait_beyond=wait_beyond,
+        Answers=Answers,
+        Disk=RiggedDisk,
     )
 
 

@@ -339,7 +339,7 @@ async def test_waiting_readers_hear_of_what_reopening_found(
 ):
     """Records that were rejected but found stored wake those who wait for new ones."""
     disk.fail("sync", "/journal/", after=1)
-    waiting = asyncio.get_running_loop().run_in_executor(None, partition.wait_beyond, 0, 10.0)
+    waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
     assert answers.codes == {"a": "log_poisoned"}

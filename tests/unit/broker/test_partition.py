@@ -360,23 +360,23 @@ async def test_impossible_offsets_name_the_range(partition, answers, kit):
 
 async def test_waiting_ends_at_a_commit(partition, answers, kit):
     """A reader beyond the end is woken by the commit that gives it something."""
-    waiting = asyncio.get_running_loop().run_in_executor(None, partition.wait_beyond, 0, 10.0)
+    waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
     await kit.until(lambda: partition._waiters)
     kit.put(partition, answers, "a")
     turn(partition)
     assert await waiting is True
-    assert partition.wait_beyond(0, 0.0) is True
-    assert partition.wait_beyond(1, 0.01) is False
+    assert kit.wait_beyond(partition, 0, 0.0) is True
+    assert kit.wait_beyond(partition, 1, 0.01) is False
     assert not partition._waiters
 
 
 async def test_waiting_ends_when_the_partition_is_closed(partition, kit):
     """Deleting a stream or stopping the broker lets go of waiting readers."""
-    waiting = asyncio.get_running_loop().run_in_executor(None, partition.wait_beyond, 0, 10.0)
+    waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
     await kit.until(lambda: partition._waiters)
     partition.close(ShuttingDownError("stopping"))
     assert await asyncio.wait_for(waiting, 5) is False
-    assert partition.wait_beyond(0, 10.0) is False
+    assert kit.wait_beyond(partition, 0, 10.0) is False
 
 
 async def test_every_waiting_reader_is_woken(partition, answers, kit):
