@@ -35,6 +35,7 @@ from strandline.testing.action_bodies import BODIES, MINE
 ADMIN = "an-administrators-token-made-for-this-test"
 TIMEOUT_S = 30
 HEALTH = "/grpc.health.v1.Health/"
+DENIED = "The client is not authorized to call"
 
 
 class Door:
@@ -70,9 +71,6 @@ def door():
     server.start()
     yield Door(server)
     server.stop()
-
-
-# Arrow Flight
 
 
 def put(client, options):
@@ -199,6 +197,7 @@ def test_no_action_is_for_those_who_may_not(door, flight, name):
 
 # gRPC
 
+GROUP = {"groupId": MINE, "consumerId": "c"}
 LIFTBRIDGE = {
     "CreateStream": pb.CreateStreamRequest(name="mine-2", subject="mine-2"),
     "DeleteStream": pb.DeleteStreamRequest(name=MINE),
@@ -212,13 +211,11 @@ LIFTBRIDGE = {
     "PublishToSubject": pb.PublishToSubjectRequest(subject=MINE, value=b"v"),
     "SetCursor": pb.SetCursorRequest(stream=MINE, cursorId=MINE, offset=1),
     "FetchCursor": pb.FetchCursorRequest(stream=MINE, cursorId=MINE),
-    "JoinConsumerGroup": pb.JoinConsumerGroupRequest(groupId=MINE, consumerId="c", streams=[MINE]),
-    "LeaveConsumerGroup": pb.LeaveConsumerGroupRequest(groupId=MINE, consumerId="c"),
-    "FetchConsumerGroupAssignments": pb.FetchConsumerGroupAssignmentsRequest(
-        groupId=MINE, consumerId="c"
-    ),
+    "JoinConsumerGroup": pb.JoinConsumerGroupRequest(**GROUP, streams=[MINE]),
+    "LeaveConsumerGroup": pb.LeaveConsumerGroupRequest(**GROUP),
+    "FetchConsumerGroupAssignments": pb.FetchConsumerGroupAssignmentsRequest(**GROUP),
     "ReportConsumerGroupCoordinator": pb.ReportConsumerGroupCoordinatorRequest(
-        groupId=MINE, consumerId="c", coordinator="0"
+        **GROUP, coordinator="0"
     ),
 }
 BEAM = {
@@ -262,8 +259,7 @@ def rpc(port, path, token):
 
 def test_every_rpc_has_a_request_to_try_it_with(door):
     """The list is that of the listeners; health is for everybody, and says nothing else."""
-    paths = {path for path in grpc_paths(door) if not path.startswith(HEALTH)}
-    assert paths == set(REQUESTS)
+    assert {path for path in grpc_paths(door) if not path.startswith(HEALTH)} == set(REQUESTS)
 
 
 @pytest.mark.parametrize("path", sorted(REQUESTS))
@@ -280,7 +276,7 @@ def test_no_rpc_is_for_those_who_may_not(door, path):
         assert status is grpc.StatusCode.PERMISSION_DENIED, (status, answer)
         method = path.rpartition("/")[2]
         if path.startswith("/proto.API/"):
-            assert answer.startswith(f"The client is not authorized to call {method} on resource")
+            assert answer.startswith(f"{DENIED} {method} on resource")
     else:
         assert status is None
 
@@ -292,8 +288,7 @@ def test_a_stream_of_publishes_is_told_message_by_message(door):
     response = pb.PublishResponse.FromString(answer)
     assert response.correlationId == "c"
     assert response.asyncError.code == pb.PublishAsyncError.PERMISSION_DENIED
-    expected = "The client is not authorized to call Publish on resource mine"
-    assert response.asyncError.message == expected
+    assert response.asyncError.message == f"{DENIED} Publish on resource mine"
 
 
 def test_metadata_of_what_may_not_be_seen_looks_like_none(door):
@@ -340,8 +335,8 @@ def test_health_is_for_everybody(door):
 
 def http_paths(door):
     """Every route, with a name filled in."""
-    app = build_app(door.app.broker, RateMeter())
-    return {route.path: route.path.replace("{name}", MINE) for route in app.routes}
+    routes = build_app(door.app.broker, RateMeter()).routes
+    return {route.path: route.path.replace("{name}", MINE) for route in routes}
 
 
 def get(door, path, authorization):
@@ -460,10 +455,8 @@ def test_a_publisher_may_publish_to_its_subjects_alone(door, publisher, field):
     said = [made.line() for _ in range(5)]
     assert b"-ERR 'Permissions Violation for Publish to \"mine\"'" in said
     answers = [json.loads(line) for line in said if line.startswith(b"{")]
-    assert [("error" in each, each.get("stream")) for each in answers] == [
-        (True, None),
-        (False, "other"),
-    ]
+    seen = [("error" in each, each.get("stream")) for each in answers]
+    assert seen == [(True, None), (False, "other")]
     made.send(b"PUB mine 1", b"x", b"PING")
     assert made.line() == b"-ERR 'Permissions Violation for Publish to \"mine\"'"
     assert made.line() == b"PONG"
@@ -490,9 +483,6 @@ def test_a_revoked_publisher_is_disconnected(door, publisher):
     assert made.line() == b""
     other.send(b"PING")
     assert other.line() == b"PONG"
-
-
-# After all of it
 
 
 def test_nobody_has_changed_anything(door):
