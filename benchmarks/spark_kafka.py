@@ -74,7 +74,7 @@ INTRO: Final = (
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = parser_of("spark_kafka", __doc__)
-    add_size_options(parser, runs=3, mib=512, small=5_000_000)
+    add_size_options(parser, runs=3, mib=256, small=3_000_000)
     return parser.parse_args()
 
 

@@ -49,7 +49,7 @@ INTRO: Final = (
 def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = parser_of("spark_stream", __doc__)
-    add_size_options(parser, runs=5, mib=1024, small=10_000_000)
+    add_size_options(parser, runs=3, mib=1024, small=10_000_000)
     parser.add_argument(
         "--batch-mib", type=int, default=512, help="largest micro-batch, MiB of values (512)"
     )
