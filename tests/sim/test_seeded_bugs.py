@@ -12,6 +12,8 @@ QUICK = {
     "the leader commits on a majority of the ISR",
     "truncation to the high watermark",
     "gaps are overlooked",
+    "fillers forget epochs",
+    "compaction goes beyond the high watermark",
     "anybody is elected",
     "term and vote are not kept",
     "a quorum of half",

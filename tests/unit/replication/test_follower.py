@@ -212,3 +212,15 @@ def test_without_a_leader_it_waits(make, assigned):
     assert replica.step(assigned(2, None), 0) == []
     assert replica.deadline_ms is None
     assert replica.refusal is fx.Refusal.NOT_LEADER
+
+
+def test_what_is_everywhere_is_what_the_leader_said_last(follower, assigned):
+    """Never more than is known here to be committed; nothing once other replicas are told of."""
+    message = Replicate(2, FIRST, 10, 8, (), everywhere=7)
+    told(follower, message)
+    assert follower.everywhere == 7 < follower.log.high_watermark == 8
+    follower.step(assigned(2, 1, isr=(1, 2), version=1), 0)
+    assert follower.everywhere == 0
+    told(follower, message)
+    follower.step(assigned(3, 3, version=2), 0)
+    assert follower.everywhere == 0

@@ -29,8 +29,8 @@ def read_batches(
 ) -> list[tuple[BatchRef, Buffer]]:
     """Whole batches of a log from ``offset`` on, checked, of which the last begins below an offset.
 
-    Compaction may have made one filler of what are several batches elsewhere, so that a log that
-    ends where one of those does asks from within it: it is given the rest of the filler.
+    Compaction may have made one filler of what are several batches elsewhere, so that whoever ends
+    where one of those does, or has lost it, asks from within it: such a filler is cut to size.
 
     Raises:
         CorruptBatchError: damage, or records are missing: logs with several copies are dense.
@@ -39,8 +39,9 @@ def read_batches(
     found: list[tuple[BatchRef, Buffer]] = []
     part = log.read_dense(offset, bytes_max, below=below)
     for position, header in iter_headers(part.buffer):
-        if header.base_offset < offset and header.attributes & Attributes.REMOVED:
-            found.append(_filler(offset, header.next_offset, header.leader_epoch))
+        first, after = max(header.base_offset, offset), min(header.next_offset, below)
+        if header.attributes & Attributes.REMOVED and after - first <= header.last_offset_delta:
+            found.append(_filler(first, after, header.leader_epoch))
             continue
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, header.length)
         found.append((ref, part.buffer[position : position + header.length]))

@@ -11,6 +11,7 @@ from strandline.broker.cluster.epochs import leader_epochs
 from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
 from strandline.broker.cluster.identity import begin_life, load_identity
 from strandline.broker.cluster.machine import MetadataMachine
+from strandline.broker.cluster.reading import read_batches, read_range
 from strandline.broker.cluster.watermarks import FILE_NAME as WATERMARKS_NAME
 from strandline.broker.cluster.watermarks import load_watermarks, save_watermarks
 from strandline.broker.peers.frame import Frame
@@ -24,10 +25,11 @@ from strandline.errors import (
 )
 from strandline.metadata.commands import CreateStream, OpenSession, encode_entry
 from strandline.record.batch import read_header
-from strandline.record.codec import Stamp, encode_records
+from strandline.record.codec import Stamp, encode_filler, encode_records
 from strandline.replication.messages import BatchRef, Replicate
 from strandline.storage.log import Log
 from strandline.storage.recovery import LogPlan, recover
+from strandline.types import Offset
 
 
 def batch(base, count=1, epoch=0):
@@ -206,3 +208,17 @@ def test_a_log_that_was_cut_and_went_on_stays_so(tmp_path, disk):
     found = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10).logs[5]
     assert found.log_end_offset == 15
     assert leader_epochs(found) == ((0, 0), (1, 13))
+
+
+def test_a_filler_is_cut_to_what_is_asked_for(tmp_path, disk):
+    """Elsewhere it may be several batches: who ends between two of those goes on from there."""
+    log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=0)
+    for data in (encode_filler(0, 10, leader_epoch=1), batch(10, 2, epoch=1)):
+        log.append(data, read_header(data))
+    found = read_batches(log, Offset(4), 1 << 16, below=Offset(12))
+    assert [(ref.base_offset, ref.next_offset) for ref, _ in found] == [(4, 10), (10, 12)]
+    for first, after in ((0, 10), (2, 6), (0, 3), (9, 10)):
+        [(ref, data)] = read_range(log, Offset(first), Offset(after))
+        header = read_header(data)
+        assert (header.base_offset, header.next_offset) == (first, after)
+        assert (ref.leader_epoch, ref.size) == (header.leader_epoch, len(data)) == (1, 96)
