@@ -154,14 +154,13 @@ def crash(given, chunk, directory):
         ViolationError: an output is wrong.
     """
     moments = random.Random(given.seed)
-    words = given.victims or (VICTIMS_OF_CLUSTER if given.brokers > 1 else VICTIMS)
     kinds = given.kinds.split(",")
     with Brokers(directory / "data", given.brokers) as brokers:
         story = Story(directory, kinds, brokers=brokers, master="local[2,8]")
         runs = CrashRuns(story, moments, chunk)
         try:
             for number in range(given.runs):
-                victim = moments.choice(words)
+                victim = moments.choice(given.victims)
                 runs.run(victim)
                 chunk.runs, chunk.records = number + 1, story.total
                 note(f"run {number + 1}: {victim} killed, {story.total} records")
@@ -203,6 +202,7 @@ def arguments():
     )
     parser.add_argument("--out", type=Path, help="directory to whose dated results to add this")
     given = parser.parse_args()
+    given.victims = given.victims or (VICTIMS_OF_CLUSTER if given.brokers > 1 else VICTIMS)
     given.seed = random.randrange(1 << 32) if given.seed is None else given.seed
     return given
 
@@ -214,7 +214,12 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     note(f"seed {given.seed}")
     chunk = Chunk(
-        brokers=given.brokers, seed=given.seed, kinds=given.kinds, load=os.getloadavg()[0]
+        brokers=given.brokers,
+        seed=given.seed,
+        kinds=given.kinds,
+        victims=",".join(given.victims),
+        drivers=given.drivers,
+        load=os.getloadavg()[0],
     )
     directory = Path(tempfile.mkdtemp(prefix="strandline-crash-"))
     began = time.monotonic()

@@ -28,8 +28,8 @@ APPEND_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 30
 
 INPUTS = {"orders": 2, "extra": 1, "dirty": 2}
-NOT_MADE = ("even", "odd", "totals")
-"""Outputs that a pipeline does not make, or not with several copies."""
+NOT_MADE = ("even", "odd")
+"""Outputs that have to be there before their pipeline."""
 OUTPUTS = {
     "copy": {"copy": 2},
     "transform": {"even": 1, "odd": 1},

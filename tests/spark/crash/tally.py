@@ -17,6 +17,10 @@ class Chunk:
     brokers: int
     seed: int
     kinds: str
+    victims: str
+    """Words, one of which each run draws."""
+    drivers: int
+    """How many work on the same checkpoints at the end."""
     load: float
     """Average load of the machine when it began."""
     runs: int = 0
@@ -111,9 +115,14 @@ def kills(chunks):
 
 def seeds(chunks):
     """Each chunk: how to have it again, and how it went."""
-    lines = ["| brokers | seed | runs | seconds | load at the start | verdict |", "|---" * 6 + "|"]
+    lines = [
+        "| arguments that repeat it | seconds | load at the start | verdict |",
+        "|---" * 4 + "|",
+    ]
     for chunk in chunks:
-        cells = [chunk[name] for name in ("brokers", "seed", "runs", "seconds")]
+        names = ("brokers", "seed", "runs", "drivers", "victims", "kinds")
+        cells = ["`" + " ".join(f"--{name} {chunk[name]}" for name in names) + "`"]
+        cells.append(chunk["seconds"])
         verdict = chunk["failure"].replace("|", "/").replace("\n", " ")[:300]
         cells += [f"{chunk['load']:.0f}", verdict or "each record once, in order"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")

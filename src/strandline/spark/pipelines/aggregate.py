@@ -47,9 +47,7 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
     folds = parse_folds(config.columns)
     source = stream_of(config.server, config.stream)
     partitions = len(source.partitions)
-    # Copies of a stream are not compacted together yet: a cluster refuses several.
-    alone = {"replicas": 1, "min_isr": 1, "compact": True}
-    ensure_stream(config.server, config.into, like=source, partitions=partitions, **alone)
+    ensure_stream(config.server, config.into, like=source, partitions=partitions, compact=True)
     began = _began_with(config)
     position = next_offsets(decode_state(state) for state in began.values())
     records = read_stream(
