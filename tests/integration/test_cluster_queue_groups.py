@@ -96,21 +96,22 @@ class Group:
     async def _publish_once(self, turn, value):
         urls = [self.nats_url] if self.nats_url else [s.nats_url for s in self.running()]
         try:
-            client = await nats.connect(
-                urls[turn % len(urls)], allow_reconnect=False, connect_timeout=ANSWER_S
-            )
+            # Stock nats-py may wait for ever for a server that is being stopped.
+            async with asyncio.timeout(2 * ANSWER_S):
+                ack = await self._publish_at(urls[turn % len(urls)], value.encode())
         except (nats.errors.Error, OSError, TimeoutError) as error:
             self.failures.append(repr(error))
             return False
-        try:
-            ack = await client.jetstream().publish("work", value.encode(), timeout=ANSWER_S)
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            self.failures.append(repr(error))
-            return False
-        finally:
-            await client.close()
         self.acked[value] = (ack.stream, ack.seq - 1)
         return True
+
+    async def _publish_at(self, url, payload):
+        client = await nats.connect(url, allow_reconnect=False, connect_timeout=ANSWER_S)
+        try:
+            return await client.jetstream().publish("work", payload, timeout=ANSWER_S)
+        finally:
+            with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+                await asyncio.wait_for(client.close(), ANSWER_S)
 
     async def judge(self):
         """What was acked is where its ack said; what was published once is stored once."""
