@@ -128,6 +128,8 @@ class PutSession:
             acker.join()
 
     def _take_all(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
+        if self._allowance is not None:  # a debt is not left behind with the call that made it
+            self._life.pause(self._allowance.publish(0), self._is_cancelled)
         for place in itertools.count():
             self._wait_until(self._has_room)
             self._life.check()

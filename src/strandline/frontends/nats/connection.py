@@ -231,6 +231,7 @@ class PublisherConnection(Peer):
             self.fail("maximum account active connections exceeded")
         else:
             self._allowance = allowance
+            self._meter(allowance, 0, 0)  # a debt is not left behind with another connection
 
     def _meter(self, allowance: Allowance, size: int, messages: int) -> None:
         """Read no further until what was read is within the quota."""
