@@ -68,11 +68,12 @@ INTRODUCTION = (
     "[docs/pipelines.md](../../docs/pipelines.md#killed) says what happens in a run.",
     "Lost: expected and not there. Duplicated: there too often, or not expected. Out of place:",
     "each there once, but not in its order. Restarted: queries that failed while their driver",
-    "lived. At the end two drivers work on the same checkpoints, and one of them has to end.",
+    "lived. Refused: of two drivers that worked on the same checkpoints at the end, those that",
+    "ended with an error; a second one that finds nothing left to do is not.",
 )
 HEADINGS = (
     *("pipeline", "brokers", "runs", "kills", "records in", "records out"),
-    *("lost", "duplicated", "out of place", "restarted", "of two drivers ended"),
+    *("lost", "duplicated", "out of place", "restarted", "refused of two drivers"),
 )
 
 
