@@ -217,7 +217,7 @@ def measure(server: ProcessServer, args: argparse.Namespace, context: SpawnConte
     """Members in processes, and one more that comes and goes."""
     address = server.flight
     events, is_over = context.Queue(), context.Event()
-    with strandline.connect(address) as client:
+    with strandline.connect(address, timeout_s=PATIENCE_S) as client:
         client.create_stream(STREAM, partitions=args.partitions)
     shares = [args.members // args.processes] * args.processes
     shares[0] += args.members - sum(shares)
