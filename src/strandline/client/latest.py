@@ -18,6 +18,7 @@ FOLD_BYTES = 64 << 20
 _FOLD_RATIO = 3
 """How much more than what is kept is gathered: each fold looks at all that is kept again."""
 _PIECE_ROWS = 1 << 16
+"""Taken out of a table at a time."""
 
 
 def latest_by_key(
