@@ -130,8 +130,13 @@ class GrpcListener:
             connection.go_away()
         await self._all_gone.wait()
 
-    def count(self) -> None:
-        """Hand the count of messages to telemetry; after each turn."""
+    def turn_ended(self) -> None:
+        """Send what the turn has answered, and hand the count of messages to telemetry.
+
+        Not a round of the loop later: the next turn's sync may come first, and everybody would
+        wait for that, too.
+        """
+        self._flush()
         if self.messages:
             self._telemetry.count_listener(LISTENER, messages=self.messages)
             self.messages = 0
@@ -181,7 +186,7 @@ class GrpcListener:
         return len(self._connections) <= self._connections_max
 
     def flush_soon(self, connection: Connection) -> None:
-        """Let a connection send what its calls have, with the others', in the next round."""
+        """Let a connection send what its calls have, at the turn's end or in the next round."""
         if not self._unflushed:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unflushed.append(connection)
