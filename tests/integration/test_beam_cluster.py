@@ -28,8 +28,8 @@ def logs(tmp_path, grpc_stub):
     try:
         with ThreadPoolExecutor() as together:
             list(together.map(ProcessServer.start, servers))
-        for server in servers:
-            channels.append(grpc.insecure_channel(f"127.0.0.1:{server.ready['beam_port']}"))
+        addresses = [f"127.0.0.1:{server.ready['beam_port']}" for server in servers]
+        channels += map(grpc.insecure_channel, addresses)
         service = pb.DESCRIPTOR.services_by_name["Log"]
         yield [grpc_stub(channel, service) for channel in channels]
     finally:

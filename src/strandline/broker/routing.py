@@ -211,5 +211,5 @@ class RouteTable:
 
 
 def _takers(group: list[Target]) -> tuple[Target, ...]:
-    """Who of a group may get a record here: those led here; if there are none, any can refuse it."""
+    """Who of a group may get a record here: those led here; if none is, any can refuse it."""
     return tuple(target for target in group if target.is_ours) or tuple(group)
