@@ -355,6 +355,10 @@ def elect_one_that_lacks_records(brokers):
     brokers.until(lambda found: part(found, "rare").leader == follower, at=other)
     brokers.append("rare", "c")
     assert brokers.values("rare", follower, 2) == list("ac")
+    # What comes back from before drops what only it had, and follows.
+    brokers.running[leader].start()
+    brokers.until(lambda found: set(part(found, "rare").isr) == {leader, follower}, at=other)
+    assert brokers.values("rare", leader, 2) == list("ac")
 
 
 def consume(brokers, server, count):

@@ -101,6 +101,9 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Replicas that a reassignment brings in; members of ``replicas``."""
     removing: tuple[BrokerId, ...] = ()
     """Replicas that leave once those being added are in sync; members of ``replicas``."""
+    unclean_epoch: LeaderEpoch = LeaderEpoch(0)
+    """The last one whose leader an operator ordered although it may lack committed records: a copy
+    that comes from before it agrees with the leader at any price."""
     log_start_offset: Offset = Offset(0)
     """Records before it are deleted on every replica, also on one that comes back later."""
 

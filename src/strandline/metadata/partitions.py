@@ -111,6 +111,7 @@ def elect(
         isr=(leader,),
         last_known_safe=(),
         log_start_offset=log_start_after_loss(partition),
+        unclean_epoch=next_epoch(partition.leader_epoch),
     )
     return _changed(forgotten, (leader,), leader=leader, min_isr=min_isr)
 

@@ -315,3 +315,16 @@ def test_an_unclean_election_forgets_the_log_start(cluster):
     made.fence(2)
     made.elect(3, reason="unclean")
     assert made.partition().log_start_offset == 0
+
+
+def test_an_unclean_election_is_remembered_by_its_epoch(cluster):
+    """Copies from before it know then that they have to agree with the leader at any price."""
+    made = cluster()
+    made.create("s", (1, 2, 3))
+    made.isr(1, 2)
+    made.fence(1)
+    made.elect(2)
+    assert made.partition().unclean_epoch == 0
+    made.fence(2)
+    made.elect(3, reason="unclean")
+    assert made.partition().unclean_epoch == made.partition().leader_epoch

@@ -172,7 +172,8 @@ class Replicas:
             self._given[partition.log_id] = partition
             if known is not None:
                 self._count_isr(known, partition)
-            driver.step(_assignment(partition, image, name))
+            is_older = max(driver.replica.log.last_epoch, 0) < partition.unclean_epoch
+            driver.step(_assignment(partition, image, name, is_older=is_older))
             driver.publishers.describe_leader()
 
     def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
@@ -441,9 +442,16 @@ class Replicas:
 
 
 def _assignment(
-    partition: PartitionImage, image: MetadataImage, name: PartitionName
+    partition: PartitionImage, image: MetadataImage, name: PartitionName, *, is_older: bool
 ) -> ev.Assigned:
-    """What the image says of a partition, as its replica hears it."""
+    """What the image says of a partition, as its replica hears it.
+
+    Args:
+        partition: of the image.
+        image: of the metadata.
+        name: of the partition.
+        is_older: the copy comes from before an unclean election.
+    """
     return ev.Assigned(
         epoch=partition.leader_epoch,
         leader=partition.leader,
@@ -451,6 +459,7 @@ def _assignment(
         isr=partition.isr,
         version=partition.version,
         min_isr=image.streams[name.stream].config.min_isr,
+        unclean=is_older,
     )
 
 
