@@ -5,6 +5,7 @@ Three brokers in one process, on real links and logs; ``tests/integration`` has 
 
 import asyncio
 
+import msgspec
 import pytest
 
 from strandline.broker.cluster import operations
@@ -208,3 +209,31 @@ async def test_the_controller_itself_can_be_removed(cluster, kit):
     await cluster.create(replicas=2, at=others[1])
     await cluster.put("a")
     await cluster.agree(["a"])
+
+
+async def test_a_copy_from_before_an_unclean_election_agrees_with_the_new_leader(cluster):
+    """Though it knows for certain that what it has was committed: the operator gave that up."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a")
+    leader = await cluster.leader()
+    other, third = (n for n in (1, 2, 3) if n != leader)
+    await cluster.until_caught_up(other, 1)
+    replicas = cluster.brokers[other].membership.replicas
+    now = cluster.image()
+    heard = []
+    [driver] = replicas.drivers.values()
+    driver.step = heard.append
+
+    def hear(epoch, unclean_epoch):
+        elected = msgspec.structs.replace(
+            now, leader=third, leader_epoch=epoch, unclean_epoch=unclean_epoch
+        )
+        replicas.assign(replicas.image.with_partitions({S0: elected}))
+
+    hear(1, 0)
+    hear(2, 2)
+    hear(3, 2)
+    driver.replica.log.epochs.note(2, 1)
+    hear(4, 2)
+    assert [event.unclean for event in heard] == [False, True, True, False]
