@@ -15,13 +15,15 @@ from strandline.errors import DisconnectedError, RecordTooLargeError, UnknownStr
 def test_both_clients_have_the_same_names():
     """Whoever knows one knows the other."""
     inner = {"open_read", "appender", "group_office"}
-    only_sync = {"groups", "stage", "publish_staged", "last_published"}  # for tools, and for Spark
+    only_sync = {"groups", "access", "quotas"}  # for tools
+    only_sync |= {"stage", "publish_staged", "last_published"}  # for Spark
     producer_only_sync = {"has_room", "wait_for_room", "abandon"}
 
     def names(cls):
         return {name for name in dir(cls) if not name.startswith("_")}
 
-    assert names(AsyncClient) == names(Client) - inner - only_sync
+    # What one asks ``Client.groups`` for.
+    assert names(AsyncClient) - {"positions"} == names(Client) - inner - only_sync
     assert names(AsyncProducer) == names(Producer) - producer_only_sync
 
 
