@@ -18,6 +18,9 @@ ARGS ?=
 # Real processes on a shared machine: what failed is tried once more, alone, and has to pass then.
 FAILED := --last-failed --last-failed-no-failures none
 WORKERS ?= 3
+# The others wait for ever for the tests of one that died (pytest-xdist by files).
+BOUNDED := timeout --foreground --kill-after 60 1500
+NOT_SPARK := $(BIN)/pytest -m 'not spark'
 ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
@@ -40,8 +43,11 @@ demo: $(READY) ## Replay real flights through NATS, log and Spark; kill both; ch
 	@$(BIN)/strandline demo $(ARGS)
 
 test: check ## All checks, then all tests (ARGS='-k word' to choose)
-	@$(BIN)/pytest -m 'not spark' -n $(WORKERS) --dist loadfile $(ARGS) || { test $$? -eq 1 && \
-		echo "What failed, once more and alone:" && $(BIN)/pytest -m 'not spark' $(FAILED) $(ARGS); }
+	@$(BOUNDED) $(NOT_SPARK) -n $(WORKERS) --dist loadfile $(ARGS) || case $$? in \
+		1) echo "What failed, once more and alone:" && $(NOT_SPARK) $(FAILED) $(ARGS) ;; \
+		124) echo "A worker died, or is stuck. All of it once more, in one process:" && \
+			$(NOT_SPARK) $(ARGS) ;; \
+		*) exit 1 ;; esac
 	@$(BIN)/pytest -m spark $(ARGS) || case $$? in 5) ;; 1) \
 		echo "What failed, once more:" && $(BIN)/pytest -m spark $(FAILED) $(ARGS) ;; *) exit 1 ;; esac
 
