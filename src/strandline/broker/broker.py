@@ -18,6 +18,7 @@ from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
 from strandline.broker.partition import Partition
+from strandline.broker.proof import write_proof
 from strandline.broker.stream import Stream, state_error
 from strandline.broker.syncer import Syncer
 from strandline.broker.transactions.office import TransactionOffice
@@ -66,6 +67,7 @@ class Broker(BrokerBase):
         """
         self._loop = asyncio.get_running_loop()
         self.lock = DataDirLock(self.data_dir)
+        self.proof = write_proof(self.data_dir)
         self._syncer = Syncer(self._loop, self.disk.fdatasync, self.clock)
         try:
             self._assemble()

@@ -1,12 +1,8 @@
-"""One broker per data directory: an advisory lock that dies with its process.
-
-The file also says something that no other file says: who can read it is on this machine.
-"""
+"""One broker per data directory: an advisory lock that dies with its process."""
 
 import contextlib
 import fcntl
 import os
-import secrets
 from pathlib import Path
 
 from strandline.errors import DataDirLockedError, UnavailableError
@@ -26,12 +22,9 @@ class DataDirLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE_NAME
-        self.proof = secrets.token_hex(16)
-        """What the file says besides the pid, if the disk had room for it."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise UnavailableError(
                 f"cannot use data directory {directory}: {error.strerror}; check its permissions "
@@ -40,7 +33,7 @@ class DataDirLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = (os.read(self._fd, 32).decode(errors="replace").split() or ["unknown"])[0]
+            holder = os.read(self._fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._fd)
             raise DataDirLockedError(
                 f"data directory {directory} is in use by another broker (pid {holder}); stop it "
@@ -48,7 +41,7 @@ class DataDirLock:
             ) from None
         with contextlib.suppress(OSError):  # a full disk: the pid is a courtesy, the lock holds
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{os.getpid()}\n{self.proof}\n".encode(), 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let another broker have the directory; harmless when repeated."""

@@ -35,7 +35,7 @@ def is_here(files: LocalFiles) -> bool:
     except OSError:
         return False
     try:
-        return files.proof.encode() in os.read(fd, PROOF_BYTES_MAX).split()
+        return os.read(fd, PROOF_BYTES_MAX) == files.proof.encode()
     except OSError:
         return False
     finally:

@@ -150,10 +150,10 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, make):
 
 def test_only_the_machine_that_has_the_proof_is_here(tmp_path):
     """The same paths may exist elsewhere."""
-    lock = tmp_path / "broker.lock"
-    lock.write_text("4711\ncafe\n")
-    answer = {"proof_file": str(lock), "has_partition_column": False, "parts": ()}
+    proof = tmp_path / "local-reads.proof"
+    proof.write_text("cafe")
+    answer = {"proof_file": str(proof), "has_partition_column": False, "parts": ()}
     assert is_here(LocalFiles(proof="cafe", **answer))
     assert not is_here(LocalFiles(proof="beef", **answer))
-    lock.unlink()
+    proof.unlink()
     assert not is_here(LocalFiles(proof="cafe", **answer))

@@ -46,12 +46,12 @@ class LocalActions:
         parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
         if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
             return [NOTHING]
-        lock = self._broker.lock
+        proof = self._broker.proof
         has_partition = request.columns is None and "partition" in plan.schema.names
         return [
             LocalFiles(
-                proof_file=str(lock.path.absolute()),
-                proof=lock.proof,
+                proof_file=str(proof.path.absolute()),
+                proof=proof.text,
                 has_partition_column=has_partition,
                 parts=parts,
             )
