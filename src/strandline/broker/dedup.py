@@ -5,6 +5,7 @@ durable: a duplicate that arrives meanwhile waits for the same sync. A record th
 forgotten. Ids leave in the order they came, when the window has passed.
 """
 
+import struct
 from collections import deque
 from collections.abc import Iterator
 
@@ -13,13 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import CorruptBatchError
-from strandline.record.batch import Attributes, iter_headers
+from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, iter_headers
 from strandline.record.codec import MESSAGE_ID_HEADER
 from strandline.record.decode import BatchColumns
 from strandline.storage.log import Log
 from strandline.types import Offset, TimestampNs
 
 LOAD_READ_BYTES = 4 << 20
+_ONLY_HEADERS = int(Attributes.HEADERS | Attributes.MESSAGE_IDS)
+_ID_NAME = MESSAGE_ID_HEADER.encode()
+_PAIR = struct.Struct("<ii")
 VECTOR_RECORDS_MIN = 64
 
 
@@ -71,7 +75,8 @@ class DedupWindow:
         """Fill from the records the log stored within the window, in offset order.
 
         Batches without message ids are skipped by their header. Blocks for about a microsecond a
-        record that has an id, and for eighty where records were stored one by one.
+        record that has an id, and for some six where records were stored one by one: a new leader
+        does this while publishers wait.
         """
         offset = log.offset_for_timestamp(TimestampNs(now_ns - self._window_ns))
         while offset < log.log_end_offset:
@@ -81,8 +86,14 @@ class DedupWindow:
                 offset = Offset(max(damage.next_offset, offset + 1))
                 continue
             buffer = log.opened(found.buffer)
-            for position, header in iter_headers(memoryview(buffer)):
-                if header.attributes & Attributes.MESSAGE_IDS:
+            view = memoryview(buffer)
+            for position, header in iter_headers(view):
+                if header.attributes == _ONLY_HEADERS and _is_single(header):
+                    message_id = _id_of_single(view, position, header)
+                    if message_id:
+                        stamp = header.first_timestamp
+                        self._remember(stamp, as_id(message_id), header.base_offset)
+                elif header.attributes & Attributes.MESSAGE_IDS:
                     for stored in _message_ids(BatchColumns(buffer, position)):
                         self._remember(*stored)
                 offset = header.next_offset
@@ -95,6 +106,37 @@ def load_window(log: Log, window_ms: int, now_ns: TimestampNs) -> DedupWindow:
     window = DedupWindow(window_ms)
     window.load(log, now_ns)
     return window
+
+
+def _is_single(header: BatchHeader) -> bool:
+    """Whether it is a plain batch of one record, such as a trickle makes."""
+    return header.record_count == 1 and header.codec == 0 and header.subject_count == 1
+
+
+def _id_of_single(view: memoryview, position: int, header: BatchHeader) -> bytes:
+    """The id of the only record of a batch with headers and nothing else special; perhaps empty.
+
+    As ``_message_ids``, in a tenth of the time: no Arrow arrays for a single record. The columns
+    are those of docs/format.md; the checksum was verified.
+    """
+    at = position + HEADER_BYTES + 8 + _padded(header.subject_bytes)
+    at += 8 + _padded(_PAIR.unpack_from(view, at)[1])
+    count = _PAIR.unpack_from(view, at)[1]
+    ends = struct.Struct(f"<{count + 1}i")
+    names_at = at + 8 + _padded(ends.size)
+    names = ends.unpack_from(view, at + 8)
+    items_at = names_at + _padded(names[-1]) + _padded(ends.size)
+    items = ends.unpack_from(view, items_at - _padded(ends.size))
+    for n in range(count):
+        is_id = view[names_at + names[n] : names_at + names[n + 1]] == _ID_NAME
+        if is_id and items[n] < items[n + 1]:
+            return bytes(view[items_at + items[n] : items_at + items[n + 1]])
+    return b""
+
+
+def _padded(size: int) -> int:
+    """A column's length with its padding."""
+    return size + -size % 8
 
 
 def _message_ids(batch: BatchColumns) -> Iterator[tuple[TimestampNs, str, Offset]]:

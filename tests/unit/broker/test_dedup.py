@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from strandline.broker.dedup import VECTOR_RECORDS_MIN, DedupWindow, as_id, load_window
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
+from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 
 SECOND = 1_000_000_000
@@ -112,3 +113,26 @@ def test_ids_in_damaged_batches_are_passed_over(log, disk):
 def test_different_bytes_are_different_ids(ids):
     """Ids are bytes: two that are not UTF-8 are not taken for each other."""
     assert len({as_id(i) for i in ids}) == len(ids)
+
+
+PAIRS = st.lists(
+    st.tuples(st.sampled_from(["Nats-Msg-Id", "nats-msg-id", "", "x" * 9]), st.binary(max_size=9)),
+    max_size=4,
+)
+
+
+@given(pairs=PAIRS, value=st.binary(max_size=20), subject=st.sampled_from(["s", "s.longer.name"]))
+def test_a_record_stored_alone_is_read_the_short_way_and_the_long(
+    tmp_path_factory, pairs, value, subject
+):
+    """Both find the same id; what is compressed goes the long way."""
+    found = []
+    for compression in ("none", "zstd"):
+        directory = tmp_path_factory.mktemp("log")
+        log = Log.open(directory, disk=Disk(), segment_bytes=64 << 10, segment_age_ms=10**9)
+        stamp = Stamp(0, 0, SECOND, compression)
+        batch = encode_records([value], [subject], stamp, headers=[pairs])
+        log.append(batch, read_header(batch))
+        window = load_window(log, 20_000, SECOND)
+        found.append((window._offsets, list(window._ages)))
+    assert found[0] == found[1]
