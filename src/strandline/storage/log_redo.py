@@ -119,8 +119,26 @@ class LogRedo:
             segment.max_timestamp = max(segment.max_timestamp, at.max_timestamp)
             segment.synced_bytes = at.position
             segment.has_durable_name = at.position > 0
-        else:
-            self._take_all()
+            if self._ends_at(at):
+                return
+            # It was cut since, and has grown again: the batches of another leader are there now.
+            self._begin(
+                Segment(self.directory, segment.base_offset, disk=self._disk), self._on_disk
+            )
+        self._take_all()
+
+    def _ends_at(self, at: LogCheckpoint) -> bool:
+        """Whether a batch of the active segment ends where the checkpoint says that the log did."""
+        index = self._active.index
+        start = index.positions[-1] if index is not None and index.positions else 0
+        view = self._seen(start, at.position - start)
+        position, end = 0, at.log_end_offset
+        while position < len(view):
+            header = header_at(view, position)
+            if header is None:
+                return False
+            position, end = position + header.length, header.next_offset
+        return (start + position, end) == (at.position, at.log_end_offset)
 
     def _take_all(self) -> None:
         """Without a checkpoint: everything up to the last intact batch, with the holes in it."""

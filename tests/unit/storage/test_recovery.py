@@ -238,6 +238,27 @@ def test_truncation_before_the_end_is_redone(data):
     data.check(A)
 
 
+@pytest.mark.parametrize("sizes", [(400,), (400, 10), (10, 400), (50,), (10,), (10, 10, 10, 300)])
+@pytest.mark.parametrize("keep", [None, keep_all])
+def test_a_log_cut_below_its_checkpoint_and_grown_again(data, sizes, keep):
+    """A copy drops what its leader never had, takes other batches, and dies: those are kept."""
+    data.turn(A, B)
+    for _ in range(3):
+        data.turn(A)
+    data.checkpoint()
+    data.now.logs[A].truncate_to(2)
+    del data.written[A][2:]
+    for size in sizes:
+        data.turn(A, size=size)
+    data.now.logs[A].segments[-1].write_pending()
+    for _ in range(2):
+        report = data.die(keep)
+        assert report.damage == [] or len(sizes) == 1, "one record less than the checkpoint had"
+        data.check(A)
+        data.check(B)
+        data.turn(A)
+
+
 def test_removed_prefix_stays_removed(data):
     """Removing records and their segments after the checkpoint survives, damage-free."""
     data.turn(A)
