@@ -52,11 +52,15 @@ class RiggedDisk(Disk):
         """No more failures."""
         self.orders.clear()
 
-    def hold(self, operation, pattern="*"):
-        """Let calls wait until the gate's ``released`` is set; ``reached`` tells of the first."""
+    def hold(self, operation, pattern="*", *, after=0):
+        """Let calls wait until the gate's ``released`` is set; ``reached`` tells of the first.
+
+        So many calls pass before.
+        """
         gate = SimpleNamespace(
             operation=operation,
             pattern=f"*{pattern}*",
+            after=after,
             reached=threading.Event(),
             released=threading.Event(),
         )
@@ -72,6 +76,9 @@ class RiggedDisk(Disk):
         self.seen.append((operation, str(path)))
         for gate in self.gates:
             if gate.operation == operation and fnmatch.fnmatch(str(path), gate.pattern):
+                gate.after -= 1
+                if gate.after >= 0:
+                    continue
                 gate.reached.set()
                 assert gate.released.wait(20), "a held call was never released"
         for order in self.orders:
