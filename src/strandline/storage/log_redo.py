@@ -119,7 +119,7 @@ class LogRedo:
             segment.max_timestamp = max(segment.max_timestamp, at.max_timestamp)
             segment.synced_bytes = at.position
             segment.has_durable_name = at.position > 0
-            if self._ends_at(at):
+            if not self._has_other_batches(at):
                 return
             # It was cut since, and has grown again: the batches of another leader are there now.
             self._begin(
@@ -127,18 +127,20 @@ class LogRedo:
             )
         self._take_all()
 
-    def _ends_at(self, at: LogCheckpoint) -> bool:
-        """Whether a batch of the active segment ends where the checkpoint says that the log did."""
+    def _has_other_batches(self, at: LogCheckpoint) -> bool:
+        """Whether intact batches go on across, or otherwise to, where the checkpoint ends.
+
+        Damage is no proof of that: the checkpoint is believed, and no offset is used twice.
+        """
         index = self._active.index
-        start = index.positions[-1] if index is not None and index.positions else 0
-        view = self._seen(start, at.position - start)
-        position, end = 0, at.log_end_offset
-        while position < len(view):
-            header = header_at(view, position)
-            if header is None:
-                return False
+        marks = reversed(index.positions) if index is not None else ()
+        position = next((p for p in marks if any(True for _ in self._intact_from(p))), 0)
+        end = at.log_end_offset
+        for header in self._intact_from(position):
+            if position >= at.position:
+                break
             position, end = position + header.length, header.next_offset
-        return (start + position, end) == (at.position, at.log_end_offset)
+        return position > at.position or (position == at.position and end != at.log_end_offset)
 
     def _take_all(self) -> None:
         """Without a checkpoint: everything up to the last intact batch, with the holes in it."""

@@ -259,6 +259,18 @@ def test_a_log_cut_below_its_checkpoint_and_grown_again(data, sizes, keep):
         data.turn(A)
 
 
+def test_a_damaged_header_before_the_checkpoint_takes_no_offset_back(data):
+    """The last record that was durable is damaged: its offset is not given to another."""
+    for _ in range(5):
+        data.turn(A)
+    data.checkpoint()
+    end = data.now.logs[A].log_end_offset
+    path = data.now.logs[A].segments[-1].path
+    flip(path, path.stat().st_size - len(data.written[A][-1]))
+    data.die(keep_all)
+    assert data.now.logs[A].log_end_offset == end
+
+
 def test_removed_prefix_stays_removed(data):
     """Removing records and their segments after the checkpoint survives, damage-free."""
     data.turn(A)
