@@ -9,7 +9,8 @@ from typing import Final
 from strandline.consensus.leader import Leader
 from strandline.consensus.messages import Entry, Members
 from strandline.consensus.state import RaftSettings
-from strandline.testing.sim.consensus import Group, Member
+from strandline.testing.sim.consensus import Group
+from strandline.testing.sim.consensus_member import Member
 from strandline.testing.sim.world import NetworkFaults, World
 from strandline.types import BrokerId
 

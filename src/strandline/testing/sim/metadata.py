@@ -1,86 +1,43 @@
 """A random life of a cluster's metadata, judged by what becomes of records.
 
-Brokers start, die, lose their disks and come back; operators create, delete, drain, move and elect;
-leaders change ISRs; the controller decides; every command is proposed in a session and may arrive
-late, on an image it was not made for, or twice. Beside it runs a plain model of the records: each
-replica has a list, a record is committed when all of the ISR (and ``min_isr`` brokers) have it, and
-a leader that was not elected unclean by name must have every committed record.
+Brokers start, die, lose their disks and come back; operators create, delete, drain, move and elect
+(``metadata_orders``); leaders change ISRs; the controller decides; every command is proposed in a
+session and may arrive late, on an image it was not made for, or twice. Beside it runs a plain model
+of the records: each replica has a list, a record is committed when all of the ISR (and ``min_isr``
+brokers) have it, and who leads, unless elected unclean by name, must have every committed record.
 
 Rules: everything random comes from the world's generator, so a seed repeats. Every image is checked
 (``metadata/check.py``), and every step. In the end all is well for a while, and the cluster has to
 heal: leaders everywhere, preferred ones, full ISRs, no move under way.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from strandline.config import StreamConfig
 from strandline.metadata import check
-from strandline.metadata.apply import apply_entry
 from strandline.metadata.commands import (
-    AddPartitions,
-    AdmitBroker,
-    AllocateProducerIds,
     BeginShutdown,
-    BrokerRun,
     ChangeIsr,
     Command,
-    CreateStream,
-    DeleteStream,
     Drain,
-    ElectionReason,
-    ElectLeader,
-    Entry,
     ForgetDirectory,
     IsrChange,
-    LogStart,
-    Move,
-    MoveLogStarts,
-    OpenSession,
-    Proposed,
     ReassignReplicas,
     RegisterBroker,
     RemoveBroker,
-    decode_entry,
-    encode_entry,
 )
 from strandline.metadata.controller import Controller, ControllerLimits
-from strandline.metadata.election import at, unclean_election
-from strandline.metadata.image import MetadataImage, PartitionImage
-from strandline.metadata.outcome import Outcome
-from strandline.metadata.placement import place, spread_plan
+from strandline.metadata.election import at
+from strandline.metadata.image import PartitionImage
 from strandline.metadata.snapshot import decode_image, encode_image
-from strandline.testing.sim.records import Records
+from strandline.testing.sim.metadata_cluster import Process
+from strandline.testing.sim.metadata_orders import Orders
 from strandline.testing.sim.world import ViolationError, World
-from strandline.types import BrokerId, Offset, PartitionName
+from strandline.types import BrokerId, PartitionName
 
 LIMITS = ControllerLimits(session_ms=2_000, reshare_delay_ms=5_000, moves_max=2)
-STREAMS_MAX = 4
 CALM_ROUNDS = 60
-CLIENTS = 3
-BROKERS_MAX = 7
-
-
-@dataclass(slots=True)
-class Process:
-    """A broker as it is, whatever the metadata believes."""
-
-    id: BrokerId
-    directory: str
-    incarnation: str = ""
-    is_running: bool = False
-    is_removed: bool = False
-
-    @property
-    def run(self) -> BrokerRun:
-        """Its present or last run."""
-        return BrokerRun(self.id, self.incarnation)
-
-
 STEPS = 300
 
 
-class MetadataLife:
+class MetadataLife(Orders):
     """One cluster's life; every method is one thing that may happen.
 
     Args:
@@ -89,66 +46,8 @@ class MetadataLife:
     """
 
     def __init__(self, seed: int, *, brokers: int = 4) -> None:
-        self.world = World(seed)
-        self.rng = self.world.rng
-        self.image = MetadataImage()
-        self.records = Records()
-        self.processes = [
-            Process(BrokerId(number), f"dir{number}.0") for number in range(1, brokers + 1)
-        ]
-        self._made = 0
-        self._sequences: dict[int, int] = {}
-        self._late: list[Proposed] = []
-        self._late_starts: list[LogStart] = []
-        self._answers: dict[tuple[int, int], Outcome] = {}
+        super().__init__(seed, brokers=brokers)
         self._controller = Controller(0, LIMITS)
-
-    # The metadata log
-
-    def propose(self, command: Command) -> Outcome:
-        """Append a command in one of the sessions; it may come again later."""
-        if len(self._sequences) < CLIENTS:
-            self._sequences[self._append(OpenSession()).value] = 0
-        client = self.rng.choice(sorted(self._sequences))
-        self._sequences[client] += 1
-        entry = Proposed(client, self._sequences[client], command)
-        outcome = self._append(entry)
-        if outcome.reason == "session_expired":  # so it was not applied, and never will be
-            del self._sequences[client]
-            return self.propose(command)
-        self._answers[entry.client_id, entry.sequence] = outcome
-        if self.rng.random() < 0.2:
-            self._late.append(entry)
-        if self.rng.random() < 0.1:
-            self._append_again(entry)
-        return outcome
-
-    def retry(self) -> None:
-        """An old entry comes a second time."""
-        if self._late:
-            self._append_again(self._late.pop(self.rng.randrange(len(self._late))))
-
-    def _append_again(self, entry: Proposed) -> None:
-        before = self.image
-        outcome = self._append(entry)
-        if self.image != before:
-            raise ViolationError(f"{entry} was applied twice")
-        recorded = self._answers[entry.client_id, entry.sequence]
-        if outcome != recorded and outcome.reason not in ("sequence_passed", "session_expired"):
-            raise ViolationError(f"{entry} was answered {recorded}, then {outcome}")
-
-    def _append(self, entry: Entry) -> Outcome:
-        """What every broker does with an entry, and what must hold then."""
-        before = self.image
-        self.image, outcome = apply_entry(before, decode_entry(encode_entry(entry)))
-        command = entry.command if isinstance(entry, Proposed) else entry
-        self.world.events += 1
-        self.world.note(f"{command} {outcome}")
-        wrong = [*check.check_image(self.image), *check.check_step(before, self.image)]
-        if wrong:
-            raise ViolationError(f"after {entry}: {'; '.join(wrong)}")
-        self.records.note(before, self.image, command)
-        return outcome
 
     # Brokers
 
@@ -164,15 +63,15 @@ class MetadataLife:
 
     def _return_of_the_removed(self, process: Process) -> None:
         """A removed broker is started again, with its old directory or another."""
-        directory = self.rng.choice((process.directory, self._name("dir")))
+        directory = self.rng.choice((process.directory, self.name("dir")))
         command = RegisterBroker(
-            broker=process.id, directory_id=directory, incarnation=self._name("run")
+            broker=process.id, directory_id=directory, incarnation=self.name("run")
         )
         if self.propose(command).reason != "removed_broker":
             raise ViolationError(f"broker {process.id} was removed, and is back")
 
     def _start(self, process: Process) -> None:
-        process.incarnation, process.is_running = self._name("run"), True
+        process.incarnation, process.is_running = self.name("run"), True
         command = RegisterBroker(
             broker=process.id,
             directory_id=process.directory,
@@ -192,7 +91,7 @@ class MetadataLife:
         if not self.image.brokers[broker].directory_id:
             return  # its disk is lost, so a new one is welcome: that is ``start``
         command = RegisterBroker(
-            broker=broker, directory_id=self._name("dir"), incarnation=self._name("run")
+            broker=broker, directory_id=self.name("dir"), incarnation=self.name("run")
         )
         if self.propose(command).reason != "duplicate_broker":
             raise ViolationError(f"a second broker {broker} was let in")
@@ -202,11 +101,7 @@ class MetadataLife:
         process = self.rng.choice(self.processes)
         process.is_running = False
         if not process.is_removed and self.rng.random() < 0.3:
-            self._lose_disk(process)
-
-    def _lose_disk(self, process: Process) -> None:
-        process.directory = self._name("dir")
-        self.records.wipe(process.id)
+            self.lose_disk(process)
 
     def swap_disk(self) -> None:
         """A follower gets a new disk while a change that lets it join the ISR is under way."""
@@ -215,7 +110,7 @@ class MetadataLife:
         if process.id not in joining:
             return
         process.is_running = False
-        self._lose_disk(process)
+        self.lose_disk(process)
         for _ in range(8):
             self.tick()
         self.propose(ForgetDirectory(process.id))
@@ -267,160 +162,20 @@ class MetadataLife:
         if more or wrong:
             raise ViolationError(f"decided, and yet: {more} {wrong}")
 
-    # Operators
-
-    def operate(self) -> None:
-        """One order of an operator or a client, sensible or not."""
-        orders: tuple[Callable[[], None], ...] = (
-            self._create,
-            self._create,
-            self._delete,
-            self._grow,
-            self._drain,
-            self._drain,
-            self._remove,
-            self._remove,
-            self._admit,
-            self._shorten,
-            self._shorten,
-            self._forget,
-            self._move,
-            self._move,
-            self._spread,
-            self._elect,
-            self._elect,
-            self._allocate,
-            self._crowd,
-        )
-        self.rng.choice(orders)()
-
-    def _create(self) -> None:
-        if len(self.image.streams) >= STREAMS_MAX:
-            return
-        replicas = self.rng.randint(1, 3)
-        config = StreamConfig(
-            name=self.rng.choice("abcd"),
-            subject="s",
-            partitions=self.rng.randint(1, 3),
-            replicas=replicas,
-            min_isr=self.rng.randint(1, replicas),
-        )
-        assignment = tuple(self._some_brokers(replicas) for _ in range(config.partitions))
-        open_ = sum(b.may_take_replicas for b in self.image.brokers.values())
-        if open_ >= replicas and self.rng.random() < 0.7:
-            assignment = place(self.image, partitions=config.partitions, replicas=replicas)
-        self.propose(CreateStream(config, 1, assignment if self.image.brokers else ()))
-
-    def _delete(self) -> None:
-        if self.image.streams and self.rng.random() < 0.3:
-            self.propose(DeleteStream(self.rng.choice(sorted(self.image.streams))))
-
-    def _grow(self) -> None:
-        if not self.image.streams:
-            return
-        stream = self.image.streams[self.rng.choice(sorted(self.image.streams))]
-        if len(stream.partitions) < 5:
-            replicas = self._some_brokers(stream.config.replicas)
-            self.propose(AddPartitions(stream.config.name, 1, (replicas,)))
-
-    def _drain(self) -> None:
-        draining = [b.id for b in self.image.brokers.values() if b.is_draining]
-        is_on = len(draining) < 1
-        broker = self.rng.choice(self.processes).id if is_on else self.rng.choice(draining)
-        self.propose(Drain(broker, is_on))
-
-    def _remove(self) -> None:
-        """Somebody is removed, mostly in vain; another broker is bought, with another number."""
-        process = self.rng.choice(self.processes)
-        if not self.propose(RemoveBroker(process.id)).is_applied:
-            return
-        process.is_removed, process.is_running = True, False
-        self.records.wipe(process.id)
-        self._admit()
-
-    def _admit(self) -> None:
-        """A new broker is let in, or one that cannot be."""
-        if self.rng.random() < 0.3:
-            broker = self.rng.choice(self.processes).id
-            known = self.image.brokers.get(broker)
-            if (known is not None and known.directory_id) or broker in self.image.removed:
-                if self.propose(AdmitBroker(broker, "host:1")).is_applied:
-                    raise ViolationError(f"a second broker {broker} was admitted")
-                return
-        number = BrokerId(len(self.processes) + 1)
-        if sum(not process.is_removed for process in self.processes) < BROKERS_MAX:
-            self.propose(AdmitBroker(number, "host:1"))
-            self.processes.append(Process(number, f"dir{number}.0"))
-
-    def _shorten(self) -> None:
-        """Records that are committed are deleted; the leader may change before that is decided."""
-        found = self._some_partition()
-        if found is not None and found[1].leader is not None:
-            name, partition = found
-            end = self.records.committed(partition)
-            offset = self.rng.choice((end, end, self.rng.randint(0, end)))
-            self._late_starts.append(LogStart(at(name, partition), Offset(offset)))
-        if self._late_starts and self.rng.random() < 0.7:
-            late = self._late_starts.pop(self.rng.randrange(len(self._late_starts)))
-            self.propose(MoveLogStarts((late,)))
-
-    def _forget(self) -> None:
-        """Ordered for brokers whose disk is lost, and seldom for another, which loses it."""
-        for process in self.processes:
-            known = self.image.brokers.get(process.id)
-            if known is None or process.is_running:
-                continue
-            is_lost = known.directory_id != process.directory
-            if not is_lost and self.rng.random() < 0.98:
-                continue
-            if self.propose(ForgetDirectory(process.id)).is_applied and not is_lost:
-                self._lose_disk(process)
-
-    def _move(self) -> None:
-        found = self._some_partition()
-        if found is not None:
-            name, partition = found
-            target = self._some_brokers(len(partition.target))
-            self.propose(ReassignReplicas((Move(at(name, partition), target),)))
-
-    def _spread(self) -> None:
-        if moves := spread_plan(self.image, moves_max=2):
-            self.propose(ReassignReplicas(moves))
-
-    def _elect(self) -> None:
-        found = self._some_partition()
-        if found is None or not found[1].replicas:
-            return
-        name, partition = found
-        reason: ElectionReason = "unclean" if self.rng.random() < 0.1 else "operator"
-        leader = self.rng.choice(partition.replicas)
-        self.propose(ElectLeader((unclean_election(self.image, name, leader),), reason))
-
-    def _allocate(self) -> None:
-        first = self.propose(AllocateProducerIds(self.rng.randint(1, 10))).value
-        if first + 10 < self.image.next_producer_id:
-            raise ViolationError(f"producer ids from {first} were given out before")
-
-    def _crowd(self) -> None:
-        """So many sessions that older ones are forgotten."""
-        if self.rng.random() < 0.05:
-            for _ in range(260):
-                self._append(OpenSession())
-
     # Leaders
 
     def leader_acts(self) -> None:
         """A leader appends, a follower copies, records are committed, an ISR change is proposed."""
-        found = self._some_partition()
-        if found is None or not self._leads(found[1]):
+        found = self.some_partition()
+        if found is None or not self.leads(found[1]):
             return
         name, partition = found
         if self.rng.random() < 0.5:
             self.records.append(partition)
         follower = self.rng.choice(partition.replicas)
-        if self._process(follower).is_running and self._is_registered(follower):
+        if self.process(follower).is_running and self.is_registered(follower):
             self.records.copy(partition, follower, self.rng.randint(1, 3))
-        self.records.commit(partition, self._min_isr(name))
+        self.records.commit(partition, self.min_isr_of(name))
         if self.rng.random() < 0.5:
             self._propose_isr(name, partition)
 
@@ -433,7 +188,7 @@ class MetadataLife:
         wanted = {b for b in partition.isr if b == leader or self.rng.random() < 0.7}
         wanted |= {b for b in partition.replicas if self.records.has_all(partition, b)}
         isr = tuple(sorted(wanted))
-        run = self._process(leader).run
+        run = self.process(leader).run
         change = IsrChange(at(name, partition), partition.leader_epoch, isr)
         command = ChangeIsr(run, (change,))
         if self.rng.random() < 0.6:
@@ -446,12 +201,6 @@ class MetadataLife:
         mail = self.records.mail
         if mail:
             self.propose(mail.pop(self.rng.randrange(len(mail))))
-
-    def _leads(self, partition: PartitionImage) -> bool:
-        if partition.leader is None:
-            return False
-        process = self._process(partition.leader)
-        return process.is_running and self._is_registered(partition.leader)
 
     # A whole life
 
@@ -495,7 +244,7 @@ class MetadataLife:
                 process.is_running = False  # its disk is lost; it waits for an operator
                 continue
             is_stopping = known is not None and known.is_stopping
-            if is_stopping or not process.is_running or not self._is_registered(process.id):
+            if is_stopping or not process.is_running or not self.is_registered(process.id):
                 self._start(process)
         self._be_calm()
         self._check_healed()
@@ -533,13 +282,13 @@ class MetadataLife:
         for command in self._controller.decide(self.image, self.world.now_ms):
             self.propose(command)
         for name, partition in list(self.image.partitions()):
-            if not self._leads(partition):
+            if not self.leads(partition):
                 continue
             for follower in partition.replicas:
-                if self._process(follower).is_running:
+                if self.process(follower).is_running:
                     self.records.copy(partition, follower, 1_000)
-            self.records.commit(partition, self._min_isr(name))
-            running = {b for b in partition.replicas if self._process(b).is_running}
+            self.records.commit(partition, self.min_isr_of(name))
+            running = {b for b in partition.replicas if self.process(b).is_running}
             running = {b for b in running if not self.image.brokers[b].is_fenced}
             if set(partition.isr) != running:
                 self._propose_isr_of(name, partition, tuple(sorted(running)))
@@ -548,7 +297,7 @@ class MetadataLife:
         self, name: PartitionName, partition: PartitionImage, isr: tuple[BrokerId, ...]
     ) -> None:
         assert partition.leader is not None
-        run = self._process(partition.leader).run
+        run = self.process(partition.leader).run
         change = IsrChange(at(name, partition), partition.leader_epoch, isr)
         self.propose(ChangeIsr(run, (change,)))
 
@@ -557,7 +306,7 @@ class MetadataLife:
             if process.is_running and self.image.brokers[process.id].state != "live":
                 raise ViolationError(f"{process} was not taken into service")
         for name, partition in self.image.partitions():
-            up = [b for b in partition.replicas if self._process(b).is_running]
+            up = [b for b in partition.replicas if self.process(b).is_running]
             if not set(partition.isr) & set(up) and not set(partition.last_known_safe) & set(up):
                 continue  # whoever surely has every record lost its disk: for an operator
             if sorted(partition.isr) != sorted(up) or partition.leader is None:
@@ -566,31 +315,6 @@ class MetadataLife:
                 raise ViolationError(f"{name} is not led by its preferred leader: {partition}")
             if partition.is_moving and set(partition.target) <= set(up):
                 raise ViolationError(f"{name} is still moving: {partition}")
-
-    # Small things
-
-    def _name(self, kind: str) -> str:
-        self._made += 1
-        return f"{kind}{self._made}"
-
-    def _process(self, broker: BrokerId) -> Process:
-        return self.processes[broker - 1]
-
-    def _is_registered(self, broker: BrokerId) -> bool:
-        """Whether the metadata knows this very run."""
-        known = self.image.brokers.get(broker)
-        return known is not None and known.incarnation == self._process(broker).incarnation
-
-    def _min_isr(self, name: PartitionName) -> int:
-        return self.image.streams[name.stream].config.min_isr
-
-    def _some_partition(self) -> tuple[PartitionName, PartitionImage] | None:
-        found = list(self.image.partitions())
-        return self.rng.choice(found) if found else None
-
-    def _some_brokers(self, count: int) -> tuple[BrokerId, ...]:
-        everybody = [process.id for process in self.processes]
-        return tuple(self.rng.sample(everybody, min(count, len(everybody))))
 
 
 def run(seed: int) -> World:
