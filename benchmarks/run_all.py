@@ -85,6 +85,7 @@ JOBS: Final = (
     Job("beam", "beam", FEW),
     Job("idle", "idle", f"--seconds 5 {SHORT}"),
     Job("rebalance", "rebalance", f"--rounds 2 {SHORT}"),
+    Job("many", "many", f"--partitions 100 --kills 2 --seconds 5 {SHORT}"),
 )
 
 
