@@ -54,7 +54,10 @@ class Cluster:
 
     def api(self, number):
         """Liftbridge's API at one broker."""
-        return self._stub(self._channels[number], pb.DESCRIPTOR.services_by_name["API"])
+        return self.stub(self._channels[number])
+
+    def stub(self, channel):
+        return self._stub(channel, pb.DESCRIPTOR.services_by_name["API"])
 
     def client(self, number, token):
         return strandline.connect(self.servers[number].flight, token=token, timeout_s=TIMEOUT_S)
@@ -175,6 +178,50 @@ def test_what_is_granted_and_revoked_at_one_broker_counts_at_all(cluster, tokens
     with pytest.raises(UnauthenticatedError):
         clients[0].list_streams()
     clients[0].close()
+
+
+def connect(cluster, number, token):
+    """A connection of its own to a broker; asks for the metadata, and gives the code of why not."""
+    options = [("grpc.use_local_subchannel_pool", 1)]  # others share one connection to an address
+    address = f"127.0.0.1:{cluster.servers[number].ready['grpc_port']}"
+    channel = grpc.insecure_channel(address, options=options)
+
+    def ask():
+        try:
+            cluster.stub(channel).FetchMetadata(
+                pb.FetchMetadataRequest(), wait_for_ready=True, **bearing(token)
+            )
+        except grpc.RpcError as error:
+            return error.code()
+        return None
+
+    return channel, ask
+
+
+def test_a_quota_set_at_one_broker_holds_at_all(cluster, tokens):
+    """Each counts for itself; what is set at the first is taken back at the third."""
+    with cluster.client(1, ADMIN) as admin:
+        admin.access.grant("guest", "read", "stream", "shared")
+        token = admin.access.create_token("guest")
+        admin.quotas.set("guest", connections=1)
+    places, refused = {}, grpc.StatusCode.RESOURCE_EXHAUSTED
+    try:
+        for number in IDS:
+            with cluster.client(number, ADMIN) as admin:
+                until(lambda a=admin: "guest" in {quota.principal for quota in a.quotas.list()})
+            places[number] = [connect(cluster, number, token) for _ in range(2)]
+            first, second = (ask for _, ask in places[number])
+            until(lambda ask=first: ask() is None)  # the token is known a moment later
+            assert second() is refused
+            assert first() is None
+        with cluster.client(3, ADMIN) as admin:
+            admin.quotas.remove("guest")
+        for number in IDS:
+            until(lambda ask=places[number][1][1]: ask() is None)
+    finally:
+        for opened in places.values():
+            for channel, _ in opened:
+                channel.close()
 
 
 def test_brokers_tokens_are_no_way_in(cluster, tokens):

@@ -22,6 +22,7 @@ import strandline
 from strandline.cli.app import app
 from strandline.errors import QuotaExceededError, StrandlineError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.frontends.grpc._generated import logspec_pb2
 from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
@@ -39,13 +40,14 @@ pytestmark = [
 def server():
     """A broker that checks access."""
     auth = {"enabled": True, "admin_token": ADMIN_TOKEN}
-    running = Server(nats=True, auth=auth, grpc={"port": 0})
+    running = Server(nats=True, auth=auth, grpc={"port": 0, "beam_port": 0})
     with running as url:
         yield SimpleNamespace(
             flight=url.flight,
             nats_url=url.nats_url,
             ingest_url=url.ingest_url,
             grpc_port=running.app.ready_line()["grpc_port"],
+            beam_port=running.app.ready_line()["beam_port"],
             refusals=lambda: running.app.broker.telemetry.quota_refusals,
         )
     gc.collect()  # what nats-py leaves open, once its loops are closed
@@ -309,6 +311,65 @@ def test_a_stream_of_grpc_is_held_up_both_ways(admin, api):
     assert got >= count - 1  # the first message says that the subscription stands
     assert time.monotonic() - began > 0.5
     messages.cancel()
+
+
+@pytest.fixture
+def dial(server, admin, grpc_stub):
+    """Opens TCP connections of their own for the principal ferry; each is asked for a reply."""
+    for stream in ("orders", "beam"):
+        admin.access.grant("ferry", "read", "stream", stream)
+    bearer = (("authorization", f"Bearer {admin.access.create_token('ferry')}"),)
+    calls = {
+        "liftbridge": ("API", pb, "FetchMetadata", pb.FetchMetadataRequest()),
+        "beam": ("Log", logspec_pb2, "Info", logspec_pb2.InfoRequest()),
+    }
+    ports = {"liftbridge": server.grpc_port, "beam": server.beam_port}
+    channels = []
+
+    def open_one(service):
+        # Otherwise channels to one address share a connection.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.insecure_channel(f"127.0.0.1:{ports[service]}", options=options)
+        channels.append(channel)
+        name, module, rpc, request = calls[service]
+        call = getattr(grpc_stub(channel, module.DESCRIPTOR.services_by_name[name]), rpc)
+        ask = partial(call, request, metadata=bearer, timeout=PATIENCE_S, wait_for_ready=True)
+        return SimpleNamespace(ask=ask, close=channel.close)
+
+    yield open_one
+    for channel in channels:
+        channel.close()
+
+
+def _answers(line):
+    """Whether a connection is served; every other end than the refusal fails the test."""
+    try:
+        line.ask()
+    except grpc.RpcError as error:
+        is_refused = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        if is_refused and "connections here" in error.details():
+            return False
+        raise
+    return True
+
+
+def test_connections_of_grpc_are_counted(admin, dial):
+    """On both listeners together: one too many is refused, call by call, until another closes."""
+    admin.quotas.set("ferry", connections=2)
+    first, second = dial("liftbridge"), dial("beam")
+    assert all(_answers(line) for line in (first, second, first, second))
+    for service in ("liftbridge", "beam"):
+        third = dial(service)
+        assert not any(_answers(third) for _ in range(2))
+    assert _answers(first)  # calls beyond the first cost no other place
+    second.close()
+    until(lambda: _answers(third))
+    assert _answers(first)
+    admin.quotas.set("ferry", connections=1)
+    assert not _answers(dial("beam"))
+    assert _answers(first)  # what was let in stays
+    admin.quotas.remove("ferry")
+    assert _answers(dial("liftbridge"))
 
 
 def test_a_quota_is_set_listed_and_removed_at_the_command_line(server, monkeypatch):

@@ -37,6 +37,31 @@ def counted(allowance: "Allowance | None") -> Iterator[None]:
         allowance.close()
 
 
+class Presence:
+    """One connection on which several principals may call, each of whom it counts for.
+
+    It counts from its first call on until the connection ends.
+    """
+
+    def __init__(self) -> None:
+        self._of: set[Allowance] = set()
+
+    def note(self, allowance: "Allowance") -> None:
+        """Somebody calls on it.
+
+        Raises:
+            QuotaExceededError: with it, that principal has one connection too many.
+        """
+        if allowance not in self._of:
+            allowance.open()
+            self._of.add(allowance)
+
+    def end(self) -> None:
+        """The connection has ended."""
+        while self._of:
+            self._of.pop().close()
+
+
 class Metered(Protocol):
     """What of a broker metering needs."""
 

@@ -8,7 +8,7 @@ from strandline.broker.access import Access, Asker
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig
 from strandline.errors import QuotaExceededError
-from strandline.frontends.metering import Metering
+from strandline.frontends.metering import Metering, Presence
 from strandline.metadata.apply import apply
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.quota_commands import RemoveQuota, SetQuota
@@ -119,6 +119,22 @@ def test_one_connection_too_many_is_refused(place):
         place.shop.open()
     place.shop.close()
     place.shop.open()
+
+
+def test_a_shared_connection_counts_once_for_each_who_calls_on_it(place):
+    """From the first call on, however many follow, until it ends; a refused one does not count."""
+    place.limit(connections=1)
+    first, second = Presence(), Presence()
+    for allowance in (place.shop, place.of(Principal("other")), place.shop):
+        first.note(allowance)
+    for _ in range(2):
+        with pytest.raises(QuotaExceededError, match="1 connections"):
+            second.note(place.shop)
+    second.end()
+    with pytest.raises(QuotaExceededError):
+        Presence().note(place.shop)
+    first.end()
+    second.note(place.shop)
 
 
 def test_threads_share_a_bucket_without_losing_a_token(place):

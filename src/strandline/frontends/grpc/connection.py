@@ -44,6 +44,7 @@ from strandline.frontends.grpc.frames import (
 )
 from strandline.frontends.grpc.framing import PREFIX_BYTES, timeout_s
 from strandline.frontends.grpc.status import RpcError, Status, percent_encoded, rpc_error
+from strandline.frontends.metering import Presence
 
 if TYPE_CHECKING:
     from strandline.frontends.grpc.listener import GrpcListener
@@ -93,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
         self._resets = 0
+        self._presence = Presence()
         self._transport: asyncio.Transport | None = None
 
     # asyncio
@@ -117,6 +119,7 @@ class Connection(asyncio.Protocol):
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.abort(RpcError(Status.CANCELLED, "the connection was lost"))
+        self._presence.end()
         self._listener.forget(self)
 
     def pause_writing(self) -> None:
@@ -263,7 +266,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             call.asker = self._listener.asker(path, headers, self._transport)
-            self._listener.meter(call, path)
+            self._listener.meter(call, path, self._presence)
         except StrandlineError as error:
             call.abort(rpc_error(error))
             return

@@ -18,7 +18,7 @@ from strandline.errors import InvalidConfigError
 from strandline.frontends.grpc.calls import Call, Direct, Method
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.status import RpcError, Status
-from strandline.frontends.metering import Metering
+from strandline.frontends.metering import Metering, Presence
 from strandline.frontends.tls import certificate_name, listening_context
 from strandline.security.policy import Identity, Shown
 from strandline.security.principal import ANONYMOUS
@@ -160,15 +160,17 @@ class GrpcListener:
         asker.check_known()
         return asker
 
-    def meter(self, call: Call, path: bytes) -> None:
-        """Count a call whose asker is known, and what it will carry.
+    def meter(self, call: Call, path: bytes, presence: Presence) -> None:
+        """Count a call whose asker is known, its connection, and what it will carry.
 
         Raises:
-            QuotaExceededError: one call too many, or more to publish while there is a debt.
+            QuotaExceededError: one connection or call too many, or more to publish while there is
+                a debt.
         """
         allowance = self._metering.of(call.asker) if self._metering is not None else None
         if allowance is None:
             return
+        presence.note(allowance)
         allowance.check_request()
         if path.rpartition(b"/")[2] in PUBLISHING:
             allowance.check_publish(0)
