@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.client.brokers import Brokers
 from strandline.client.local import begin_read
-from strandline.client.reading import BatchStream, Place, read_request
+from strandline.client.reading import BatchStream, EndlessReader, Place, read_request
 from strandline.client.retry import is_connection_loss
 from strandline.client.routed_read import Replica, RoutedRead
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
@@ -45,11 +45,12 @@ class ReadCalls(ABC):
         follow: bool = False,
         replica: Replica = "leader",
         **options: Any,
-    ) -> pa.RecordBatchReader:
+    ) -> pa.RecordBatchReader | EndlessReader:
         """Read records as Arrow.
 
         The reader goes wherever Arrow goes: ``polars.from_arrow``, ``duckdb.from_arrow``,
-        ``.read_pandas()``, or iterate it for record batches. Dropping or closing it ends the read.
+        ``.read_pandas()``, or iterate it for record batches. Dropping it ends the read; closing it,
+        too, if the read has no end (a plain ``pyarrow.RecordBatchReader`` takes no notice).
 
         Args:
             stream: its name.

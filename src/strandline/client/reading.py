@@ -1,15 +1,15 @@
 """Reads: what a user asks for as a ticket, and the answer as a ``pyarrow.RecordBatchReader``.
 
-A reader that is dropped or closed cancels its call, so the broker stops sending. A read that may
-have to wait for records is pumped by a thread of its own: pyarrow waits where Python sees no
-signals, and Ctrl-C must work.
+A reader that is dropped cancels its call, so the broker stops sending; one without end does so when
+it is closed, too. A read that may have to wait for records is pumped by a thread of its own:
+pyarrow waits where Python sees no signals, and Ctrl-C must work.
 """
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -103,6 +103,56 @@ def read_request(
     return request
 
 
+class EndlessReader:
+    """As ``pyarrow.RecordBatchReader``, for a read without end: closing it ends the read.
+
+    Closing pyarrow's own does nothing: it lets go of what it reads only when nobody refers to it
+    any more, so such a read would go on behind a ``with`` that was left.
+
+    Args:
+        reader: what is read.
+        cancel: ends the read; whoever waits for a batch gets a DisconnectedError.
+    """
+
+    def __init__(self, reader: pa.RecordBatchReader, cancel: Callable[[], None]) -> None:
+        self._reader = reader
+        self._cancel = cancel
+
+    def close(self) -> None:
+        """End the read, from any thread; nothing more comes. Harmless when repeated."""
+        self._reader = pa.RecordBatchReader.from_batches(self._reader.schema, ())
+        self._cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is pyarrow's, ``__arrow_c_stream__`` too."""
+        return getattr(self._reader, name)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._reader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def arrow_reader(
+    request: ReadRequest,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    cancel: Callable[[], None],
+) -> pa.RecordBatchReader | EndlessReader:
+    """What a read gives, as a reader."""
+    reader = pa.RecordBatchReader.from_batches(schema, batches)
+    is_endless = request.follow and request.stop is None and request.records_max is None
+    return EndlessReader(reader, cancel) if is_endless else reader
+
+
 class BatchStream:
     """A read under way.
 
@@ -120,6 +170,7 @@ class BatchStream:
     def __init__(self, connection: Connection, request: ReadRequest) -> None:
         self._connection = connection
         self._stream = connection.read(request)
+        self._request = request
         self._may_wait = request.follow or request.wait_ms_max > 0
         self.schema: pa.Schema = self._stream.schema
 
@@ -127,9 +178,9 @@ class BatchStream:
         """End the read, from any thread; whoever waits for a batch gets a DisconnectedError."""
         self._stream.cancel()
 
-    def reader(self) -> pa.RecordBatchReader:
+    def reader(self) -> pa.RecordBatchReader | EndlessReader:
         """The batches as a reader; once only."""
-        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        return arrow_reader(self._request, self.schema, self.batches(), cancel=self.cancel)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The batches; once only. Closing the generator cancels the read.

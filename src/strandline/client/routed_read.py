@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from strandline.client.brokers import Brokers, group
 from strandline.client.local import begin_read
-from strandline.client.reading import PUMPED_BATCHES, BatchStream
+from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
 from strandline.client.retry import Backoff, is_worth_a_retry
 from strandline.errors import (
     DisconnectedError,
@@ -281,9 +281,9 @@ class RoutedRead:
         for stream in tuple(self._streams):
             stream.cancel()
 
-    def reader(self) -> pa.RecordBatchReader:
+    def reader(self) -> pa.RecordBatchReader | EndlessReader:
         """The batches as a reader; once only."""
-        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        return arrow_reader(self._request, self.schema, self.batches(), cancel=self.cancel)
 
     def batches(self) -> Batches:
         """The batches; once only. Closing the generator cancels the read.
