@@ -1,5 +1,7 @@
 """The command line: which commands there are and where they live."""
 
+from typing import Annotated
+
 import typer
 
 from strandline.cli import (
@@ -46,6 +48,25 @@ def version(*, output: OutputOption = OutputFormat.text) -> None:
         print_json({"version": __version__})
     else:
         print_line(f"strandline {__version__}")
+
+
+def _version_asked(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version_asked, is_eager=True, help="Print the version, and end."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before a command; the help is the application's."""
 
 
 app.command(epilog=serve.EPILOG)(serve.serve)

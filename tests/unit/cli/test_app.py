@@ -31,6 +31,7 @@ def test_the_version_for_people_and_programs(run):
     """The version is the package's."""
     assert run("version").stdout == f"strandline {__version__}\n"
     assert json.loads(run("version", "--output", "json").stdout) == {"version": __version__}
+    assert run("--version").stdout == f"strandline {__version__}\n"
 
 
 @pytest.mark.parametrize(
