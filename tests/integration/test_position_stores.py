@@ -7,6 +7,7 @@ Maven; where they are not to be had their tests are skipped, and say why.
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
 import strandline
 from strandline.client.positions import LogPositions, Owner
@@ -124,8 +126,14 @@ def zookeeper_libraries():
 
 
 @pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory):
+def zookeeper(zookeeper_process):
     """Address of a ZooKeeper of our own."""
+    return zookeeper_process[1]
+
+
+@pytest.fixture(scope="module")
+def zookeeper_process(tmp_path_factory):
+    """A ZooKeeper of our own, and its address."""
     libraries = zookeeper_libraries()
     folder, [port] = tmp_path_factory.mktemp("zookeeper"), free_ports(1)
     settings = folder / "zoo.cfg"
@@ -146,7 +154,7 @@ def zookeeper(tmp_path_factory):
         assert process.poll() is None, (folder / "log").read_text()
         address = f"127.0.0.1:{port}"
         until(lambda: answers(ZooKeeperPositions, address), "ZooKeeper answers")
-        yield address
+        yield process, address
     finally:
         stop(process)
 
@@ -215,6 +223,45 @@ def test_stores_that_are_away_say_so(tmp_path):
         SqlPositions(f"postgresql+psycopg://test@127.0.0.1:{port}/test")
     with pytest.raises(UnavailableError):
         SqlPositions(f"sqlite:///{tmp_path}/missing/positions.db")
+
+
+def test_a_zookeeper_that_stands_still_is_an_error(zookeeper_process):
+    """Whoever commits is not held up for as long as it is away; then the same store goes on."""
+    process, address = zookeeper_process
+    store = ZooKeeperPositions(address, root=f"/test/{time.monotonic_ns()}", timeout_s=5)
+    ann = Owner("ann", 3)
+    store.commit("g", {A: 5}, ann)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(UnavailableError):
+            store.commit("g", {A: 6}, ann)
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+    def is_back():
+        with contextlib.suppress(UnavailableError):
+            store.commit("g", {A: 7}, ann)
+            return True
+
+    until(is_back, "the store goes on")
+    assert store.read("g") == {A: 7}
+    store.close()
+
+
+def test_a_table_that_another_has_just_made_is_used(tmp_path):
+    """Consumers that start at once all look for the table, and one of them makes it."""
+    url = f"sqlite:///{tmp_path}/positions.db"
+    engine = sqlalchemy.create_engine(url)
+
+    @sqlalchemy.event.listens_for(engine, "before_cursor_execute")
+    def first_another(_, __, statement, *___):
+        if "CREATE TABLE" in statement:
+            SqlPositions(url).close()
+
+    store = SqlPositions(engine)
+    store.commit("g", {A: 5}, Owner("ann", 3))
+    assert store.read("g") == {A: 5}
+    store.close()
 
 
 def test_consumers_keep_positions_in_a_store_of_their_own(store):

@@ -42,8 +42,13 @@ class SqlPositions:
             sa.Column("next_offset", sa.BigInteger),
             sa.Column("epoch", sa.BigInteger, nullable=False),
         )
-        with self._transaction() as connection:
-            metadata.create_all(connection)
+        try:
+            with self._transaction() as connection:
+                metadata.create_all(connection)
+        except UnavailableError:
+            # Somebody else may have made it since it was looked for; now it is found, or not made.
+            with self._transaction() as connection:
+                metadata.create_all(connection)
 
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner

@@ -6,27 +6,27 @@ One znode for each partition, ``<root>/<group>/<stream>/<partition>``, with the 
 under which it was claimed as JSON.
 
 Rules: a commit is one transaction of ZooKeeper's, which changes each znode in the version that was
-looked at: whoever has claimed a partition meanwhile wins. Needs the extra ``positions``.
+looked at: whoever has claimed a partition meanwhile wins, also over a commit that was given up here
+and is done once ZooKeeper is back. Needs the extra ``positions``.
 """
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 from urllib.parse import quote, unquote
 
 import msgspec
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.interfaces import IAsyncResult
 
-from strandline.client.positions import Offsets, Owner
+from strandline.client.positions import TIMEOUT_S, Offsets, Owner
 from strandline.errors import StaleMemberError, UnavailableError
 from strandline.types import PartitionName
 
 ROOT = "/strandline/positions"
-CONNECT_TIMEOUT_S = 30.0
 ATTEMPTS = 10
-T = TypeVar("T")
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -42,17 +42,19 @@ class ZooKeeperPositions:
     Args:
         hosts: ``host:port``, several separated by commas.
         root: where to keep positions.
+        timeout_s: how long to wait for each of its answers.
 
     Raises:
         UnavailableError: it cannot be reached.
     """
 
-    def __init__(self, hosts: str, *, root: str = ROOT) -> None:
+    def __init__(self, hosts: str, *, root: str = ROOT, timeout_s: float = TIMEOUT_S) -> None:
         self._root = root
+        self._timeout_s = timeout_s
         self._client = KazooClient(hosts=hosts)
         try:
             with _translated():
-                self._client.start(timeout=CONNECT_TIMEOUT_S)
+                self._client.start(timeout=timeout_s)
         except UnavailableError:
             self.close()  # or its threads would go on trying
             raise
@@ -113,7 +115,7 @@ class ZooKeeperPositions:
                     epoch = owner.epoch if owner.member else kept.epoch
                     data = msgspec.json.encode(_Kept(values[name], epoch))
                     transaction.set_data(self._path(group, *name), data, version=version)
-                results = transaction.commit() if names else []
+                results = self._answer(transaction.commit_async()) if names else []
             if not any(isinstance(result, Exception) for result in results):
                 return values
             if not any(isinstance(result, BadVersionError) for result in results):
@@ -123,7 +125,7 @@ class ZooKeeperPositions:
     def _kept(self, group: str, name: PartitionName) -> tuple[_Kept | None, int]:
         """What a znode holds, and its version."""
         try:
-            data, stat = self._client.get(self._path(group, *name))
+            data, stat = self._answer(self._client.get_async(self._path(group, *name)))
         except NoNodeError:
             return None, -1
         return msgspec.json.decode(data, type=_Kept), stat.version
@@ -133,18 +135,27 @@ class ZooKeeperPositions:
         empty = _Kept(None, 0)
         path = self._path(group, *name)
         try:
-            self._client.create(path, msgspec.json.encode(empty), makepath=True)
+            data = msgspec.json.encode(empty)
+            self._answer(self._client.create_async(path, data, makepath=True))
         except NodeExistsError:
             kept, version = self._kept(group, name)
             return kept or empty, version
         return empty, 0
+
+    def _answer(self, call: IAsyncResult) -> Any:
+        """What ZooKeeper answers; kazoo itself would wait as long as it is away.
+
+        Raises:
+            KazooException, KazooTimeoutError: it refuses, or does not answer.
+        """
+        return call.get(timeout=self._timeout_s)
 
     def _path(self, *parts: str | int) -> str:
         return "/".join((self._root, *(quote(str(part), safe="") for part in parts)))
 
     def _children(self, path: str) -> list[str]:
         try:
-            return sorted(self._client.get_children(path))
+            return sorted(self._answer(self._client.get_children_async(path)))
         except NoNodeError:
             return []
 
