@@ -23,7 +23,7 @@ from strandline.cli.app import app
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import all_error_classes
 from strandline.server.settings import flat_settings
-from strandline.telemetry import METRICS, PARTITION_METRICS, PREFIX, metric_names
+from strandline.telemetry import GROUP_METRICS, METRICS, PARTITION_METRICS, PREFIX, metric_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -122,6 +122,11 @@ def test_every_metric_is_documented():
         expected[name] = [f"{kind}, by `{label}`" if label else kind, field.metadata["help"]]
     for name, help_text in PARTITION_METRICS.items():
         expected[f"{PREFIX}partition_{name}"] = ["gauge, by `stream` and `partition`", help_text]
+    for name, help_text in GROUP_METRICS.items():
+        expected[f"{PREFIX}group_{name}"] = [
+            "gauge, by `group`, `stream` and `partition`",
+            help_text,
+        ]
     rows = table_rows(text_of("docs/metrics.md"))
     assert list(rows) == metric_names()
     assert {name: cells for name, cells in rows.items() if expected[name]} == {

@@ -79,6 +79,16 @@ class PartitionSample(NamedTuple):
     log_end_offset: int
 
 
+class GroupSample(NamedTuple):
+    """How far a consumer group has come in a partition."""
+
+    group: str
+    stream: str
+    partition: int
+    position: int
+    """Offset of the next record to consume."""
+
+
 def counter(help_text: str) -> Any:
     """Declare a plain counter, an ``int`` or ``float`` field that only grows."""
     return dataclasses.field(default=0, metadata={"kind": "counter", "help": help_text})
@@ -215,6 +225,8 @@ class Telemetry(Collector):
 
     partition_samples: Callable[[], Iterable[PartitionSample]] = tuple
     """Asked at each scrape, on the scraping thread, for the offsets of all partitions."""
+    group_samples: Sequence[GroupSample] = ()
+    """As of the last look; empty where groups are not coordinated."""
     registry: CollectorRegistry = dataclasses.field(init=False, repr=False)
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
@@ -263,17 +275,40 @@ class Telemetry(Collector):
         yield info
         for field in METRICS:
             yield _family(field, getattr(self, field.name))
-        yield from self._partition_families()
-
-    def _partition_families(self) -> Iterator[Metric]:
         samples = list(self.partition_samples())
-        for name, help_text in PARTITION_METRICS.items():
-            family = GaugeMetricFamily(
-                f"{PREFIX}partition_{name}", help_text, labels=["stream", "partition"]
-            )
-            for sample in samples:
-                family.add_metric([sample.stream, str(sample.partition)], getattr(sample, name))
-            yield family
+        yield from _partition_families(samples)
+        yield from _group_families(self.group_samples, samples)
+
+
+def _partition_families(samples: Sequence[PartitionSample]) -> Iterator[Metric]:
+    for name, help_text in PARTITION_METRICS.items():
+        family = GaugeMetricFamily(
+            f"{PREFIX}partition_{name}", help_text, labels=["stream", "partition"]
+        )
+        for sample in samples:
+            family.add_metric([sample.stream, str(sample.partition)], getattr(sample, name))
+        yield family
+
+
+def _group_families(
+    groups: Sequence[GroupSample], partitions: Sequence[PartitionSample]
+) -> Iterator[Metric]:
+    """Positions, and the lag where this broker has a copy of the partition to measure it by."""
+    ends = {(each.stream, each.partition): each.high_watermark for each in partitions}
+    position, lag = (
+        GaugeMetricFamily(
+            f"{PREFIX}group_{name}", help_text, labels=["group", "stream", "partition"]
+        )
+        for name, help_text in GROUP_METRICS.items()
+    )
+    for each in groups:
+        labels = [each.group, each.stream, str(each.partition)]
+        position.add_metric(labels, each.position)
+        end = ends.get((each.stream, each.partition))
+        if end is not None:
+            # A copy that follows may know less than the one the group has read.
+            lag.add_metric(labels, max(0, end - each.position))
+    yield from (position, lag)
 
 
 INFO_HELP = "Always 1; the label tells the version of the broker."
@@ -281,6 +316,10 @@ PARTITION_METRICS = {
     "log_start_offset": "First offset kept in the partition.",
     "high_watermark": "First offset readers do not see yet.",
     "log_end_offset": "Offset the next record will get.",
+}
+GROUP_METRICS = {
+    "position": "Offset of the next record that a group is to consume, as it was committed.",
+    "lag_records": "Offsets between a group's position and the high watermark.",
 }
 METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in field.metadata)
 
@@ -291,7 +330,9 @@ def metric_names() -> list[str]:
         f"{PREFIX}{field.name}" + ("_total" if field.metadata["kind"] == "counter" else "")
         for field in METRICS
     ]
-    return [f"{PREFIX}info", *fields, *(f"{PREFIX}partition_{name}" for name in PARTITION_METRICS)]
+    partitions = [f"{PREFIX}partition_{name}" for name in PARTITION_METRICS]
+    groups = [f"{PREFIX}group_{name}" for name in GROUP_METRICS]
+    return [f"{PREFIX}info", *fields, *partitions, *groups]
 
 
 def _family(field: "dataclasses.Field[Any]", value: Any) -> Metric:

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import urllib.request
 
 import pyarrow as pa
 import pytest
@@ -58,6 +59,8 @@ def test_a_copy_is_the_stream_again(run, log):
             (source, partition, offset) for offset in range(65)
         ]
     assert copied_offsets(log.client, stream=source, into=target) == {0: 65, 1: 65}
+    noted = log.client.groups.positions(f"copy {source} into {target}")
+    assert noted == {(source, 0): 65, (source, 1): 65}
 
 
 def test_a_transform_filters_multiplies_and_splits(run, log):
@@ -133,7 +136,9 @@ def test_repartitioned_and_cleaned_a_stream_is_pristine(run, log):
 
 
 def test_every_batch_is_reported_also_after_an_idle_time(spark, log, tmp_path):
-    """A continuous pipeline tells each micro-batch once, in order, and how far it is behind."""
+    """A continuous pipeline tells each micro-batch once, in order, and how far it is behind; what
+    is behind a pipeline that has ended is in the broker's metrics.
+    """
     source, told = log.new_stream(40, partitions=1), []
     config = {"kind": "copy", "server": log.server, "checkpoint": str(tmp_path / "checkpoint")}
     config |= {"stream": source, "into": f"{source}-copy", "trigger": "continuous"}
@@ -147,6 +152,7 @@ def test_every_batch_is_reported_also_after_an_idle_time(spark, log, tmp_path):
         until(lambda: query.lastProgress["numInputRows"] == 0)
         log.append(source, range(40, 50), partitions=1)
         until(lambda: sum(line["records"] for line in told) == 50)
+        until(lambda: lag_in_metrics(log, query.name) == 0)
     finally:
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
         query.stop()
@@ -154,6 +160,17 @@ def test_every_batch_is_reported_also_after_an_idle_time(spark, log, tmp_path):
     assert [(line["batch"], line["records"]) for line in told] == [(n, 10) for n in range(5)]
     assert [line["lag"] for line in told] == [{f"{source}/0": n} for n in (30, 20, 10, 0, 0)]
     assert "oldest_unread_ms" in told[-1]
+    log.append(source, range(50, 57), partitions=1)
+    assert lag_in_metrics(log, query.name) == 7
+
+
+def lag_in_metrics(log, group):
+    """Records that a pipeline has not read, as the broker says; None if it does not."""
+    with urllib.request.urlopen(f"{log.broker.http_url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    start = f'strandline_group_lag_records{{group="{group}",'
+    found = [float(line.split()[-1]) for line in lines if line.startswith(start)]
+    return found[0] if found else None
 
 
 def until(condition):

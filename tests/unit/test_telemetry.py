@@ -4,7 +4,14 @@ import threading
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from strandline.telemetry import METRICS, Histogram, PartitionSample, Telemetry, metric_names
+from strandline.telemetry import (
+    METRICS,
+    GroupSample,
+    Histogram,
+    PartitionSample,
+    Telemetry,
+    metric_names,
+)
 
 
 def families(telemetry):
@@ -65,6 +72,34 @@ def test_partition_offsets_are_asked_for_at_each_scrape():
     sample = shown["strandline_partition_high_watermark"].samples[0]
     assert sample.labels == {"stream": "orders", "partition": "3"}
     assert sample.value == 8
+
+
+def test_groups_show_their_positions_and_what_is_before_them():
+    """The lag is never below nothing, and left out where there is no copy to measure it by."""
+    telemetry = Telemetry()
+    telemetry.partition_samples = lambda: [
+        PartitionSample("orders", 0, 0, 8, 9),
+        PartitionSample("orders", 1, 0, 3, 3),
+    ]
+    telemetry.group_samples = [
+        GroupSample("billing", "orders", 0, 6),
+        GroupSample("billing", "orders", 1, 4),
+        GroupSample("billing", "elsewhere", 0, 5),
+    ]
+    shown = families(telemetry)
+
+    def values(name):
+        return [
+            (*(sample.labels[n] for n in ("group", "stream", "partition")), sample.value)
+            for sample in shown[f"strandline_group_{name}"].samples
+        ]
+
+    assert values("position") == [
+        ("billing", "orders", "0", 6),
+        ("billing", "orders", "1", 4),
+        ("billing", "elsewhere", "0", 5),
+    ]
+    assert values("lag_records") == [("billing", "orders", "0", 2), ("billing", "orders", "1", 0)]
 
 
 def test_reads_are_counted_from_many_threads():

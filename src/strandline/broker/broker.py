@@ -136,6 +136,11 @@ class Broker(BrokerBase):
             self._close_storage()
             self.lock.release()
 
+    def refresh_telemetry(self) -> None:
+        """As ``BrokerBase``, and where the groups stand."""
+        super().refresh_telemetry()
+        self.telemetry.group_samples = self.groups.samples()
+
     # Streams
 
     async def create_stream(self, config: StreamConfig) -> Stream:

@@ -24,7 +24,6 @@ class Groups:
     def __init__(self, source: Source, office: Office) -> None:
         self._source = source
         self._office = office
-        self._positions = LogPositions(office)
 
     def list(self) -> list[wire.GroupSummary]:
         """All groups, by name."""
@@ -48,15 +47,20 @@ class Groups:
         Raises:
             UndecidedPositionsError: for too long; end the transaction.
         """
-        return self._positions.read(group)
+        return LogPositions(self._office).read(group)
 
-    def commit(self, group: str, offsets: Offsets) -> None:
+    def commit(self, group: str, offsets: Offsets, *, timeout_s: float = TIMEOUT_S) -> None:
         """Set positions of a group without members; also for consumers that are in no group.
+
+        Args:
+            group: its name.
+            offsets: the next record to consume, by partition.
+            timeout_s: how long to try.
 
         Raises:
             GroupInUseError: it has members, who commit its positions.
         """
-        self._positions.commit(group, offsets, Owner())
+        LogPositions(self._office, timeout_s=timeout_s).commit(group, offsets, Owner())
 
     def reset(
         self, group: str, stream: str, to: Place, *, partition: int | None = None

@@ -37,6 +37,7 @@ READ_OPTIONS = (
     "failOnDataLoss",
     "longPollMs",
     "retryTimeoutMs",
+    "group",
 )
 WRITE_OPTIONS = (
     "server",
@@ -103,6 +104,8 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     long_poll_ms: int = _LONG_POLL_MS
     retry_timeout_ms: int = _RETRY_TIMEOUT_MS
+    group: str | None = None
+    """The consumer group under which a streaming query notes how far it has come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +228,10 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOpt
             "option 'endingOffsets' is for batch reads; end a stream with "
             "trigger(availableNow=True)"
         )
+    if not streaming and options.text("group"):
+        raise InvalidConfigError(
+            "option 'group' is for streaming reads, whose progress it names; leave it out"
+        )
     starting, timestamp = options.text("startingOffsets"), options.text("startingTimestamp")
     if starting and timestamp:
         raise InvalidConfigError("give 'startingOffsets' or 'startingTimestamp', not both")
@@ -248,6 +255,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOpt
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         long_poll_ms=_LONG_POLL_MS if long_poll is None else long_poll,
         retry_timeout_ms=_RETRY_TIMEOUT_MS if retry is None else retry,
+        group=options.text("group"),
     )
 
 

@@ -39,6 +39,7 @@ from strandline.spark.planning import (
     refuse_other_stream,
     waiting_bytes,
 )
+from strandline.spark.progress import Progress
 
 _RECHECK_S = 0.2
 
@@ -51,6 +52,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target = to_arrow_schema(schema, timezone="UTC")
         self.final_offsets: Offsets | None = None
         self.waiting_since: float | None = None
+        self.progress = Progress(options)
 
     def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
         """Where a new query starts; a restarted one goes on from its checkpoint."""
@@ -107,6 +109,8 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = decode_offsets(start)
         state = stream_state(self.options)
+        # Spark plans a batch when the one before is committed; its own ``commit`` comes one later.
+        self.progress.reached(begin)
         # A query that is behind need not wait, and asks once for each micro-batch.
         is_behind = any(
             each.high_watermark > begin.get(each.partition, 0) for each in state.partitions

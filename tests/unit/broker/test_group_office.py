@@ -164,3 +164,17 @@ async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monke
     await first.stop()
     second = await open_broker()
     assert await second.groups.positions("g") == {**value, "t": {0: 249}}
+
+
+async def test_positions_are_there_to_be_watched(broker, make_stream):
+    """Metrics have the position of every group, whoever committed it, until it is deleted."""
+    await make_stream(broker, partitions=2)
+    await broker.groups.commit("copies", {"s": {0: 3, 1: 9}})
+    joined = await broker.groups.join("g", "ann", ["s"], session_ms=9000)
+    await broker.groups.commit("g", {"s": {1: 5}}, member="ann", epoch=joined.epoch)
+    broker.refresh_telemetry()
+    expected = [("copies", "s", 0, 3), ("copies", "s", 1, 9), ("g", "s", 1, 5)]
+    assert sorted(broker.telemetry.group_samples) == expected
+    await broker.groups.delete("copies")
+    broker.refresh_telemetry()
+    assert broker.telemetry.group_samples == [("g", "s", 1, 5)]

@@ -84,6 +84,13 @@ def test_a_stream_read_takes_no_end():
         read(streaming=True, endingOffsets="latest")
 
 
+def test_a_batch_read_has_no_progress_to_note():
+    """The option that names a group is for streaming reads."""
+    assert read(streaming=True, group="copy a into b").group == "copy a into b"
+    with pytest.raises(InvalidConfigError, match="'group' is for streaming"):
+        read(group="copy a into b")
+
+
 def test_offsets_and_time_exclude_each_other():
     """A read starts at offsets or at a time, not at both."""
     with pytest.raises(InvalidConfigError, match="not both"):

@@ -24,6 +24,7 @@ from strandline.groups.state import (
 )
 from strandline.groups.transactions import Mark, Transaction
 from strandline.protocol.groups import GROUPS_STREAM
+from strandline.telemetry import GroupSample
 from strandline.types import Offset
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,17 @@ class GroupOffice(Office[GroupCoordinator]):
             lambda state: {name: len(group.members) for name, group in state.groups.items()}
         )
         return found
+
+    def samples(self) -> list[GroupSample]:
+        """Where every group stands, if they are coordinated here; for metrics."""
+        if self.term is None:
+            return []
+        return [
+            GroupSample(name, stream, number, offset)
+            for name, group in self.term.machine.state.groups.items()
+            for stream, offsets in group.positions.items()
+            for number, offset in offsets.items()
+        ]
 
     async def describe(self, group: str, *, must_be_decided: bool = False) -> Group:
         """A group as it is now, a copy.

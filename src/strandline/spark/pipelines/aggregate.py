@@ -49,11 +49,13 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
     partitions = len(source.partitions)
     ensure_stream(config.server, config.into, like=source, partitions=partitions, compact=True)
     began = _began_with(config)
+    name = f"aggregate {config.stream} into {config.into}"
     position = next_offsets(decode_state(state) for state in began.values())
     records = read_stream(
         spark,
         config,
         config.stream,
+        name=name,
         startingOffsets=json.dumps({str(p): o for p, o in position.items()}) if position else None,
         maxRecordsPerTrigger=config.batch_records_max,
     )
@@ -69,7 +71,7 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
             initialState=initial,
         )
     )
-    return [write_stream(changed, config, name=f"aggregate {config.stream}", into=config.into)]
+    return [write_stream(changed, config, name=name, into=config.into)]
 
 
 class Folder(StatefulProcessor):

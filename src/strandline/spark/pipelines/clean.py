@@ -31,17 +31,15 @@ def start_clean(spark: SparkSession, config: Clean) -> list[StreamingQuery]:
     """
     dirty = stream_of(config.server, config.stream)
     ensure_stream(config.server, config.into, like=dirty, partitions=len(dirty.partitions))
+    name = f"clean {config.stream} into {config.into}"
     records = read_stream(
-        spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
+        spark, config, config.stream, name=name, maxRecordsPerTrigger=config.batch_records_max
     )
     once = records.groupBy("partition").transformWithState(
         Deduplicator(), outputStructType=_OUTPUT, outputMode="Append", timeMode="None"
     )
     rows = once.withColumn("headers", headers_without_source())
-    query = write_stream(
-        rows, config, name=f"clean {config.stream}", into=config.into, partitionBy="column"
-    )
-    return [query]
+    return [write_stream(rows, config, name=name, into=config.into, partitionBy="column")]
 
 
 class Deduplicator(StatefulProcessor):

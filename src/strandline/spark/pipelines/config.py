@@ -28,6 +28,8 @@ class Common(
     """Of a continuous pipeline: time from one micro-batch to the next; 0 is at once."""
     starting_offsets: str = "earliest"
     """Where a pipeline that never ran begins: as the option ``startingOffsets``."""
+    group: str | None = None
+    """Consumer group under which its progress is noted, for metrics; the query's name if None."""
 
 
 class Load(Common, frozen=True, kw_only=True, tag="load"):

@@ -28,10 +28,12 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
     ensure_stream(server, config.into, like=source, partitions=len(source.partitions))
     copied = copied_offsets(client_of(server), stream=config.stream, into=config.into)
     position = json.dumps({str(p): offset for p, offset in copied.items()}) if copied else None
+    name = f"copy {config.stream} into {config.into}"
     records = read_stream(
         spark,
         config,
         config.stream,
+        name=name,
         startingOffsets=position,
         maxRecordsPerTrigger=config.batch_records_max,
     )
@@ -39,7 +41,7 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
     query = write_stream(
         rows,
         config,
-        name=f"copy {config.stream}",
+        name=name,
         into=config.into,
         server=server,
         partitionBy="column",

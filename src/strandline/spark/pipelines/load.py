@@ -39,10 +39,12 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
 def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery:
     path = config.into.replace("{stream}", stream)
     state = _committed(config, path)
+    name = f"load {stream} into {path}"
     records = read_stream(
         spark,
         config,
         stream,
+        name=name,
         startingOffsets=_start_offsets(state),
         maxBytesPerTrigger=config.batch_bytes_max,
         minBytesPerTrigger=config.batch_bytes_min,
@@ -65,7 +67,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         options["valueSchema"] = _value_schema(config, stream, state).json()
     writer = records.writeStream.format("strandline-table").options(**options)
     writer = writer.option("checkpointLocation", str(Path(config.checkpoint) / stream))
-    return triggered(writer, config).queryName(f"load {stream} into {path}").start(path)
+    return triggered(writer, config).queryName(name).start(path)
 
 
 def _committed(config: Load, path: str) -> TableState | None:

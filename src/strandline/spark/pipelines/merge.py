@@ -31,8 +31,12 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
     safest = max(inputs, key=lambda info: info.config.replicas)
     ensure_stream(config.server, config.into, like=safest)
 
+    name = f"merge {', '.join(config.streams)} into {config.into}"
+
     def records_of(stream: str) -> DataFrame:
-        records = read_stream(spark, config, stream, maxRecordsPerTrigger=config.batch_records_max)
+        records = read_stream(
+            spark, config, stream, name=name, maxRecordsPerTrigger=config.batch_records_max
+        )
         return with_source(records, stream).withColumn("source", F.lit(stream))
 
     together = reduce(DataFrame.unionByName, map(records_of, config.streams))
@@ -42,7 +46,7 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
         rows = ordered.select("value", "key", "subject", "headers")
     else:
         rows = ordered.select(F.lit(None).cast("binary").alias("value"), "headers")
-    return [write_stream(rows, config, name=f"merge {', '.join(config.streams)}", into=config.into)]
+    return [write_stream(rows, config, name=name, into=config.into)]
 
 
 def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

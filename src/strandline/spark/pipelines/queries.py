@@ -22,10 +22,20 @@ _POLL_S = 0.2
 Report = Callable[[Mapping[str, Any]], None]
 
 
-def read_stream(spark: SparkSession, config: Common, stream: str, **options: Any) -> DataFrame:
-    """The records of a stream, as they come; options that are None are left out."""
-    given = {name: str(value) for name, value in options.items() if value is not None}
-    chosen = {"startingOffsets": config.starting_offsets} | given
+def read_stream(
+    spark: SparkSession, config: Common, stream: str, *, name: str, **options: Any
+) -> DataFrame:
+    """The records of a stream, as they come.
+
+    Args:
+        spark: the session.
+        config: the pipeline.
+        stream: what to read.
+        name: of the query, under which it notes its progress unless the pipeline says otherwise.
+        **options: more of the source's; those that are None are left out.
+    """
+    given = {option: str(value) for option, value in options.items() if value is not None}
+    chosen = {"startingOffsets": config.starting_offsets, "group": config.group or name} | given
     reader = spark.readStream.format("strandline")
     return reader.options(server=config.server, stream=stream, **chosen).load()
 
@@ -38,14 +48,13 @@ def write_stream(
     Args:
         rows: with the columns that ``format("strandline")`` takes.
         config: the pipeline.
-        name: of the query, in reports; where it writes is added, as names are unique in a session.
+        name: of the query, in reports; unique in a session.
         into: the stream of rows that name none.
         **options: more of the sink's.
     """
     chosen = {"server": config.server} | options
     if into is not None:
         chosen["stream"] = into
-        name = f"{name} into {into}"
     writer = rows.writeStream.format("strandline").options(**chosen)
     writer = writer.option("checkpointLocation", config.checkpoint).queryName(name)
     return triggered(writer, config).start()

@@ -22,11 +22,12 @@ def start_repartition(spark: SparkSession, config: Repartition) -> list[Streamin
     """
     source = stream_of(config.server, config.stream)
     ensure_stream(config.server, config.into, like=source, partitions=config.partitions)
+    name = f"repartition {config.stream} into {config.into}"
     records = read_stream(
-        spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
+        spark, config, config.stream, name=name, maxRecordsPerTrigger=config.batch_records_max
     )
     keyed = with_source(records, config.stream).withColumn(
         "key", F.expr(config.key).cast("string").cast("binary")
     )
     rows = keyed.select("value", "key", "subject", "headers")
-    return [write_stream(rows, config, name=f"repartition {config.stream}", into=config.into)]
+    return [write_stream(rows, config, name=name, into=config.into)]

@@ -18,9 +18,10 @@ def start_transform(spark: SparkSession, config: Transform) -> list[StreamingQue
         UnknownStreamError: there is no stream to read.
         InvalidConfigError: the SQL gives columns that no record has.
     """
+    name = f"transform {config.stream}" + (f" into {config.into}" if config.into else "")
     records = read_stream(
-        spark, config, config.stream, maxRecordsPerTrigger=config.batch_records_max
+        spark, config, config.stream, name=name, maxRecordsPerTrigger=config.batch_records_max
     )
     records.createOrReplaceTempView("records")
     rows = spark.sql(config.sql)
-    return [write_stream(rows, config, name=f"transform {config.stream}", into=config.into)]
+    return [write_stream(rows, config, name=name, into=config.into)]

@@ -1,0 +1,58 @@
+"""How far a query has come, noted at a real broker as the positions of a group."""
+
+import pytest
+
+import strandline
+from strandline.spark.connection import forget_client
+from strandline.spark.options import parse_read_options
+from strandline.spark.progress import Progress
+from strandline.testing import Server
+
+
+@pytest.fixture
+def broker():
+    """A broker with a stream, and a client of it."""
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("orders", partitions=2)
+        yield str(url), client
+        forget_client(str(url))
+
+
+def progress(url, **options):
+    """Of a query that reads ``orders``."""
+    values = {"server": url, "stream": "orders", **options}
+    return Progress(parse_read_options(values, streaming=True))
+
+
+def test_what_a_query_has_reached_is_the_position_of_its_group(broker):
+    """Partition by partition, the last word counts; a query without a group tells nobody."""
+    url, client = broker
+    query = progress(url, group="a copy")
+    query.reached({0: 3, 1: 0})
+    query.reached({0: 5, 1: 2})
+    progress(url).reached({0: 9, 1: 9})
+    assert client.groups.positions("a copy") == {("orders", 0): 5, ("orders", 1): 2}
+    assert [group.group for group in client.groups.list()] == ["a copy"]
+
+
+def test_the_same_place_is_noted_once(broker):
+    """An idle query, which asks for records all the time, writes nothing."""
+    url, client = broker
+    query = progress(url, group="a copy")
+    query.reached({0: 3})
+    client.groups.delete("a copy")
+    query.reached({0: 3})
+    assert client.groups.list() == []
+
+
+def test_a_query_that_may_not_note_goes_on_without(broker):
+    """A group with members takes no positions from others: the query is not ended, and stops
+    asking.
+    """
+    url, client = broker
+    query = progress(url, group="billing")
+    with client.consumer("billing", ["orders"], commit_interval_s=None) as consumer:
+        consumer.poll(0)
+        query.reached({0: 3})
+    query.reached({0: 4})
+    assert client.groups.positions("billing") == {}
