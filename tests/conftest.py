@@ -1,9 +1,16 @@
 """Settings of every property test: the suite tries the same examples each time, so that it judges
-the change and not the luck of a draw; `make fuzz` draws others, and more of them."""
+the change and not the luck of a draw; `make fuzz` draws others, and more of them.
 
+And what pytest-xdist lacks: a worker that is stuck says where, and one that died costs the test it
+died of, not the run. Must not know what the tests are about.
+"""
+
+import faulthandler
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 EXAMPLES = os.environ.get("PROPERTY_EXAMPLES")
 
@@ -30,3 +37,66 @@ def pytest_collection_modifyitems(items):
             test._hypothesis_internal_use_settings = settings(own, max_examples=int(EXAMPLES))
         if item.cls is not None and isinstance(getattr(item.cls, "settings", None), settings):
             item.cls.settings = settings(item.cls.settings, max_examples=int(EXAMPLES))
+
+
+errors_of_worker = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+    """In a worker, keep standard error as it is while nothing is captured."""
+    if hasattr(config, "workerinput"):
+        config.stash[errors_of_worker] = os.dup(2)
+
+
+def pytest_timeout_set_timer(item, settings):
+    """End a worker whose test takes too long, with the stack of every thread.
+
+    pytest-timeout's own way writes them to standard output, which leads nowhere in a worker.
+    """
+    if errors_of_worker not in item.config.stash:
+        return None
+    file = item.config.stash[errors_of_worker]
+    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=file)
+    return True
+
+
+def pytest_timeout_cancel_timer(item):
+    """It ended in time."""
+    if errors_of_worker not in item.config.stash:
+        return None
+    faulthandler.cancel_dump_traceback_later()
+    return True
+
+
+class Files(LoadFileScheduling):
+    """Tests of a file go to one worker, those of a dead worker to the one in its place.
+
+    The original hands the test that killed a worker to the next one again, and keeps a worker that
+    came late waiting for ever for what follows its last test.
+    """
+
+    def remove_node(self, node):
+        """Take a worker out; the test it died of, if it died."""
+        left = self.assigned_work.pop(node)
+        waiting = [(file, test) for file in left for test, done in left[file].items() if not done]
+        if not waiting:
+            return None
+        file, killer = waiting[0]
+        left[file][killer] = True
+        self.workqueue.update({file: left[file] for file, _ in waiting[1:]})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return killer
+
+    def schedule(self):
+        """Hand out work; who gets the last of it is told so."""
+        super().schedule()
+        if not self.workqueue:
+            for node in self.nodes:
+                node.shutdown()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Ours instead of ``--dist loadfile``."""
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -160,36 +160,50 @@ def test_a_cluster_is_reached_with_tls(papers, tmp_path, grpc_stub):
 
     So they do for what they hand on: gRPC takes a publish at every broker, whoever leads.
     """
-    ports = free_ports(3)
-    peers = [f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1)]
     own = papers.issue("client")
-    servers = []
-    for number, port in enumerate(ports, 1):
-        certificate, key = papers.issue("127.0.0.1", f"broker-{number}")
-        files = {"certificate": str(certificate), "key": str(key), "authority": str(papers.ca)}
-        cluster = {"broker_id": number, "name": "test", "peers": peers, "peer_port": port}
-        cluster |= {f"tls_{name}": file for name, file in files.items()}
-        data_dir = tmp_path / f"broker-{number}"
-        servers.append(Server(data_dir=data_dir, tls=files, cluster=cluster, grpc={"port": 0}))
+    servers = members_of_a_cluster(papers, tmp_path)
     options = {"ca": papers.ca, "certificate": own[0], "key": own[1]}
     with ThreadPoolExecutor() as together:
         try:
-            url = list(together.map(Server.start, servers))[1]
-            with connect(url, **options) as client:
+            list(together.map(ProcessServer.start, servers))
+            with connect(servers[1], **options) as client:
                 create_patiently(client)
-            with connect(url, **options) as client:
+            with connect(servers[1], **options) as client:
                 for partition in range(3):
                     client.append("orders", b"%d" % partition, partition=partition)
                 values = client.read("orders").read_all()["value"].to_pylist()
             assert sorted(values) == [b"0", b"1", b"2"]
             for server in servers:
-                port = server.app.ready_line()["grpc_port"]
-                publish_to_all_partitions(port, grpc_stub, ca=papers.ca, own=own)
+                publish_to_all_partitions(server.ready["grpc_port"], grpc_stub, papers.ca, own)
         finally:
-            list(together.map(Server.stop, servers))
+            for server in servers:
+                server.kill()
+                print(*server.errors, sep="\n")  # noqa: T201  if it fails
 
 
-def publish_to_all_partitions(port, grpc_stub, *, ca, own):
+def members_of_a_cluster(papers, directory):
+    """Three brokers that speak TLS to clients and to each other."""
+    ports = free_ports(3)
+    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1))
+    servers = []
+    for number, port in enumerate(ports, 1):
+        certificate, key = papers.issue("127.0.0.1", f"broker-{number}")
+        files = {"CERTIFICATE": certificate, "KEY": key, "AUTHORITY": papers.ca}
+        environment = {f"STRANDLINE_TLS__{name}": str(file) for name, file in files.items()}
+        environment |= {
+            f"STRANDLINE_CLUSTER__TLS_{name}": str(file) for name, file in files.items()
+        }
+        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        arguments += ("--peer-port", str(port), "--grpc-port", "0", "--http-port", "-1")
+        servers.append(
+            ProcessServer(
+                directory / f"broker-{number}", arguments=arguments, environment=environment
+            )
+        )
+    return servers
+
+
+def publish_to_all_partitions(port, grpc_stub, ca, own):
     """With stock gRPC at one broker; each is acknowledged with the next offset."""
     credentials = grpc.ssl_channel_credentials(
         ca.read_bytes(), own[1].read_bytes(), own[0].read_bytes()
