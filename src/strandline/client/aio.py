@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from strandline.client.aio_transaction import AsyncTransaction
 from strandline.client.client import TIMEOUT_S, Client, connect
-from strandline.client.consumer import ConsumedBatch, Consumer
+from strandline.client.consumer import Consumer
 from strandline.client.producer import Headers, Producer
+from strandline.client.read_ahead import ConsumedBatch
 from strandline.client.reading import BatchStream, Place
 from strandline.client.results import Ack, BatchAck, Record
 from strandline.client.routed_read import RoutedRead

@@ -16,29 +16,22 @@ Rules:
 - one thread uses a consumer; heartbeats and reading ahead have threads of their own.
 """
 
-import contextlib
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
-import pyarrow as pa
-
-from strandline.client.fetching import INBOX_BATCHES, Fetch, Fetched, Inbox, Source
+from strandline.client.commits import Commits, Tell
+from strandline.client.fetching import Source
 from strandline.client.membership import Membership, View
 from strandline.client.office import Office
-from strandline.client.positions import LogPositions, Offsets, Owner, PositionStore
+from strandline.client.positions import LogPositions, Offsets, PositionStore
+from strandline.client.read_ahead import ConsumedBatch, ReadAhead
 from strandline.client.reading import Place
-from strandline.client.results import Record
-from strandline.client.subscription import records_of
 from strandline.errors import (
     InvalidRequestError,
     StaleMemberError,
     StrandlineError,
-    UnknownMemberError,
     UnknownStreamError,
 )
 from strandline.types import PartitionName
@@ -48,28 +41,6 @@ logger = logging.getLogger(__name__)
 Partitions = frozenset[PartitionName]
 OnAssigned = Callable[["Consumer", Partitions], None]
 OnRevoked = Callable[["Consumer", Partitions], None]
-COMMIT_ATTEMPTS = 5
-POLL_BYTES = 8 << 20
-"""About as much as one poll hands out."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumedBatch:
-    """Records of one partition, in order."""
-
-    stream: str
-    partition: int
-    records: pa.RecordBatch
-    """Columns partition, offset, timestamp, subject, key, value, headers."""
-
-    @property
-    def next_offset(self) -> int:
-        """The offset after the last record."""
-        return int(self.records.column("offset")[-1].as_py()) + 1
-
-    def __iter__(self) -> Iterator[Record]:
-        """The records as Python objects."""
-        return records_of(self.records, self.stream)
 
 
 class Options(NamedTuple):
@@ -130,16 +101,10 @@ class Consumer:
         self._source = source
         self._options = options
         self._store = options.positions or LogPositions(coordinator)
-        self._inbox: Inbox = queue.Queue(INBOX_BATCHES)
-        self._changed = threading.Event()
-        self._fetches: dict[PartitionName, Fetch] = {}
-        """Who reads each partition; those that are paused are read by nobody."""
-        self._failed: dict[Fetch, StrandlineError] = {}
         self._next: dict[PartitionName, int] = {}
         """The next record to hand out, of each partition we have."""
-        self._committed: dict[PartitionName, int] = {}
+        self._ahead = ReadAhead(source, self._next, restart=options.start)
         self._paused: set[PartitionName] = set()
-        self._committed_s = time.monotonic()
         self._is_closed = False
         self._membership = Membership(
             coordinator,
@@ -148,7 +113,14 @@ class Consumer:
             instance=options.instance,
             session_s=options.session_timeout_s,
             poll_interval_max_s=options.poll_interval_max_s,
-            on_change=self._notice,
+            on_change=self._ahead.wake,
+        )
+        self._commits = Commits(
+            group,
+            self._membership,
+            self._next,
+            tell=self._store.commit,
+            interval_s=options.commit_interval_s,
         )
         self._membership.join()
 
@@ -171,54 +143,10 @@ class Consumer:
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._settle()
-            self._raise_failure()
-            batches = self._taken(deadline_s)
+            self._ahead.raise_failure()
+            batches = self._ahead.take(deadline_s)
             if batches or time.monotonic() >= deadline_s:
                 return batches
-
-    def _taken(self, deadline_s: float) -> list[ConsumedBatch]:
-        """What has been read; waits for the first, or for a change of what we have."""
-        found: list[ConsumedBatch] = []
-        size = 0
-        while size < POLL_BYTES and not self._changed.is_set():
-            left_s = 0.0 if found else max(0.0, deadline_s - time.monotonic())
-            try:
-                fetched = self._inbox.get(timeout=left_s) if left_s else self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            batch = self._accepted(fetched)
-            if batch is not None:
-                found.append(batch)
-                size += batch.records.nbytes
-        return found
-
-    def _accepted(self, fetched: Fetched | None) -> ConsumedBatch | None:
-        """A batch to hand out; None if there is none, or it is not ours any more."""
-        if fetched is None:
-            return None
-        if fetched.batch is None:
-            assert fetched.error is not None, "no batch, so an error"
-            # Told by the next poll: this one may have batches, which must not be lost.
-            self._failed[fetched.fetch] = fetched.error
-            self._changed.set()
-            return None
-        name = PartitionName(fetched.fetch.stream, fetched.partition)
-        if self._fetches.get(name) is not fetched.fetch:
-            return None
-        batch = ConsumedBatch(name.stream, name.partition, fetched.batch)
-        self._next[name] = batch.next_offset
-        return batch
-
-    def _raise_failure(self) -> None:
-        """Tell of a read that has ended while it was wanted.
-
-        Raises:
-            StrandlineError: why it has.
-        """
-        in_use = set(self._fetches.values())
-        self._failed = {fetch: e for fetch, e in self._failed.items() if fetch in in_use}
-        for error in self._failed.values():
-            raise error
 
     # What we have
 
@@ -245,9 +173,7 @@ class Consumer:
         name = self._own(stream, partition)
         at = to if isinstance(to, int) else self._source.offsets(stream, to)[partition]
         self._next[name] = at
-        if name in self._fetches:
-            self._stop([name])
-            self._fetch([name])
+        self._ahead.begin_anew(name)
 
     def pause(self, stream: str, partition: int) -> None:
         """Hand out no records of a partition until ``resume``; it stays this member's.
@@ -257,7 +183,7 @@ class Consumer:
         """
         name = self._own(stream, partition)
         self._paused.add(name)
-        self._stop([name])
+        self._ahead.stop([name])
 
     def resume(self, stream: str, partition: int) -> None:
         """Hand out records of a partition again, from where it was paused.
@@ -268,7 +194,7 @@ class Consumer:
         name = self._own(stream, partition)
         if name in self._paused:
             self._paused.discard(name)
-            self._fetch([name])
+            self._ahead.begin([name])
 
     def lag(self) -> dict[PartitionName, int]:
         """How many offsets each partition of this member has that were not handed out yet.
@@ -297,10 +223,10 @@ class Consumer:
             StrandlineError: whether they were noted is unknown; commit again.
         """
         if offsets is None:
-            offsets = {n: at for n, at in self._next.items() if self._committed.get(n) != at}
-        self._commit(self._store.commit, offsets)
+            offsets = self._commits.pending(self._next)
+        self._commits.commit(offsets)
 
-    def commit_by(self, tell: Callable[[str, Offsets, Owner], None], offsets: Offsets) -> None:
+    def commit_by(self, tell: Tell, offsets: Offsets) -> None:
         """Have offsets noted by a transaction of ours; what ``Transaction`` calls.
 
         Args:
@@ -317,73 +243,19 @@ class Consumer:
                 f"positions of group {self.group!r} are to be committed by a transaction: let the "
                 "consumer have commit_interval_s=None, and no store of its own"
             )
-        self._commit(tell, offsets)
-
-    def _commit(self, tell: Callable[[str, Offsets, Owner], None], offsets: Offsets) -> None:
-        for attempt in range(1, COMMIT_ATTEMPTS + 1):
-            if not offsets:
-                break
-            try:
-                tell(self.group, offsets, self._owner())
-            except StaleMemberError:
-                # Something else of ours has moved: hear of it, and commit under the new epoch.
-                self._membership.beat()
-                held = self._membership.view().held
-                if attempt == COMMIT_ATTEMPTS or not held.issuperset(offsets):
-                    raise
-            else:
-                self._committed |= offsets
-                break
-        self._committed_s = time.monotonic()
-
-    def _owner(self) -> Owner:
-        view = self._membership.view()
-        if view.is_lost:
-            raise UnknownMemberError(
-                f"this consumer is no member of group {self.group!r} any more; it joins again"
-            )
-        return view.owner
-
-    def _commit_if_due(self) -> None:
-        """Commit what was handed out before this poll, once in a while."""
-        interval_s = self._options.commit_interval_s
-        if interval_s is None or time.monotonic() - self._committed_s < interval_s:
-            return
-        self._commit_softly(self._next)
-
-    def _commit_softly(self, partitions: Collection[PartitionName]) -> None:
-        """Commit, but go on if it cannot be: the records are consumed again by whoever is next."""
-        offsets = {
-            name: self._next[name]
-            for name in partitions
-            if self._committed.get(name) != self._next[name]
-        }
-        try:
-            self.commit(offsets)
-        except (UnknownMemberError, StaleMemberError) as error:
-            logger.warning("group %s: not committed: %s", self.group, error)
-        except StrandlineError as error:
-            if not error.retriable:
-                raise
-            logger.warning("group %s: not committed, will try again: %s", self.group, error)
+        self._commits.commit(offsets, tell)
 
     # Partitions come and go
 
-    def _notice(self) -> None:
-        """Something changed: wake who polls."""
-        self._changed.set()
-        with contextlib.suppress(queue.Full):  # then nobody waits for it
-            self._inbox.put_nowait(None)
-
     def _settle(self) -> None:
         """Do what the coordinator decided since the last poll."""
-        self._changed.clear()
+        self._ahead.awoken()
         self._membership.polled()
         view = self._membership.view()
         if view.is_lost:
             self._lose()
             return
-        self._commit_if_due()
+        self._commits.commit_if_due()
         going = view.held - view.assigned
         if going:
             self._revoke(going)
@@ -394,10 +266,9 @@ class Consumer:
     def _revoke(self, going: Partitions) -> None:
         """Give partitions up: stop, commit, tell the user, tell the coordinator."""
         ours = going & self._next.keys()
-        self._stop(ours)
+        self._ahead.stop(ours)
         if ours:
-            if self._options.commit_interval_s is not None:
-                self._commit_softly(ours)
+            self._commits.commit_softly(ours)
             if self._options.on_revoked is not None:
                 self._options.on_revoked(self, ours)
             self._forget(ours)
@@ -419,7 +290,7 @@ class Consumer:
         self._next |= starts
         if self._options.on_assigned is not None:
             self._options.on_assigned(self, coming)
-        self._fetch(coming - self._paused)
+        self._ahead.begin(coming - self._paused)
 
     def _starts(self, coming: Partitions, view: View) -> dict[PartitionName, int]:
         """Where to begin.
@@ -431,7 +302,7 @@ class Consumer:
             starts = {name: view.starts[name] for name in coming if name in view.starts}
         else:
             starts = self._store.claim(self.group, coming, view.owner)
-        self._committed |= starts
+        self._commits.found(starts)
         for stream in {name.stream for name in coming if name not in starts}:
             fresh = self._source.offsets(stream, self._options.start)
             for name in coming:
@@ -442,47 +313,17 @@ class Consumer:
     def _lose(self) -> None:
         """Not a member any more: others consume what we had, so begin anew."""
         ours = self.assignment()
-        self._stop(ours)
+        self._ahead.stop(ours)
         if ours and self._options.on_revoked is not None:
             self._options.on_revoked(self, ours)
         self._forget(ours)
         self._membership.give_up_all()
 
-    def _forget(self, partitions: Iterable[PartitionName]) -> None:
+    def _forget(self, partitions: Partitions) -> None:
         for name in partitions:
             self._next.pop(name, None)
-            self._committed.pop(name, None)
             self._paused.discard(name)
-
-    # Reading ahead
-
-    def _fetch(self, partitions: Collection[PartitionName]) -> None:
-        """Read partitions from where they are."""
-        for stream in sorted({name.stream for name in partitions}):
-            names = [name for name in sorted(partitions) if name.stream == stream]
-            fetch = Fetch(
-                self._source,
-                stream,
-                {name.partition: self._next[name] for name in names},
-                inbox=self._inbox,
-                restart=self._options.start,
-            )
-            self._fetches |= dict.fromkeys(names, fetch)
-
-    def _stop(self, partitions: Iterable[PartitionName]) -> None:
-        """Read partitions no more; what their reads were also reading goes on."""
-        worn: set[Fetch] = set()
-        for name in partitions:
-            fetch = self._fetches.pop(name, None)
-            if fetch is not None:
-                fetch.wanted.discard(name.partition)
-                if 2 * len(fetch.wanted) < fetch.begun_with:
-                    worn.add(fetch)
-        for fetch in worn:
-            # Most of what it reads is for nobody: read the rest without it.
-            fetch.cancel()
-            rest = [PartitionName(fetch.stream, number) for number in fetch.wanted]
-            self._fetch(rest)
+        self._commits.forget(partitions)
 
     def _own(self, stream: str, partition: int) -> PartitionName:
         name = PartitionName(stream, partition)
@@ -506,14 +347,13 @@ class Consumer:
         self._is_closed = True
         try:
             ours = self.assignment()
-            self._stop(ours)
-            if commit and self._options.commit_interval_s is not None:
-                self._commit_softly(ours)
+            self._ahead.stop(ours)
+            if commit:
+                self._commits.commit_softly(ours)
             if ours and self._options.on_revoked is not None:
                 self._options.on_revoked(self, ours)
         finally:
-            for fetch in set(self._fetches.values()):
-                fetch.cancel()
+            self._ahead.close()
             self._membership.leave()
 
     def __enter__(self) -> Self:
