@@ -1,0 +1,381 @@
+"""Liftbridge's API as its stock clients call it, on one broker and on three.
+
+With three every call goes to another broker, but those that clients send to a leader or to a
+coordinator, which they look up in the metadata, and again when they are sent away. Metadata takes a
+moment to reach all brokers; a change is waited for, since clients look before they go on.
+"""
+
+import contextlib
+import itertools
+import re
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer, Server
+
+TIMEOUT_S = 60
+CONSUMER_TIMEOUT_MS = 4000
+CHANGES = {"CreateStream", "DeleteStream", "PauseStream", "SetStreamReadonly"}
+GROUP_CHANGES = {"JoinConsumerGroup", "LeaveConsumerGroup"}
+SENT_AWAY = ("Server not", "The request should be sent to partition leader", "broker is not the")
+SERVICE = pb.DESCRIPTOR.services_by_name["API"]
+
+
+def until(condition):
+    """Poll for a condition; fail if it does not come true."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not become so"
+        time.sleep(0.02)
+
+
+def is_sent_away(error):
+    """Whether a call came to a broker that does not lead any more."""
+    code = error.code()
+    is_refused = code is grpc.StatusCode.FAILED_PRECONDITION
+    return is_refused and error.details().startswith(SENT_AWAY)
+
+
+class Subscription:
+    """A subscription, read on a thread; the handshake is checked and left out.
+
+    Args:
+        opened: makes the call; again, as clients do, if the broker sent it away.
+    """
+
+    def __init__(self, opened):
+        self.messages = []
+        self.status = None
+        self.text = None
+        self._open = opened
+        self._call = opened()
+        self._stands = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self._has_ended() and time.monotonic() < deadline:
+            self._call = self._open()
+        self._stands.set()
+
+    def _has_ended(self):
+        try:
+            for message in self._call:
+                if self._stands.is_set():
+                    self.messages.append(message)
+                    continue
+                assert message == pb.Message()
+                self._stands.set()
+        except grpc.RpcError as error:
+            if is_sent_away(error) and not self._stands.is_set():
+                return False
+            self.status, self.text = error.code(), error.details()
+        else:
+            self.status = grpc.StatusCode.OK
+        return True
+
+    def stand(self):
+        """Wait for the handshake."""
+        assert self._stands.wait(TIMEOUT_S)
+        return self
+
+    def wait(self, count):
+        """Wait until so many messages came; their values."""
+        until(lambda: len(self.messages) >= count or self.status is not None)
+        return [message.value for message in self.messages]
+
+    def end(self):
+        """Wait for the end; values, status and text."""
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+        return [message.value for message in self.messages], self.status, self.text
+
+    def cancel(self):
+        """End it from here."""
+        self._call.cancel()
+        self._thread.join(TIMEOUT_S)
+
+
+class Asynchronous:
+    """A stream of publishes that stays open."""
+
+    def __init__(self, api):
+        self._requests = []
+        self._more = threading.Condition()
+        self._is_over = False
+        self.responses = api.PublishAsync(self._feed(), timeout=TIMEOUT_S)
+
+    def _feed(self):
+        while True:
+            with self._more:
+                self._more.wait_for(lambda: self._requests or self._is_over)
+                if not self._requests:
+                    return
+                request = self._requests.pop(0)
+            yield request
+
+    def send(self, **fields):
+        """Publish one message."""
+        with self._more:
+            self._requests.append(pb.PublishRequest(**fields))
+            self._more.notify()
+
+    def close(self):
+        """Publish no more."""
+        with self._more:
+            self._is_over = True
+            self._more.notify()
+
+
+class Lift:
+    """A client of all brokers.
+
+    Args:
+        channels: to each broker, by number.
+        grpc_stub: makes a generated client.
+        servers: the brokers, by number.
+    """
+
+    def __init__(self, channels, grpc_stub, servers):
+        self.channels = channels
+        self.servers = servers
+        self.stubs = {n: grpc_stub(channel, SERVICE) for n, channel in channels.items()}
+        stubs = self.stubs
+        self.size = len(stubs)
+        self._turn = itertools.cycle(stubs)
+        self.api = SimpleNamespace(**{m.name: partial(self._call, m.name) for m in SERVICE.methods})
+
+    # Where clients send what
+
+    def _call(self, rpc, request, *, timeout=None):
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            broker = self._broker_for(rpc, request)
+            try:
+                answer = getattr(self.stubs[broker], rpc)(request, timeout=timeout)
+            except grpc.RpcError as error:
+                if self.size > 1 and is_sent_away(error) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                raise
+            if rpc in CHANGES:
+                self._settle(broker, streams=[request.name])
+            elif rpc in GROUP_CHANGES:
+                self._settle(broker, groups=[request.groupId])
+            return answer
+
+    def _broker_for(self, rpc, request):
+        any_broker = next(self._turn)
+        if self.size == 1:
+            return any_broker
+        match rpc:
+            case "Subscribe" | "FetchPartitionMetadata":
+                found = self.leader(request.stream, request.partition)
+            case "SetCursor" | "FetchCursor":
+                key = f"{request.cursorId},{request.stream},{request.partition}".encode()
+                count = len(self.metadata("__cursors").partitions)
+                found = self.leader("__cursors", zlib.crc32(key) % count)
+            case "FetchConsumerGroupAssignments":
+                found = self.group(request.groupId).coordinator
+            case _:
+                found = ""
+        return int(found) if found else any_broker
+
+    def metadata(self, stream, *, broker=None):
+        """A stream, as a broker knows it."""
+        stub = self.stubs[broker or next(self._turn)]
+        request = pb.FetchMetadataRequest(streams=[stream])
+        return stub.FetchMetadata(request, timeout=TIMEOUT_S).streamMetadata[0]
+
+    def group(self, name, *, broker=None):
+        """A consumer group, as a broker knows it."""
+        stub = self.stubs[broker or next(self._turn)]
+        request = pb.FetchMetadataRequest(groups=[name])
+        return stub.FetchMetadata(request, timeout=TIMEOUT_S).groupMetadata[0]
+
+    def leader(self, stream, number=0):
+        """Who leads a partition; empty: nobody, or there is none."""
+        return self.metadata(stream).partitions[number].leader
+
+    def _settle(self, broker, *, streams=(), groups=()):
+        """Wait until all brokers know what the one knows that was asked for a change."""
+
+        def known(number):
+            found = [_summary(self.metadata(name, broker=number)) for name in streams]
+            return found, [self.group(name, broker=number) for name in groups]
+
+        def is_settled():
+            there = [known(number) for number in self.stubs]
+            has_leaders = all(p[0] for stream in there[0][0] for p in stream[1].values())
+            return has_leaders and all(each == known(broker) for each in there)
+
+        if self.size > 1:
+            until(is_settled)
+
+    # What tests do
+
+    def create(self, name, subject=None, **fields):
+        """Make a stream with a copy on each broker."""
+        request = pb.CreateStreamRequest(
+            name=name, subject=subject or name, replicationFactor=-1, **fields
+        )
+        self.api.CreateStream(request, timeout=TIMEOUT_S)
+        return name
+
+    def publish(self, stream, *values, **fields):
+        """Publish and wait for each ack; the offsets."""
+        offsets = []
+        for value in values:
+            request = pb.PublishRequest(stream=stream, value=value, **fields)
+            offsets.append(self.api.Publish(request, timeout=TIMEOUT_S).ack.offset)
+        return offsets
+
+    def publishing(self):
+        """A stream of publishes at some broker."""
+        return Asynchronous(self.api)
+
+    def subscribe(self, stream, **fields):
+        """A subscription."""
+        request = pb.SubscribeRequest(stream=stream, **fields)
+        return Subscription(lambda: self.api.Subscribe(request, timeout=TIMEOUT_S))
+
+    def refusal(self, call, request):
+        """The code and text that a call ends with."""
+        with pytest.raises(grpc.RpcError) as caught:
+            call(request, timeout=TIMEOUT_S)
+        return caught.value.code(), caught.value.details()
+
+    def ends(self, request):
+        """The code and text that a subscription ends with before anything is sent."""
+        reading = Subscription(lambda: self.api.Subscribe(request, timeout=TIMEOUT_S))
+        values, status, text = reading.end()
+        assert not values
+        return status, text
+
+    def partition(self, stream, number=0):
+        """The metadata of a partition."""
+        request = pb.FetchPartitionMetadataRequest(stream=stream, partition=number)
+        return self.api.FetchPartitionMetadata(request, timeout=TIMEOUT_S).metadata
+
+    until = staticmethod(until)
+
+    def join(self, group, member, *streams):
+        """Become a member of a group."""
+        request = pb.JoinConsumerGroupRequest(groupId=group, consumerId=member, streams=streams)
+        return self.api.JoinConsumerGroup(request, timeout=TIMEOUT_S)
+
+    def leave(self, group, member):
+        """Be a member of a group no more."""
+        request = pb.LeaveConsumerGroupRequest(groupId=group, consumerId=member)
+        self.api.LeaveConsumerGroup(request, timeout=TIMEOUT_S)
+
+    def assigned(self, group, member, epoch):
+        """A member's partitions by stream."""
+        request = pb.FetchConsumerGroupAssignmentsRequest(
+            groupId=group, consumerId=member, epoch=epoch
+        )
+        response = self.api.FetchConsumerGroupAssignments(request, timeout=TIMEOUT_S)
+        return {each.stream: list(each.partitions) for each in response.assignments}
+
+
+def _summary(stream):
+    """What of a stream all brokers agree on."""
+    partitions = {
+        number: (p.leader, p.paused, p.readonly, list(p.replicas))
+        for number, p in stream.partitions.items()
+    }
+    return stream.error, partitions
+
+
+OPTIONS = {"port": 0, "activity": True, "consumer_timeout_ms": CONSUMER_TIMEOUT_MS}
+
+
+@pytest.fixture(scope="session")
+def begin(grpc_stub):
+    """Starts a broker that stands alone; a context that gives its client."""
+
+    @contextlib.contextmanager
+    def running(data_dir=None, **options):
+        server = Server(data_dir=data_dir, grpc={**OPTIONS, **options})
+        server.start()
+        try:
+            port = server.app.ready_line()["grpc_port"]
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                yield Lift({0: channel}, grpc_stub, {0: server})
+        finally:
+            server.stop()
+
+    return running
+
+
+@pytest.fixture(scope="module")
+def one(begin):
+    """A client of one broker that stands alone."""
+    with begin() as lift:
+        yield lift
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, grpc_stub):
+    """A client of three broker processes."""
+    directory, ports = tmp_path_factory.mktemp("liftbridge"), free_ports(3)
+    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1))
+    settings = {f"STRANDLINE_GRPC__{k.upper()}": str(v).lower() for k, v in OPTIONS.items()}
+    servers = {}
+    for number, port in enumerate(ports, 1):
+        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        arguments += ("--peer-port", str(port), "--grpc-port", "0")
+        servers[number] = ProcessServer(
+            directory / f"broker-{number}", arguments=arguments, environment=settings
+        )
+    channels = {}
+    try:
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(ProcessServer.start, servers.values()))
+        for number, server in servers.items():
+            channels[number] = grpc.insecure_channel(f"127.0.0.1:{server.ready['grpc_port']}")
+        lift = Lift(channels, grpc_stub, servers)
+        until(lambda: all(_is_complete(stub) for stub in lift.stubs.values()))
+        yield lift
+    finally:
+        for channel in channels.values():
+            channel.close()
+        for number, server in servers.items():
+            server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+
+
+def _is_complete(stub):
+    """Whether a broker knows of the others, and of leaders of the API's own streams."""
+    found = stub.FetchMetadata(pb.FetchMetadataRequest(), timeout=TIMEOUT_S)
+    led = {s.name for s in found.streamMetadata if all(p.leader for p in s.partitions.values())}
+    return len(found.brokers) == 3 and {"__cursors", "__activity"} <= led
+
+
+@pytest.fixture(params=["one", "three"])
+def lift(request):
+    """A client of one broker, and of three."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def api(lift):
+    """The rpcs, each at the broker to which a client sends it."""
+    return lift.api
+
+
+@pytest.fixture
+def stream(lift, request):
+    """A stream of two partitions, named after the test."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
+    return lift.create(name, partitions=2)

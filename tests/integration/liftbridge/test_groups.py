@@ -1,0 +1,300 @@
+"""Cursors, consumer groups and what is beside them: on one broker and on three."""
+
+import zlib
+
+import grpc
+import pytest
+
+from strandline.frontends.grpc._generated import health_pb2
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+
+TIMEOUT_S = 60
+CONSUMER_TIMEOUT_MS = 4000
+
+
+# Cursors
+
+
+def test_a_cursor_is_the_last_position_set(api):
+    """-1 without one; any position is taken, also of a stream that does not exist."""
+    where = {"stream": "nowhere", "partition": 3, "cursorId": "c"}
+    fetch = pb.FetchCursorRequest(**where)
+    assert api.FetchCursor(fetch, timeout=TIMEOUT_S).offset == -1
+    for offset in (5, 900, 2):
+        api.SetCursor(pb.SetCursorRequest(offset=offset, **where), timeout=TIMEOUT_S)
+        assert api.FetchCursor(fetch, timeout=TIMEOUT_S).offset == offset
+    other = pb.FetchCursorRequest(**{**where, "partition": 4})
+    assert api.FetchCursor(other, timeout=TIMEOUT_S).offset == -1
+
+
+def test_cursors_are_records_with_keys(lift, api):
+    """Key ``id,stream,partition`` and a protobuf value, as Liftbridge stores them."""
+    request = pb.SetCursorRequest(stream="s", partition=1, cursorId="a,b", offset=7)
+    api.SetCursor(request, timeout=TIMEOUT_S)
+    reading = lift.subscribe("__cursors", startPosition=pb.LATEST, stopPosition=pb.STOP_LATEST)
+    reading.end()
+    [message] = reading.messages
+    assert message.key == b"a,b,s,1"
+    assert pb.Cursor.FromString(message.value).offset == 7
+    assert zlib.crc32(message.key) % 1 == message.partition
+
+
+@pytest.mark.parametrize("kind", ["SetCursor", "FetchCursor"])
+def test_cursors_need_names(lift, api, kind):
+    """Stream and cursor id are asked for."""
+    make = {"SetCursor": pb.SetCursorRequest, "FetchCursor": pb.FetchCursorRequest}[kind]
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    assert lift.refusal(getattr(api, kind), make(cursorId="c")) == (invalid, "No stream provided")
+    assert lift.refusal(getattr(api, kind), make(stream="s")) == (invalid, "No cursorId provided")
+
+
+# Consumer groups
+
+
+def test_members_share_the_partitions(lift, api, stream):
+    """Timeouts are nanoseconds; every change moves the epoch, and old epochs are refused."""
+    first = lift.join("g", "a", stream)
+    assert first.consumerTimeout == CONSUMER_TIMEOUT_MS * 1_000_000
+    assert first.coordinatorTimeout == 15_000 * 1_000_000
+    assert lift.assigned("g", "a", first.epoch) == {stream: [0, 1]}
+    second = lift.join("g", "b", stream)
+    assert second.epoch > first.epoch
+    stale = pb.FetchConsumerGroupAssignmentsRequest(groupId="g", consumerId="a", epoch=first.epoch)
+    assert lift.refusal(api.FetchConsumerGroupAssignments, stale) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "client-provided group epoch differs from broker group epoch",
+    )
+    assert lift.group("g").epoch == second.epoch
+    assert lift.assigned("g", "a", second.epoch) == {stream: [0]}
+    assert lift.assigned("g", "b", second.epoch) == {stream: [1]}
+    again = pb.JoinConsumerGroupRequest(groupId="g", consumerId="a", streams=[stream])
+    assert lift.refusal(api.JoinConsumerGroup, again) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "consumer is already a member of the consumer group",
+    )
+    leave = pb.LeaveConsumerGroupRequest(groupId="g", consumerId="a")
+    api.LeaveConsumerGroup(leave, timeout=TIMEOUT_S)
+    assert lift.refusal(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert lift.assigned("g", "b", lift.group("g").epoch) == {stream: [0, 1]}
+    api.LeaveConsumerGroup(
+        pb.LeaveConsumerGroupRequest(groupId="g", consumerId="b"), timeout=TIMEOUT_S
+    )
+    assert lift.refusal(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_silent_member_is_removed(lift, api, stream):
+    """Who does not fetch its assignment in time loses its partitions to who does."""
+    lift.join("silence", "quiet", stream)
+    lift.join("silence", "loud", stream)
+
+    def is_alone():
+        epoch = lift.group("silence").epoch
+        try:
+            return lift.assigned("silence", "loud", epoch) == {stream: [0, 1]}
+        except grpc.RpcError:  # the epoch moved meanwhile
+            return False
+
+    lift.until(is_alone)
+    epoch = lift.group("silence").epoch
+    quiet = pb.FetchConsumerGroupAssignmentsRequest(
+        groupId="silence", consumerId="quiet", epoch=epoch
+    )
+    assert lift.refusal(api.FetchConsumerGroupAssignments, quiet)[1] == (
+        "consumer is not a member of the consumer group"
+    )
+
+
+def test_a_deleted_stream_moves_the_epoch(lift, api, stream):
+    """Members have to ask anew when a stream of theirs is gone."""
+    before = lift.join("deletion", "a", stream).epoch
+    api.DeleteStream(pb.DeleteStreamRequest(name=stream), timeout=TIMEOUT_S)
+    after = lift.group("deletion").epoch
+    assert after > before
+    assert lift.assigned("deletion", "a", after) == {}
+
+
+def test_a_partition_has_one_reader_of_a_group(lift, stream):
+    """A newer epoch takes over, and who was there ends without an error; an older is refused."""
+
+    def consumer(member, epoch):
+        return pb.Consumer(groupId="fence", consumerId=member, groupEpoch=epoch)
+
+    first = lift.subscribe(stream, consumer=consumer("a", 5)).stand()
+    second = lift.subscribe(stream, consumer=consumer("b", 5)).stand()
+    assert first.end()[1] is grpc.StatusCode.OK
+    stale = lift.subscribe(stream, consumer=consumer("a", 4)).end()
+    assert stale[1:] == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "Consumer is not currently assigned this partition",
+    )
+    lift.publish(stream, b"x")
+    assert second.wait(1) == [b"x"]
+    second.cancel()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "code", "text"),
+    [
+        ("Join", {"consumerId": "a"}, "INVALID_ARGUMENT", "No groupId provided"),
+        ("Join", {"groupId": "g"}, "INVALID_ARGUMENT", "No consumerId provided"),
+        ("Join", {"groupId": "g", "consumerId": "a"}, "INVALID_ARGUMENT", "No streams provided"),
+        (
+            "Join",
+            {"groupId": "g", "consumerId": "a", "streams": ["none"]},
+            "FAILED_PRECONDITION",
+            "stream does not exist",
+        ),
+        ("Leave", {"groupId": "x", "consumerId": "a"}, "NOT_FOUND", "does not exist"),
+        ("Fetch", {"groupId": "x", "consumerId": "a"}, "NOT_FOUND", "does not exist"),
+        ("Report", {"groupId": "x"}, "INVALID_ARGUMENT", "No consumerId provided"),
+        (
+            "Report",
+            {"groupId": "x", "consumerId": "a"},
+            "INVALID_ARGUMENT",
+            "No coordinator provided",
+        ),
+        (
+            "Report",
+            {"groupId": "x", "consumerId": "a", "coordinator": "0"},
+            "FAILED_PRECONDITION",
+            "No such consumer group x",
+        ),
+    ],
+)
+def test_wrong_group_calls_are_refused(lift, api, kind, fields, code, text):
+    """With Liftbridge's codes."""
+    call, make = {
+        "Join": (api.JoinConsumerGroup, pb.JoinConsumerGroupRequest),
+        "Leave": (api.LeaveConsumerGroup, pb.LeaveConsumerGroupRequest),
+        "Fetch": (api.FetchConsumerGroupAssignments, pb.FetchConsumerGroupAssignmentsRequest),
+        "Report": (api.ReportConsumerGroupCoordinator, pb.ReportConsumerGroupCoordinatorRequest),
+    }[kind]
+    found, details = lift.refusal(call, make(**fields))
+    assert (found.name, text in details) == (code, True), details
+
+
+def test_one_broker_cannot_hand_a_group_over(one):
+    """A report about the only coordinator there can be finds no candidate."""
+    joined = one.join("reported", "a", one.create("reported"))
+    request = pb.ReportConsumerGroupCoordinatorRequest(
+        groupId="reported", consumerId="a", coordinator=joined.coordinator, epoch=joined.epoch
+    )
+    assert one.refusal(one.api.ReportConsumerGroupCoordinator, request) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "No group coordinator candidates",
+    )
+    request.epoch += 1
+    assert one.refusal(one.api.ReportConsumerGroupCoordinator, request)[0] is (
+        grpc.StatusCode.FAILED_PRECONDITION
+    )
+
+
+# Beside
+
+
+def test_the_activity_stream_tells_what_happened(lift, api, stream):
+    """In order, with growing ids, beginning with the stream itself."""
+    api.PauseStream(pb.PauseStreamRequest(name=stream, partitions=[1]), timeout=TIMEOUT_S)
+    lift.publish(stream, b"a", partition=1)
+    api.SetStreamReadonly(
+        pb.SetStreamReadonlyRequest(name=stream, readonly=True), timeout=TIMEOUT_S
+    )
+    lift.join("active", "a", stream)
+    leave = pb.LeaveConsumerGroupRequest(groupId="active", consumerId="a")
+    api.LeaveConsumerGroup(leave, timeout=TIMEOUT_S)
+    api.DeleteStream(pb.DeleteStreamRequest(name=stream), timeout=TIMEOUT_S)
+    reading = lift.subscribe("__activity", startPosition=pb.EARLIEST)
+
+    def events():
+        return [pb.ActivityStreamEvent.FromString(m.value) for m in reading.messages]
+
+    gone = pb.DeleteStreamOp(stream=stream)
+    lift.until(lambda: any(e.deleteStreamOp == gone for e in events()))
+    reading.cancel()
+    found = events()
+    assert found[0].createStreamOp == pb.CreateStreamOp(stream="__activity", partitions=[0])
+    assert [event.id for event in found] == sorted({event.id for event in found})
+    ours = [event for event in found if stream in str(event) or "active" in str(event)]
+    assert [pb.ActivityStreamOp.Name(event.op) for event in ours] == [
+        "CREATE_STREAM",
+        "PAUSE_STREAM",
+        "RESUME_STREAM",
+        "SET_STREAM_READONLY",
+        "JOIN_CONSUMER_GROUP",
+        "LEAVE_CONSUMER_GROUP",
+        "DELETE_STREAM",
+    ]
+    assert ours[1].pauseStreamOp == pb.PauseStreamOp(stream=stream, partitions=[1])
+
+
+def test_health_is_reported(lift, grpc_stub):
+    """SERVING for the whole and for the API; NOT_FOUND for what is not here."""
+    serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+    for channel in lift.channels.values():
+        health = grpc_stub(channel, health_pb2.DESCRIPTOR.services_by_name["Health"])
+        for name in ("", "proto.API"):
+            request = health_pb2.HealthCheckRequest(service=name)
+            assert health.Check(request, timeout=TIMEOUT_S) == serving
+        watching = health.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        assert next(watching) == serving
+        watching.cancel()
+        unknown = lift.refusal(health.Check, health_pb2.HealthCheckRequest(service="x"))
+        assert unknown[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_unknown_methods_and_broken_messages(one):
+    """UNIMPLEMENTED for a method nobody knows, INVALID_ARGUMENT for bytes that are no message."""
+    for path, data, code in (
+        ("/proto.API/Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ("/proto.API/Publish", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            one.channels[0].unary_unary(path)(data, timeout=TIMEOUT_S)
+        assert caught.value.code() is code
+
+
+def test_without_cursors_their_rpcs_say_so(begin):
+    """INTERNAL, with Liftbridge's text, where no partitions were asked for."""
+    with begin(cursor_partitions=0) as lift:
+        for call, kind in (
+            (lift.api.SetCursor, pb.SetCursorRequest),
+            (lift.api.FetchCursor, pb.FetchCursorRequest),
+        ):
+            assert lift.refusal(call, kind(stream="s", cursorId="c")) == (
+                grpc.StatusCode.INTERNAL,
+                "Cursors stream does not exist",
+            )
+
+
+def test_everything_survives_a_restart(begin, tmp_path):
+    """Records, readonly, pauses, cursors and members are there; open calls end UNAVAILABLE."""
+    with begin(tmp_path) as lift:
+        lift.create("s")
+        lift.create("p", partitions=2)
+        lift.publish("s", b"a", headers={"h": b"1"})
+        request = pb.SetCursorRequest(stream="s", cursorId="c", offset=4)
+        lift.api.SetCursor(request, timeout=TIMEOUT_S)
+        readonly = pb.SetStreamReadonlyRequest(name="s", readonly=True)
+        lift.api.SetStreamReadonly(readonly, timeout=TIMEOUT_S)
+        pause = pb.PauseStreamRequest(name="p", resumeAll=True)
+        lift.api.PauseStream(pause, timeout=TIMEOUT_S)
+        paused = lift.partition("p", 1)
+        epoch = lift.join("g", "a", "s").epoch
+        publishing = lift.publishing()
+        publishing.send(stream="none")
+        next(publishing.responses)
+        lift.servers[0].stop()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(publishing.responses)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        publishing.close()
+    with begin(tmp_path) as lift:
+        reading = lift.subscribe("s", startPosition=pb.EARLIEST)
+        assert reading.end()[:2] == ([b"a"], grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert reading.messages[0].headers["h"] == b"1"
+        fetch = pb.FetchCursorRequest(stream="s", cursorId="c")
+        assert lift.api.FetchCursor(fetch, timeout=TIMEOUT_S).offset == 4
+        assert lift.assigned("g", "a", epoch) == {"s": [0]}
+        assert lift.partition("p", 1) == paused
+        assert lift.publish("p", b"wakes both") == [0]
+        assert not lift.partition("p", 1).paused

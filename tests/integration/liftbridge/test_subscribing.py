@@ -1,0 +1,287 @@
+"""Subscriptions from beginning to end, pauses and readonly: on one broker and on three."""
+
+import grpc
+import pytest
+
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+
+TIMEOUT_S = 60
+
+
+# Subscribing
+
+
+def test_a_message_has_everything_that_was_published(lift, stream):
+    """Key, value, headers with subject and reply beside them, time, place."""
+    lift.publish(stream, b"v", key=b"k", headers={"h": b"1", "subject": b"x"}, partition=1)
+    reading = lift.subscribe(stream, partition=1, startPosition=pb.EARLIEST)
+    reading.wait(1)
+    reading.cancel()
+    [message] = reading.messages
+    assert (message.offset, message.key, message.value) == (0, b"k", b"v")
+    assert (message.stream, message.partition, message.subject) == (stream, 1, f"{stream}.1")
+    assert dict(message.headers) == {"h": b"1", "subject": f"{stream}.1".encode(), "reply": b""}
+    assert message.timestamp > 10**18
+    assert (message.replySubject, message.ackInbox, message.correlationId) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"startPosition": pb.NEW_ONLY}, [b"5"]),
+        ({"startPosition": pb.OFFSET, "startOffset": 3}, [b"3", b"4", b"5"]),
+        ({"startPosition": pb.OFFSET, "startOffset": -5}, [b"0", b"1", b"2", b"3", b"4", b"5"]),
+        ({"startPosition": pb.OFFSET, "startOffset": 100}, [b"5"]),
+        ({"startPosition": pb.EARLIEST}, [b"0", b"1", b"2", b"3", b"4", b"5"]),
+        ({"startPosition": pb.LATEST}, [b"4", b"5"]),
+        ({"startPosition": pb.EARLIEST, "startTimestamp": -(1 << 62)}, [b"0", b"1"]),
+        ({"startPosition": pb.TIMESTAMP, "startTimestamp": 1 << 62}, [b"5"]),
+        ({"startPosition": pb.TIMESTAMP, "startTimestamp": -(1 << 62)}, [b"0", b"1"]),
+    ],
+)
+def test_every_start_position(lift, stream, fields, expected):
+    """Five records, a subscription, a sixth record: what it sees first."""
+    lift.publish(stream, *(b"%d" % n for n in range(5)))
+    reading = lift.subscribe(stream, **fields).stand()
+    lift.publish(stream, b"5")
+    assert reading.wait(len(expected))[: len(expected)] == expected
+    reading.cancel()
+
+
+def test_timestamps_find_their_records(lift, stream):
+    """A start is the first record at or after a time, a stop the last at or before it."""
+    for value in (b"0", b"1", b"2"):
+        lift.publish(stream, value)
+    everything = lift.subscribe(stream, startPosition=pb.EARLIEST)
+    everything.wait(3)
+    everything.cancel()
+    times = [message.timestamp for message in everything.messages]
+    after = lift.subscribe(
+        stream,
+        startPosition=pb.TIMESTAMP,
+        startTimestamp=times[1],
+        stopPosition=pb.STOP_TIMESTAMP,
+        stopTimestamp=times[1],
+    )
+    assert after.end() == ([b"1"], grpc.StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
+    early = lift.subscribe(
+        stream,
+        startPosition=pb.EARLIEST,
+        stopPosition=pb.STOP_TIMESTAMP,
+        stopTimestamp=times[0] - 1,
+    )
+    assert early.end()[1] is grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"stopPosition": pb.STOP_OFFSET, "stopOffset": 1}, [b"0", b"1"]),
+        ({"stopPosition": pb.STOP_LATEST}, [b"0", b"1", b"2"]),
+        ({"stopPosition": pb.STOP_TIMESTAMP, "stopTimestamp": 1 << 61}, [b"0", b"1", b"2"]),
+    ],
+)
+def test_every_stop_position(lift, stream, fields, expected):
+    """The stop is inclusive, and its end says so."""
+    lift.publish(stream, b"0", b"1", b"2")
+    reading = lift.subscribe(stream, startPosition=pb.EARLIEST, **fields)
+    assert reading.end() == (
+        expected,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "Stop offset reached",
+    )
+
+
+def test_a_stop_beyond_the_end_waits_for_it(lift, stream):
+    """A subscription goes on until its stop has been published."""
+    reading = lift.subscribe(
+        stream, startPosition=pb.EARLIEST, stopPosition=pb.STOP_OFFSET, stopOffset=1
+    ).stand()
+    lift.publish(stream, b"0", b"1", b"2")
+    assert reading.end()[0] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "text"),
+    [
+        ({"stream": "none"}, "NOT_FOUND", "No such partition"),
+        ({"partition": 5}, "NOT_FOUND", "No such partition"),
+        ({"startPosition": 9}, "INVALID_ARGUMENT", "Unknown StartPosition"),
+        ({"stopPosition": 9}, "INVALID_ARGUMENT", "Unknown StopPosition"),
+        ({"stopPosition": pb.STOP_LATEST}, "RESOURCE_EXHAUSTED", "Stream is empty"),
+        (
+            {"consumer": pb.Consumer(groupId="g")},
+            "INVALID_ARGUMENT",
+            "Consumer id cannot be empty when group id is provided",
+        ),
+    ],
+)
+def test_wrong_subscriptions_are_refused(api, stream, fields, code, text):
+    """Before anything is sent, with Liftbridge's codes and texts."""
+    call = api.Subscribe(pb.SubscribeRequest(**{"stream": stream, **fields}), timeout=TIMEOUT_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(call)
+    assert (caught.value.code().name, text in caught.value.details()) == (code, True)
+
+
+def test_a_stop_before_the_start_is_refused(lift, api, stream):
+    """With the two offsets in the text."""
+    lift.publish(stream, b"0", b"1", b"2")
+    call = api.Subscribe(
+        pb.SubscribeRequest(
+            stream=stream,
+            startPosition=pb.OFFSET,
+            startOffset=2,
+            stopPosition=pb.STOP_OFFSET,
+            stopOffset=1,
+        ),
+        timeout=TIMEOUT_S,
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        next(call)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "Stop offset is before start offset: 1 < 2"
+
+
+def test_a_deleted_stream_ends_its_subscriptions(lift, api, stream):
+    """With NOT_FOUND, which clients report as a deleted stream."""
+    reading = lift.subscribe(stream).stand()
+    api.DeleteStream(pb.DeleteStreamRequest(name=stream), timeout=TIMEOUT_S)
+    assert reading.end()[1] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_long_subscription_gets_every_record_in_order(lift, api, stream):
+    """Many records with and without headers, over several portions and HTTP/2 windows."""
+
+    def requests():
+        for n in range(8_000):
+            headers = {"n": b"%d" % n} if n % 7 == 0 else {}
+            key = b"k%d" % n if n % 5 == 0 else b""
+            yield pb.PublishRequest(stream=stream, value=b"%d" % n * 20, headers=headers, key=key)
+
+    assert sum(1 for _ in api.PublishAsync(requests(), timeout=120)) == 8_000
+    reading = lift.subscribe(stream, startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
+    values, status, _ = reading.end()
+    assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert values == [b"%d" % n * 20 for n in range(8_000)]
+    assert [m.offset for m in reading.messages] == list(range(8_000))
+    assert all(("n" in m.headers) == (m.offset % 7 == 0) for m in reading.messages)
+    assert all((m.key != b"") == (m.offset % 5 == 0) for m in reading.messages)
+
+
+def test_hundreds_of_subscriptions_on_one_connection(lift, api, stream):
+    """Each waits without cost, and gets what is published."""
+    request = pb.SubscribeRequest(stream=stream)
+    calls = [api.Subscribe(request, timeout=TIMEOUT_S) for _ in range(300)]
+    assert all(next(call) == pb.Message() for call in calls)
+    lift.publish(stream, b"for all")
+    assert all(next(call).value == b"for all" for call in calls)
+    for call in calls:
+        call.cancel()
+
+
+# Pause and readonly
+
+
+def test_a_paused_partition_rests_until_somebody_publishes(lift, api, stream):
+    """Subscriptions end with FAILED_PRECONDITION; a publish wakes it; pausing twice is fine."""
+    lift.publish(stream, b"a")
+    reading = lift.subscribe(stream, startPosition=pb.EARLIEST)
+    reading.wait(1)
+    for _ in range(2):
+        api.PauseStream(pb.PauseStreamRequest(name=stream, partitions=[0]), timeout=TIMEOUT_S)
+    assert reading.end()[1] is grpc.StatusCode.FAILED_PRECONDITION
+    assert (lift.partition(stream, 0).paused, lift.partition(stream, 1).paused) == (
+        True,
+        False,
+    )
+    assert lift.publish(stream, b"b") == [1]
+    assert not lift.partition(stream).paused
+
+
+def test_a_subscription_may_wake_a_partition(lift, api, stream):
+    """With resume it goes on; without it ends behind the handshake."""
+    api.PauseStream(pb.PauseStreamRequest(name=stream), timeout=TIMEOUT_S)
+    assert lift.subscribe(stream).end()[1] is grpc.StatusCode.FAILED_PRECONDITION
+    reading = lift.subscribe(stream, resume=True).stand()
+    assert not lift.partition(stream).paused
+    lift.publish(stream, b"a")
+    assert reading.wait(1) == [b"a"]
+    reading.cancel()
+
+
+def test_the_first_to_wake_may_wake_all(lift, api, stream):
+    """resumeAll: a publish to one partition wakes every one of the stream."""
+    api.PauseStream(pb.PauseStreamRequest(name=stream, resumeAll=True), timeout=TIMEOUT_S)
+    assert lift.partition(stream, 1).paused
+    lift.publish(stream, b"a")
+    lift.until(lambda: not lift.partition(stream, 1).paused)  # its leader may be another broker
+
+
+def test_an_idle_partition_pauses_itself(lift, api):
+    """After autoPauseTime without records; a subscriber may keep it awake."""
+    for name, keeps_awake in (("idle", False), ("idle-read", True)):
+        request = pb.CreateStreamRequest(name=name, subject=name)
+        request.autoPauseTime.value = 50
+        request.autoPauseDisableIfSubscribers.value = keeps_awake
+        api.CreateStream(request, timeout=TIMEOUT_S)
+    lift.publish("idle-read", b"wakes it if it was quick to sleep")
+    reading = lift.subscribe("idle-read", resume=True).stand()
+    lift.until(lambda: lift.partition("idle").paused)
+    assert reading.status is None
+    assert lift.publish("idle", b"a") == [0]
+    reading.cancel()
+    lift.until(lambda: lift.partition("idle-read").paused)
+
+
+def test_a_readonly_partition_refuses_records_and_ends_its_readers(lift, api, stream):
+    """Publishes are refused, readers get what there is and then the end; it can be undone."""
+    lift.publish(stream, b"a", b"b")
+    api.SetStreamReadonly(
+        pb.SetStreamReadonlyRequest(name=stream, partitions=[0], readonly=True), timeout=TIMEOUT_S
+    )
+    refused = lift.refusal(api.Publish, pb.PublishRequest(stream=stream, value=b"c"))
+    assert refused == (grpc.StatusCode.FAILED_PRECONDITION, "readonly partition: 0")
+    assert lift.publish(stream, b"c", partition=1) == [0]
+    reading = lift.subscribe(stream, startPosition=pb.EARLIEST)
+    assert reading.end() == (
+        [b"a", b"b"],
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "End of readonly partition",
+    )
+    assert lift.subscribe(stream).end()[1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert lift.partition(stream).readonly
+    api.SetStreamReadonly(pb.SetStreamReadonlyRequest(name=stream), timeout=TIMEOUT_S)
+    assert lift.publish(stream, b"d") == [2]
+
+
+def test_a_reader_that_waits_hears_of_readonly(lift, api, stream):
+    """A subscription at the end of a partition ends when it becomes readonly."""
+    reading = lift.subscribe(stream).stand()
+    api.SetStreamReadonly(
+        pb.SetStreamReadonlyRequest(name=stream, readonly=True), timeout=TIMEOUT_S
+    )
+    assert reading.end()[1:] == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "End of readonly partition",
+    )
+
+
+@pytest.mark.parametrize("kind", ["PauseStream", "SetStreamReadonly"])
+def test_pausing_what_is_not_there(lift, api, stream, kind):
+    """Unknown streams and partitions are NOT_FOUND."""
+    request = {
+        "PauseStream": pb.PauseStreamRequest,
+        "SetStreamReadonly": pb.SetStreamReadonlyRequest,
+    }
+    call, make = getattr(api, kind), request[kind]
+    not_found = grpc.StatusCode.NOT_FOUND
+    assert lift.refusal(call, make(name="none")) == (not_found, "stream not found")
+    assert lift.refusal(call, make(name="none", partitions=[0])) == (
+        not_found,
+        "stream does not exist",
+    )
+    assert lift.refusal(call, make(name=stream, partitions=[3])) == (
+        not_found,
+        "partition does not exist",
+    )
