@@ -49,12 +49,18 @@ class Partition(PartitionAppends):
         log.sealer = sealer
         self.log_id = log_id
         self.leader_epoch = leader_epoch
+        self._led_from = Offset(0)
         self._last_timestamp = TimestampNs(0)
 
     @property
     def has_copies(self) -> bool:
         """Whether other brokers keep the same records."""
         return self.seat is not None and self.config.replicas > 1
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether all that former leaders may have acknowledged is known to be committed here."""
+        return self.high_watermark >= self._led_from
 
     # The turn
 
@@ -144,6 +150,7 @@ class Partition(PartitionAppends):
         assert not self._chunks, "everything was rejected when the storage failed"
         log.sealer = self.log.sealer
         self.log = log
+        self._led_from = Offset(0)  # whoever leads next says so
         self.dedup = self.producers = None
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
@@ -173,7 +180,7 @@ class Partition(PartitionAppends):
         assert not self._chunks, "a follower accepts nothing"
         self.leader_epoch = leader_epoch
         self.dedup = None  # who led before knew other ids
-        self.next_offset = self.log_end_offset
+        self.next_offset = self._led_from = self.log_end_offset
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
@@ -221,6 +228,7 @@ class Partition(PartitionAppends):
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
+        self._led_from = Offset(0)
         self.next_offset = self.log_end_offset
         self._forget_producers()
         self.high_watermark = high_watermark

@@ -205,6 +205,21 @@ def test_a_leader_waits_for_its_own_copies(driver, around, answers, kit):
     assert "x" not in answers.errors
 
 
+def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, around):
+    """Until then its high watermark may be older than what its predecessor acknowledged."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3), high_watermark=1)
+    around.write()
+    around.sync()
+    assign(driver, ME, 2)
+    for broker in (LEADER, OTHER):
+        assert (driver.partition.high_watermark, driver.partition.knows_end) == (1, False)
+        driver.step(ev.Received(broker, Fetch(2, 5, 3, 1, "i")))
+        driver.flush()
+        driver.step(ev.Received(broker, Acked(2, 5, 3, 0)))
+    assert (driver.partition.high_watermark, driver.partition.knows_end) == (3, True)
+
+
 def test_a_sync_counts_only_what_was_not_cut_since(driver, around):
     """A cut while the sync runs lowers what the sync is worth."""
     assign(driver, LEADER, 1)

@@ -27,6 +27,7 @@ from strandline.frontends.grpc.beam.append import AppendStream
 from strandline.frontends.grpc.beam.entries import COLUMNS, entries_of, framed_replies, skips
 from strandline.frontends.grpc.calls import Call, Direct, Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
+from strandline.frontends.grpc.leading import know_end
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
@@ -234,6 +235,8 @@ class BeamService:
 
     async def _info(self, request: pb.InfoRequest, call: Call) -> pb.InfoReply:
         self._allow(call, "Info")
+        if not request.allowStale:
+            await know_end(self._partition())
         return self._described(request)
 
     async def _info_stream(self, request: pb.InfoRequest, call: Call) -> None:
@@ -248,6 +251,8 @@ class BeamService:
                     partition = self._partition()
                     partition.watch(changed)
                 self._allow(call, "InfoStream")
+                if not request.allowStale:
+                    await know_end(partition)
                 changed.clear()
                 now = self._described(request)
                 if now != said:

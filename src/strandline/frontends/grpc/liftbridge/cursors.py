@@ -1,8 +1,8 @@
 """Cursors: positions of consumers, kept as records of ``__cursors``; the newest of a key counts.
 
 Invariant: a table holds the newest cursor of each key below its offset. To answer, it is first
-brought up to what is committed, so that an answer is never older than what was acknowledged, on
-whichever broker leads now; nothing has to be told to a new leader.
+brought up to what is committed, once the leader knows how far that is, so that an answer is never
+older than what was acknowledged, on whichever broker leads now.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from strandline.broker.partition import Partition
 from strandline.errors import StrandlineError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.leading import know_end
 from strandline.frontends.grpc.liftbridge.host import CURSORS, Host
 from strandline.frontends.grpc.liftbridge.internal import Store
 from strandline.frontends.grpc.reading import Reader
@@ -118,6 +119,7 @@ class CursorCalls:
         table = self._tables.get(partition.log_id)
         if table is None:
             table = self._tables[partition.log_id] = CursorTable(partition, self._host)
+        await know_end(partition)
         try:
             return pb.FetchCursorResponse(offset=await table.find(key))
         except StrandlineError as error:

@@ -17,6 +17,7 @@ from strandline.errors import (
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.leading import know_end
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.messages import COLUMNS, MessageEncoder
 from strandline.frontends.grpc.liftbridge.permissions import allow
@@ -87,6 +88,12 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
             raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StopPosition {other}")
 
 
+def asks_for_end(request: pb.SubscribeRequest) -> bool:
+    """Whether it depends on where the partition ends just now, what is delivered."""
+    begins_anywhere = request.startPosition == pb.EARLIEST
+    return not begins_anywhere or request.stopPosition in (pb.STOP_LATEST, pb.STOP_TIMESTAMP)
+
+
 def extent_of(request: pb.SubscribeRequest, partition: Partition) -> Extent:
     """What a request asks for.
 
@@ -135,6 +142,8 @@ class SubscribeCalls:
         name = partition.name
         self.subscribers[name] += 1
         try:
+            if asks_for_end(request) and self._host.leader(partition) == self._host.me:
+                await know_end(partition)
             extent = extent_of(request, partition)
             call.send(pb.Message())
             await self._deliver(partition, extent, call, request=request)
