@@ -285,6 +285,30 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
     assert values(client, name) == ["one", "two", "three"]
 
 
+async def test_parts_are_staged_asynchronously_too(server, client, name):
+    """What is published counts once; a part that was left without ``finish`` never does."""
+    client.create_stream(name)
+    made = await strandline.connect_async(server)
+    async with made:
+        async with made.stage(name, 0) as stage:
+            await stage.append(name, "one")
+            await stage.append_batch(name, pa.table({"value": ["two"]}))
+            part = await stage.finish()
+        with contextlib.suppress(ZeroDivisionError):
+            async with made.stage(name, 0) as stage:
+                await stage.append(name, "lost")
+                raise ZeroDivisionError
+        assert await made.last_published(name) is None
+        for is_repeat in (False, True):
+            found = await made.publish_staged(name, 0, [part.ref], fingerprint="rows=2")
+            assert (found.batch_id, found.is_repeat) == (0, is_repeat)
+        async with made.stage(name, 0) as stage:
+            assert stage.is_published
+            assert (await stage.finish()).ref == ""
+        assert (await made.last_published(name)).batch_id == 0
+    assert values(client, name) == ["one", "two"]
+
+
 def test_plans_of_reads_end_where_committed_records_do(server, client, name):
     """Offsets, a stream's extent and Flight's endpoints stop before what is not decided."""
     client.create_stream(name)

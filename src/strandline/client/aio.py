@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from strandline.client.aio_transaction import AsyncTransaction
+from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
 from strandline.client.client import TIMEOUT_S, Client, connect
 from strandline.client.consumer import Consumer
 from strandline.client.producer import Headers, Producer
@@ -24,10 +24,11 @@ from strandline.client.reading import BatchStream, Place
 from strandline.client.results import Ack, BatchAck, Record
 from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import Subscription
+from strandline.client.transactional import STAGE_TIMEOUT_S
 from strandline.client.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
 from strandline.errors import RequestTimeoutError
 from strandline.protocol.admin import ServerInfo, StreamInfo
-from strandline.protocol.transactions import TransactionInfo
+from strandline.protocol.transactions import Publication, TransactionInfo
 from strandline.types import PartitionName
 
 T = TypeVar("T")
@@ -163,6 +164,23 @@ class AsyncClient:
     async def abort_staged(self, transactional_id: str, staged_id: str) -> None:
         """Abort what is prepared; as ``Client.abort_staged``."""
         await asyncio.to_thread(self._client.abort_staged, transactional_id, staged_id)
+
+    def stage(
+        self, transaction_id: str, batch_id: int, *, timeout_s: float = STAGE_TIMEOUT_S
+    ) -> AsyncStage:
+        """One part of a batch; as ``Client.stage``. It begins with ``async with``."""
+        return AsyncStage(self._client, transaction_id, batch_id, timeout_s=timeout_s)
+
+    async def publish_staged(
+        self, transaction_id: str, batch_id: int, refs: Iterable[str], **options: Any
+    ) -> Publication:
+        """Make the parts of a batch count together; as ``Client.publish_staged``."""
+        publish = self._client.publish_staged
+        return await asyncio.to_thread(publish, transaction_id, batch_id, refs, **options)
+
+    async def last_published(self, transaction_id: str) -> Publication | None:
+        """The last batch published under an id; as ``Client.last_published``."""
+        return await asyncio.to_thread(self._client.last_published, transaction_id)
 
     async def positions(self, group: str) -> dict[PartitionName, int]:
         """How far a consumer group has come; as ``Client.groups.positions``."""

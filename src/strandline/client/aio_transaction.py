@@ -7,7 +7,7 @@ from typing import Any, Self
 from strandline.client.client import Client
 from strandline.client.positions import Offsets
 from strandline.client.results import Ack, BatchAck
-from strandline.client.transaction import Transaction
+from strandline.client.transaction import Stage, StagedPart, Transaction
 from strandline.errors import StrandlineError
 
 
@@ -80,3 +80,57 @@ class AsyncTransaction:
             await self.abort()
         except StrandlineError as failure:
             error.add_note(f"besides, the transaction waits for its timeout: {failure.message}")
+
+
+class AsyncStage:
+    """One part of a batch; ``async with`` begins it, and discards it without ``finish``.
+
+    Args:
+        client: whose.
+        transaction_id: as ``Client.stage``.
+        batch_id: as ``Client.stage``.
+        timeout_s: as ``Client.stage``.
+    """
+
+    def __init__(
+        self, client: Client, transaction_id: str, batch_id: int, *, timeout_s: float
+    ) -> None:
+        self._client = client
+        self._batch = (transaction_id, batch_id)
+        self._timeout_s = timeout_s
+        self._stage: Stage | None = None
+
+    @property
+    def _begun(self) -> Stage:
+        assert self._stage is not None, "begin it with 'async with'"
+        return self._stage
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the batch is published already: then nothing is stored."""
+        return self._begun.is_published
+
+    async def append(self, stream: str, value: bytes | str | None, **record: Any) -> None:
+        """Append a record; as ``Stage.append``."""
+        await asyncio.to_thread(self._begun.append, stream, value, **record)
+
+    async def append_batch(self, stream: str, data: Any, *, partition: int | None = None) -> None:
+        """Append a table; as ``Stage.append_batch``."""
+        await asyncio.to_thread(self._begun.append_batch, stream, data, partition=partition)
+
+    async def finish(self) -> StagedPart:
+        """Have everything stored, and wait to be published; as ``Stage.finish``."""
+        return await asyncio.to_thread(self._begun.finish)
+
+    async def __aenter__(self) -> Self:
+        begin = self._client.stage
+        self._stage = await asyncio.to_thread(begin, *self._batch, timeout_s=self._timeout_s)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self._begun.__exit__, kind, error, trace)
