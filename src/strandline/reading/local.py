@@ -25,6 +25,8 @@ from strandline.types import Offset, PartitionName
 
 AHEAD_BYTES = 16 << 20
 """The system is asked for so much of a file ahead of the reader."""
+LARGE_BYTES = 64 << 10
+"""Smaller batches are not looked at one by one before they are read."""
 PROOF_BYTES_MAX = 1 << 10
 
 
@@ -134,10 +136,7 @@ class _File:
     def next_batches(self, bytes_max: int) -> memoryview:
         """Whole intact batches, about ``bytes_max`` of them and one at least."""
         self._ask_ahead()
-        view = self._pread(bytes_max)
-        header = header_at(view, 0)
-        if header is not None and len(view) < header.length <= self._size - self._position:
-            view = self._pread(header.length)
+        view = self._pread(self._position, self._length_ahead(bytes_max))
         run = scan(view, 0, len(view), below=OFFSET_MAX)
         if not run.end:
             raise CorruptBatchError(
@@ -146,10 +145,25 @@ class _File:
         self._position += run.end
         return view[: run.end]
 
-    def _pread(self, length: int) -> memoryview:
-        wanted = min(max(length, HEADER_BYTES), self._size - self._position)
+    def _length_ahead(self, bytes_max: int) -> int:
+        """How much to read next: a batch at least, and of large ones no byte in vain."""
+        length = 0
+        left = self._size - self._position
+        while length < bytes_max:
+            header = header_at(self._pread(self._position + length, HEADER_BYTES), 0)
+            if header is None or header.length > left - length:
+                break
+            if header.length < LARGE_BYTES:
+                return length or max(header.length, bytes_max)
+            if length and length + header.length > bytes_max:
+                break
+            length += header.length
+        return length or bytes_max
+
+    def _pread(self, position: int, length: int) -> memoryview:
+        wanted = min(length, self._size - position)
         try:
-            return memoryview(os.pread(self._fd, wanted, self._position))
+            return memoryview(os.pread(self._fd, wanted, position))
         except OSError as error:
             raise UnavailableError(f"cannot read {self._path}: {error.strerror}") from error
 

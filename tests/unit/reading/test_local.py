@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from strandline.errors import CorruptBatchError, UnavailableError
 from strandline.protocol.local import LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest
+from strandline.reading import local
 from strandline.reading.local import is_here, local_batches, local_cursor
 from strandline.record.codec import Stamp, encode_records
 from strandline.record.schema import project
@@ -82,15 +84,20 @@ def rest_of(cursor) -> list[int]:
 @given(
     sizes=st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=5), min_size=1, max_size=3),
     edges=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    large=st.sampled_from([1, 2000, 64 << 10]),
 )
-def test_any_range_is_read_exactly(tmp_path_factory, sizes, edges):
-    """Whatever the batches and files, and wherever in a batch the range begins and ends."""
+def test_any_range_is_read_exactly(tmp_path_factory, sizes, edges, large):
+    """Whatever the batches and files, and wherever in a batch the range begins and ends.
+
+    Large batches, which are looked at before they are read, may begin at any size.
+    """
     stored = store(tmp_path_factory.mktemp("log"), sizes)
     end = len(stored.offsets)
     start, stop = sorted(int(edge * end) for edge in edges)
     if start == end:
         start -= 1
-    assert rest_of(cursor_at(stored, start=start, stop=stop)) == list(range(start, stop))
+    with mock.patch.object(local, "LARGE_BYTES", large):
+        assert rest_of(cursor_at(stored, start=start, stop=stop)) == list(range(start, stop))
 
 
 def test_missing_records_are_damage(tmp_path):
