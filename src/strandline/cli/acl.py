@@ -10,14 +10,14 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
-    print_json,
-    print_line,
-    print_table,
+    print_done,
+    print_list,
     reports_errors,
 )
 
 app = typer.Typer(no_args_is_help=True, help="Allow principals what they may do, and list it.")
 
+RULE_COLUMNS = ("principal", "operation", "kind", "pattern")
 PrincipalArgument = Annotated[
     str,
     typer.Argument(metavar="PRINCIPAL", help="Name in a certificate, or that a token stands for."),
@@ -47,19 +47,9 @@ def list_rules(
 
     with strandline.connect(server) as client:
         found = client.access.rules()
-    if output is OutputFormat.json:
-        for rule in found:
-            print_json(
-                {
-                    "principal": rule.principal,
-                    "operation": rule.operation,
-                    "kind": rule.kind,
-                    "pattern": rule.pattern,
-                }
-            )
-        return
-    rows = [(rule.principal, rule.operation, rule.kind, rule.pattern) for rule in found]
-    print_table(("principal", "operation", "kind", "pattern"), rows)
+    # As objects: a rule itself travels as a list.
+    documents = [{name: getattr(rule, name) for name in RULE_COLUMNS} for rule in found]
+    print_list(documents, RULE_COLUMNS, lambda each: tuple(each.values()), output=output)
 
 
 @app.command(
@@ -109,7 +99,4 @@ def _change(
     with strandline.connect(server) as client:
         change = client.access.grant if done == "granted" else client.access.revoke
         change(made.principal, made.operation, made.kind, made.pattern)
-    if output is OutputFormat.json:
-        print_json({done: list(rule)})
-    else:
-        print_line(f"{done}: {made}")
+    print_done(f"{done}: {made}", {done: list(rule)}, output=output)

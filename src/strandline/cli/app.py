@@ -22,7 +22,7 @@ from strandline.cli import (
     stream,
     token,
 )
-from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, print_line
+from strandline.cli.output import OutputFormat, OutputOption, examples, print_done
 
 app = typer.Typer(
     add_completion=False,
@@ -44,10 +44,7 @@ def version(*, output: OutputOption = OutputFormat.text) -> None:
     """Print the version."""
     from strandline.version import __version__
 
-    if output is OutputFormat.json:
-        print_json({"version": __version__})
-    else:
-        print_line(f"strandline {__version__}")
+    print_done(f"strandline {__version__}", {"version": __version__}, output=output)
 
 
 def _version_asked(is_asked: bool) -> None:

@@ -3,6 +3,7 @@
 Rule: a key itself is shown once, when ``new-key`` makes it.
 """
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,9 +15,8 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
-    print_json,
-    print_line,
-    print_table,
+    print_done,
+    print_list,
     reports_errors,
 )
 
@@ -32,10 +32,8 @@ def new_key(*, output: OutputOption = OutputFormat.text) -> None:
     """Print a new master key, for encryption.key_file; no broker is asked."""
     from strandline.encryption.masters import new_key_text
 
-    if output is OutputFormat.json:
-        print_json({"key": new_key_text()})
-    else:
-        print_line(new_key_text())
+    key = new_key_text()
+    print_done(key, {"key": key}, output=output)
 
 
 @app.command("list", epilog=examples("strandline encryption list"))
@@ -90,9 +88,5 @@ def _encrypted(keys: "list[KeyInfo]") -> list[str]:
 
 
 def _show(keys: "list[KeyInfo]", output: OutputFormat) -> None:
-    if output is OutputFormat.json:
-        for key in keys:
-            print_json(key)
-        return
-    rows = [(key.stream, key.data_key, key.master_key) for key in keys]
-    print_table(("stream", "#data key", "master key"), rows)
+    row = attrgetter("stream", "data_key", "master_key")
+    print_list(keys, ("stream", "#data key", "master key"), row, output=output)

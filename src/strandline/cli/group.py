@@ -1,6 +1,7 @@
 """``strandline group``: list, look at, rewind and delete consumer groups."""
 
 import sys
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,8 +12,10 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
+    print_done,
     print_json,
     print_line,
+    print_list,
     print_table,
     reports_errors,
 )
@@ -40,11 +43,8 @@ def list_groups(
 
     with strandline.connect(server) as client:
         found = client.groups.list()
-    if output is OutputFormat.json:
-        for each in found:
-            print_json(each)
-        return
-    print_table(("group", "#members"), [(each.group, each.members) for each in found])
+    row = attrgetter("group", "members")
+    print_list(found, ("group", "#members"), row, output=output)
 
 
 @app.command(epilog=examples("strandline group info billing"))
@@ -157,7 +157,4 @@ def delete(
         if not yes and sys.stdin.isatty() and output is OutputFormat.text:
             typer.confirm(f"Forget group {group} and its positions?", abort=True)
         client.groups.delete(group)
-    if output is OutputFormat.json:
-        print_json({"deleted": group})
-    else:
-        print_line(f"deleted {group}")
+    print_done(f"deleted {group}", {"deleted": group}, output=output)

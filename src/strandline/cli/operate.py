@@ -22,6 +22,7 @@ from strandline.cli.output import (
     ServerOption,
     examples,
     note,
+    print_done,
     print_json,
     print_line,
     reports_errors,
@@ -276,10 +277,7 @@ def _confirm(question: str, output: OutputFormat, *, yes: bool) -> None:
 
 
 def _done(output: OutputFormat, text: str) -> None:
-    if output is OutputFormat.json:
-        print_json({"event": "done", "message": text})
-    else:
-        print_line(text)
+    print_done(text, {"event": "done", "message": text}, output=output)
 
 
 def _watch(

@@ -21,6 +21,7 @@ from strandline.errors import StrandlineError
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])
 Advance = Callable[[int], None]
+T = TypeVar("T")
 
 
 class OutputFormat(StrEnum):
@@ -62,6 +63,29 @@ def print_line(text: str) -> None:
     """One line of text on standard output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def print_done(text: str, document: object, *, output: OutputFormat) -> None:
+    """What a command has done: a line for people, a document for programs."""
+    if output is OutputFormat.json:
+        print_json(document)
+    else:
+        print_line(text)
+
+
+def print_list(
+    found: Iterable[T],
+    columns: Sequence[str],
+    row: Callable[[T], Sequence[object]],
+    *,
+    output: OutputFormat,
+) -> None:
+    """What a command lists: a table for people, a document each for programs."""
+    if output is OutputFormat.json:
+        for each in found:
+            print_json(each)
+    else:
+        print_table(columns, map(row, found))
 
 
 def note(text: str) -> None:

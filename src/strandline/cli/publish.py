@@ -13,8 +13,7 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
-    print_json,
-    print_line,
+    print_done,
     progress,
     reports_errors,
 )
@@ -104,19 +103,15 @@ def publish(
                     advance(REPORT_EVERY)
             producer.flush()
             advance(count % REPORT_EVERY)
-    if output is OutputFormat.json:
-        print_json({"stream": stream, "records": count})
-    else:
-        print_line(f"{count:,} records are in {stream}, as safe as it promises")
+    text = f"{count:,} records are in {stream}, as safe as it promises"
+    print_done(text, {"stream": stream, "records": count}, output=output)
 
 
 def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:
-    if output is OutputFormat.json:
-        place = {"partition": ack.partition, "offset": ack.offset, "duplicate": ack.duplicate}
-        print_json({"stream": stream, **place})
-    else:
-        known = ", stored earlier" if ack.duplicate else ""
-        print_line(f"{stream}/{ack.partition} offset {ack.offset}{known}")
+    place = {"partition": ack.partition, "offset": ack.offset, "duplicate": ack.duplicate}
+    known = ", stored earlier" if ack.duplicate else ""
+    text = f"{stream}/{ack.partition} offset {ack.offset}{known}"
+    print_done(text, {"stream": stream, **place}, output=output)
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:

@@ -10,9 +10,8 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
-    print_json,
-    print_line,
-    print_table,
+    print_done,
+    print_list,
     reports_errors,
 )
 from strandline.cli.values import parse_size
@@ -60,10 +59,8 @@ def set_quota(
     }
     with strandline.connect(server) as client:
         client.quotas.set(principal, **limits)
-    if output is OutputFormat.json:
-        print_json({"principal": principal, **limits})
-    else:
-        print_line(f"{principal} is limited from now on")
+    document = {"principal": principal, **limits}
+    print_done(f"{principal} is limited from now on", document, output=output)
 
 
 @app.command("list", epilog=examples("strandline quota list", "strandline quota list -o json"))
@@ -76,22 +73,17 @@ def list_quotas(
 
     with strandline.connect(server) as client:
         found = client.quotas.list()
-    if output is OutputFormat.json:
-        for each in found:
-            print_json(each)
-        return
-    print_table(
+    print_list(
+        found,
         ("principal", "#publish bytes/s", "#read bytes/s", "#requests/s", "#connections"),
-        [
-            (
-                each.principal,
-                each.publish_bytes_per_s or "-",
-                each.read_bytes_per_s or "-",
-                each.requests_per_s or "-",
-                each.connections or "-",
-            )
-            for each in found
-        ],
+        lambda each: (
+            each.principal,
+            each.publish_bytes_per_s or "-",
+            each.read_bytes_per_s or "-",
+            each.requests_per_s or "-",
+            each.connections or "-",
+        ),
+        output=output,
     )
 
 
@@ -108,7 +100,4 @@ def remove(
 
     with strandline.connect(server) as client:
         client.quotas.remove(principal)
-    if output is OutputFormat.json:
-        print_json({"removed": principal})
-    else:
-        print_line(f"{principal} is limited no more")
+    print_done(f"{principal} is limited no more", {"removed": principal}, output=output)

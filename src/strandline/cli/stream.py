@@ -12,8 +12,10 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
+    print_done,
     print_json,
     print_line,
+    print_list,
     print_table,
     reports_errors,
 )
@@ -149,11 +151,8 @@ def create(
             dedup_window_ms=dedup_window,
             segment_bytes=segment_bytes,
         )
-    if output is OutputFormat.json:
-        print_json(info)
-    else:
-        parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
-        print_line(f"created {name}: records '{subject or name}' in {parts}")
+    parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
+    print_done(f"created {name}: records '{subject or name}' in {parts}", info, output=output)
 
 
 @app.command("list", epilog=examples("strandline stream list", "strandline stream list -o json"))
@@ -168,25 +167,20 @@ def list_streams(
 
     with strandline.connect(server) as client:
         infos = client.list_streams()
-    if output is OutputFormat.json:
-        for info in infos:
-            print_json(info)
-        return
-    if not infos:
+    if not infos and output is OutputFormat.text:
         print_line("no streams yet; make one with: strandline stream create NAME --subject SUBJECT")
         return
-    print_table(
+    print_list(
+        infos,
         ("name", "subject", "#partitions", "#records", "acks"),
-        [
-            (
-                info.name,
-                info.subject,
-                len(info.partitions),
-                sum(part.records for part in info.partitions),
-                info.config.acks,
-            )
-            for info in infos
-        ],
+        lambda info: (
+            info.name,
+            info.subject,
+            len(info.partitions),
+            sum(part.records for part in info.partitions),
+            info.config.acks,
+        ),
+        output=output,
     )
 
 
@@ -249,10 +243,7 @@ def delete(
             records = sum(part.records for part in found.partitions)
             typer.confirm(f"Delete stream {name} with {records:,} records?", abort=True)
         client.delete_stream(name)
-    if output is OutputFormat.json:
-        print_json({"deleted": name})
-    else:
-        print_line(f"deleted {name}")
+    print_done(f"deleted {name}", {"deleted": name}, output=output)
 
 
 @app.command(epilog=examples("strandline stream extend orders --partitions 8"))
@@ -281,10 +272,7 @@ def extend(
         if more:
             order = AddPartitions(name=name, count=more)
             [info] = connection.action(ADD_PARTITIONS, order, StreamInfo)
-    if output is OutputFormat.json:
-        print_json(info)
-    else:
-        print_line(f"{name} has {len(info.partitions)} partitions")
+    print_done(f"{name} has {len(info.partitions)} partitions", info, output=output)
 
 
 @app.command(epilog=examples("strandline stream truncate orders --before 5000 --partition 2"))
@@ -308,7 +296,5 @@ def truncate(
     with strandline.connect(server) as client:
         info = client.truncate_before(name, before, partition=partition)
     start = info.partitions[partition].log_start_offset
-    if output is OutputFormat.json:
-        print_json({"stream": name, "partition": partition, "log_start_offset": start})
-    else:
-        print_line(f"{name}/{partition} now starts at offset {start:,}")
+    document = {"stream": name, "partition": partition, "log_start_offset": start}
+    print_done(f"{name}/{partition} now starts at offset {start:,}", document, output=output)

@@ -10,9 +10,8 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
-    print_json,
-    print_line,
-    print_table,
+    print_done,
+    print_list,
     reports_errors,
 )
 
@@ -44,10 +43,7 @@ def create(
 
     with strandline.connect(server) as client:
         text = client.access.create_token(principal, days=days)
-    if output is OutputFormat.json:
-        print_json({"principal": principal, "token": text})
-    else:
-        print_line(text)
+    print_done(text, {"principal": principal, "token": text}, output=output)
 
 
 @app.command("list", epilog=examples("strandline token list"))
@@ -60,20 +56,17 @@ def list_tokens(
 
     with strandline.connect(server) as client:
         found = client.access.tokens()
-    if output is OutputFormat.json:
-        for token in found:
-            print_json(token)
-        return
-    rows = [
-        (
+    print_list(
+        found,
+        ("id", "principal", "created", "expires"),
+        lambda token: (
             token.id,
             token.principal,
             _time(token.created_ns),
             _time(token.expires_ns) if token.expires_ns else "never",
-        )
-        for token in found
-    ]
-    print_table(("id", "principal", "created", "expires"), rows)
+        ),
+        output=output,
+    )
 
 
 @app.command(epilog=examples("strandline token revoke 1f0a93c2"))
@@ -89,10 +82,7 @@ def revoke(
 
     with strandline.connect(server) as client:
         client.access.revoke_token(token)
-    if output is OutputFormat.json:
-        print_json({"revoked": token})
-    else:
-        print_line(f"revoked {token}")
+    print_done(f"revoked {token}", {"revoked": token}, output=output)
 
 
 def _time(moment_ns: int) -> str:
