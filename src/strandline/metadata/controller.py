@@ -15,11 +15,15 @@ Rules, in this order:
 5. leaders are shared evenly again once the set of brokers in service has not changed for
    ``reshare_delay_ms``, so that one that comes and goes moves nothing.
 
-Invariant: decided again on the image that results, with the same view, there is nothing to do.
+Invariant: decided again on the image that results, with the same view, there is nothing to do. Time
+alone brings only brokers that are late or back, and the sharing of leaders: the controller looks at
+partitions again when one of these, or the image, is new. An idle cluster costs nothing by their
+number.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from strandline.metadata.apply import apply_entry
 from strandline.metadata.commands import (
@@ -133,6 +137,16 @@ def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     return view.now_ms - heard.at_ms <= limits.session_ms and not is_away(broker, view, limits)
 
 
+def came_and_went(
+    image: MetadataImage, view: View, limits: ControllerLimits
+) -> tuple[list[BrokerImage], list[BrokerImage]]:
+    """Who is to be fenced, and who to be unfenced."""
+    known = [image.brokers[broker] for broker in sorted(image.brokers)]
+    dead = [b for b in known if not b.is_fenced and is_late(b, view, limits)]
+    back = [b for b in known if b.is_fenced and is_back(b, view, limits)]
+    return dead, back
+
+
 def may_share_leaders(view: View, limits: ControllerLimits) -> bool:
     """Whether brokers have stayed put for long enough."""
     return view.now_ms - view.settled_since_ms >= limits.reshare_delay_ms
@@ -156,10 +170,7 @@ class _Plan:
 
     def fence_and_unfence(self) -> None:
         """Rule 1."""
-        view, limits = self.view, self.limits
-        known = [self.image.brokers[b] for b in sorted(self.image.brokers)]
-        dead = [b for b in known if not b.is_fenced and is_late(b, view, limits)]
-        back = [b for b in known if b.is_fenced and is_back(b, view, limits)]
+        dead, back = came_and_went(self.image, self.view, self.limits)
         if dead:
             self.propose(Fence(_runs(dead)))
         if back:
@@ -267,6 +278,18 @@ def _runs(brokers: list[BrokerImage]) -> tuple[BrokerRun, ...]:
     return tuple(BrokerRun(b.id, b.incarnation) for b in brokers)
 
 
+class _Done(NamedTuple):
+    """Where nothing was left to do.
+
+    Attributes:
+        image: the object that was looked at.
+        shares: whether leaders were to be shared evenly.
+    """
+
+    image: MetadataImage
+    shares: bool
+
+
 class Controller:
     """The view of a broker that holds the office, from when it took it.
 
@@ -293,6 +316,7 @@ class Controller:
         self._heard: dict[BrokerId, Heard] = {}
         self._away = dict(away or {})
         self._serving: frozenset[BrokerRun] | None = None
+        self._done: _Done | None = None
 
     @property
     def interval_ms(self) -> float:
@@ -330,7 +354,17 @@ class Controller:
             log_ends=log_ends or {},
             away=self._away,
         )
-        return decide(image, view, self.limits)
+        done = _Done(image, may_share_leaders(view, self.limits))
+        if self._is_done(done) and not any(came_and_went(image, view, self.limits)):
+            return ()
+        commands = decide(image, view, self.limits)
+        self._done = None if commands else done
+        return commands
+
+    def _is_done(self, done: _Done) -> bool:
+        """Whether nothing was left here; images, which are large, are compared as objects."""
+        known = self._done
+        return known is not None and known.image is done.image and known.shares == done.shares
 
     def _note_changes(self, image: MetadataImage, now_ms: float) -> None:
         """Begin to wait anew after a gap, and when somebody came or went."""

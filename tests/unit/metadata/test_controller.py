@@ -17,6 +17,7 @@ from strandline.metadata.commands import (
     Unfence,
 )
 from strandline.metadata.controller import Controller, ControllerLimits
+from strandline.metadata.image import MetadataImage
 
 LIMITS = ControllerLimits(session_ms=2_000, reshare_delay_ms=10_000, moves_max=2)
 
@@ -81,6 +82,20 @@ def test_a_silent_broker_is_fenced_and_its_partitions_get_leaders(office):
     assert work.decide() == ["Fence", "ElectLeader leader_lost"]
     leaders = [p.leader for _, p in work.made.image.partitions()]
     assert (leaders.count(2), leaders.count(3)) == (5, 5)
+
+
+def test_an_idle_cluster_costs_nothing_by_its_partitions(office, monkeypatch):
+    """They are looked at when the image is new or leaders may be shared, not as time passes."""
+    work = office(3, *[(1, 2, 3)] * 10)
+    work.wait(LIMITS.reshare_delay_ms + 1_000, 1, 2, 3)
+    looks = []
+    look = MetadataImage.partitions
+    monkeypatch.setattr(MetadataImage, "partitions", lambda image: looks.append(1) or look(image))
+    work.wait(20_000, 1, 2, 3)
+    assert looks == []
+    work.made.must(BeginShutdown(work.made.run(1)))
+    assert work.decide() == ["ElectLeader handover", "Fence"]
+    assert looks != []
 
 
 def test_a_new_controller_gives_everybody_time(office):
