@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.decisions import Answer, Forget, Refuse, Store
 from strandline.groups import effects as fx
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
@@ -72,17 +73,17 @@ class Story:
         lines = []
         for effect in self.coordinator.step(event, self.now_ms):
             match effect:
-                case fx.Store():
+                case Store():
                     self.unstored.append(effect)
-                case fx.Answer(token, fx.Assigned() as assigned):
+                case Answer(token, fx.Assigned() as assigned):
                     lines.append(f"{token}: {self.assigned(token.split()[1], assigned)}")
-                case fx.Answer(token, value):
+                case Answer(token, value):
                     lines.append(f"{token}: " + ("done" if value is None else str(value)))
-                case fx.Refuse(token, error):
+                case Refuse(token, error):
                     lines.append(f"{token}: {error.code}")
                 case fx.Expired(_, member):
                     lines.append(f"{member} expired")
-                case fx.Forget(before):
+                case Forget(before):
                     lines.append(f"entries before {before} may go")
         return lines
 

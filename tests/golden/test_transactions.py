@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.decisions import Answer, Forget, Refuse, Store
 from strandline.transactions import effects as fx
 from strandline.transactions import events as ev
 from strandline.transactions.coordinator import Coordinator
@@ -94,28 +95,28 @@ class Story:
         lines = []
         for effect in effects:
             match effect:
-                case fx.Store():
+                case Store():
                     self.unstored.append(effect)
                     continue
                 case fx.Mark():
                     self.marks.append(effect)
                     who = f"{effect.kind.value} {effect.producer}"
                     lines.append(f"marker for {effect.place}: {who}")
-                case fx.Answer(token, fx.Begun() as begun):
+                case Answer(token, fx.Begun() as begun):
                     if not begun.is_published:
                         self.producers[token.split()[1]] = begun.producer
                     what = "nothing to stage" if begun.is_published else f"as {begun.producer}"
                     lines.append(f"{token}: {what}")
-                case fx.Answer(token, fx.Published(publication, is_repeat)):
+                case Answer(token, fx.Published(publication, is_repeat)):
                     how = "was published" if is_repeat else "published"
                     lines.append(f"{token}: {how}, fingerprint {publication.fingerprint}")
-                case fx.Answer(token, value):
+                case Answer(token, value):
                     lines.append(f"{token}: " + ("done" if value is None else str(value)))
-                case fx.Refuse(token, error):
+                case Refuse(token, error):
                     lines.append(f"{token}: {error.code}")
                 case fx.TimedOut(name):
                     lines.append(f"{name} timed out")
-                case fx.Forget(before):
+                case Forget(before):
                     lines.append(f"entries before {before} may go")
         return lines
 

@@ -24,6 +24,7 @@ from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.clock import Clock
 from strandline.config import StreamConfig
+from strandline.decisions import Answer, Decision, Forget, Refuse, Store
 from strandline.errors import (
     RequestTimeoutError,
     StillLoadingError,
@@ -100,12 +101,21 @@ class Office(ABC, Generic[MachineT]):
         broker: whose.
         stream: name of the internal stream.
         title: of who holds the office, for messages.
+        encode: an entry as it is stored.
     """
 
-    def __init__(self, broker: Surroundings, stream: str, title: str) -> None:
+    def __init__(
+        self,
+        broker: Surroundings,
+        stream: str,
+        title: str,
+        *,
+        encode: Callable[[Any], bytes],
+    ) -> None:
         self.broker = broker
         self.stream_name = stream
         self._title = title
+        self._encode = encode
         self.term: Term[MachineT] | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._failure: StrandlineError | None = None
@@ -166,17 +176,21 @@ class Office(ABC, Generic[MachineT]):
                 "request"
             ) from None
 
-    def answer(self, term: Term[MachineT], token: Token, value: object) -> None:
-        """Tell who waits."""
-        waiting = term.waiting.get(token)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(value)
-
-    def refuse(self, term: Term[MachineT], token: Token, error: StrandlineError) -> None:
-        """Tell who waits that it cannot be."""
-        waiting = term.waiting.get(token)
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(error)
+    def carry_out(self, term: Term[MachineT], decision: Decision[Any]) -> None:
+        """Do what every machine may want done."""
+        match decision:
+            case Store(sequence, entry):
+                self._store(term, sequence, self._encode(entry))
+            case Answer(token, value):
+                waiting = term.waiting.get(token)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(value)
+            case Refuse(token, error):
+                waiting = term.waiting.get(token)
+                if waiting is not None and not waiting.done():
+                    waiting.set_exception(error)
+            case Forget(before):
+                self.spawn(self._forget(Offset(before)), "forget")
 
     def is_current(self, term: Term[MachineT]) -> bool:
         """Whether a term goes on: an effect of one that has ended is void."""
@@ -316,7 +330,7 @@ class Office(ABC, Generic[MachineT]):
 
     # Entries
 
-    def store(self, term: Term[MachineT], sequence: int, entry: bytes) -> None:
+    def _store(self, term: Term[MachineT], sequence: int, entry: bytes) -> None:
         """Append an entry; ``stored`` is called when it and those before it are."""
         partition = self.broker.stream(self.stream_name).partition(0)
         if not self.is_current(term) or partition.leader_epoch != term.epoch:
@@ -352,7 +366,7 @@ class Office(ABC, Generic[MachineT]):
         if self.is_current(term):
             self._resign(error)
 
-    async def forget(self, before: Offset) -> None:
+    async def _forget(self, before: Offset) -> None:
         """Delete entries that were written anew."""
         try:
             await self.broker.truncate_before(self.stream_name, 0, before)

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from strandline.decisions import Answer, Forget, Refuse, Store
 from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
@@ -39,7 +40,7 @@ from strandline.errors import (
 )
 from strandline.groups import events as ev
 from strandline.groups.assignment import Readers, assign
-from strandline.groups.effects import Answer, Assigned, Effect, Expired, Forget, Refuse, Store
+from strandline.groups.effects import Assigned, Effect, Expired
 from strandline.groups.state import Entry, Group, GroupsState, Member, Partitions
 from strandline.groups.transactions import Mark
 from strandline.types import PartitionName

@@ -1,45 +1,10 @@
-"""What the coordinator of consumer groups wants done, in order, and what it answers.
-
-Rules: plain values. An effect other than ``Store`` is given only when everything that the
-coordinator had decided before it is stored: nobody hears of a decision that a crash could undo.
-"""
+"""What the coordinator of consumer groups wants done besides what any does (``decisions``)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from strandline.errors import StrandlineError
+from strandline.decisions import Decision
 from strandline.groups.state import Entry, Partitions, Positions
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Append an entry to the coordinator's log; sequences count up by one."""
-
-    sequence: int
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The request was done."""
-
-    token: object
-    value: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The request was not possible."""
-
-    token: object
-    error: StrandlineError
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Entries before this sequence are not needed any more."""
-
-    before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +15,7 @@ class Expired:
     member: str
 
 
-Effect = Store | Answer | Refuse | Forget | Expired
+Effect = Decision[Entry] | Expired
 
 
 class Assigned(NamedTuple):

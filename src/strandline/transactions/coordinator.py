@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from strandline.decisions import Answer, Forget, Refuse, Store
 from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,
@@ -31,18 +32,7 @@ from strandline.errors import (
     UnknownTransactionError,
 )
 from strandline.transactions import events as ev
-from strandline.transactions.effects import (
-    Answer,
-    Begun,
-    Effect,
-    Forget,
-    Mark,
-    MarkerKind,
-    Published,
-    Refuse,
-    Store,
-    TimedOut,
-)
+from strandline.transactions.effects import Begun, Effect, Mark, MarkerKind, Published, TimedOut
 from strandline.transactions.markers import Markers
 from strandline.transactions.state import (
     EPOCH_MAX,

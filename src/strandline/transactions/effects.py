@@ -1,14 +1,10 @@
-"""What the coordinator wants done, in order, and what it answers.
-
-Rules: plain values. An effect other than ``Store`` is given only when everything that the
-coordinator had decided before it is stored: nobody hears of a decision that a crash could undo.
-"""
+"""What the coordinator of transactions wants done besides what any does (``decisions``)."""
 
 import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from strandline.errors import StrandlineError
+from strandline.decisions import Decision
 from strandline.transactions.state import Entry, Place, Producer, Publication
 
 
@@ -24,30 +20,6 @@ class MarkerKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """Append an entry to the coordinator's log; sequences count up by one."""
-
-    sequence: int
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The request was done."""
-
-    token: object
-    value: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The request was not, or no more, possible."""
-
-    token: object
-    error: StrandlineError
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """Have a partition store a marker; told by ``events.Marked`` or ``NotMarked``."""
 
@@ -58,20 +30,13 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
-    """Entries before this sequence are not needed any more."""
-
-    before: int
-
-
-@dataclass(frozen=True, slots=True)
 class TimedOut:
     """A transaction was aborted because its time was over: of this id, or a part of it."""
 
     name: str
 
 
-Effect = Store | Answer | Refuse | Mark | Forget | TimedOut
+Effect = Decision[Entry] | Mark | TimedOut
 
 
 class Begun(NamedTuple):

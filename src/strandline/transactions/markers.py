@@ -8,7 +8,8 @@ written, or after ``PATIENCE_MS``, since what was decided stays decided. Pure; t
 
 from dataclasses import dataclass, field
 
-from strandline.transactions.effects import Answer, Effect, Mark, MarkerKind, Refuse
+from strandline.decisions import Answer, Refuse
+from strandline.transactions.effects import Effect, Mark, MarkerKind
 from strandline.transactions.state import Place, Transaction
 
 RETRY_MS = 100

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from strandline.decisions import Answer, Refuse, Store
 from strandline.errors import StrandlineError
-from strandline.groups import effects as fx
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
 from strandline.groups.state import GroupsState, decode_entry, encode_entry
@@ -58,11 +58,11 @@ class Groups(RuleBasedStateMachine):
 
     def step(self, event):
         for effect in self.coordinator.step(event, self.now_ms):
-            if isinstance(effect, fx.Store):
+            if isinstance(effect, Store):
                 self.unstored.append(effect)
-            elif isinstance(effect, fx.Answer):
+            elif isinstance(effect, Answer):
                 self.answers[effect.token] = effect.value
-            elif isinstance(effect, fx.Refuse):
+            elif isinstance(effect, Refuse):
                 self.answers[effect.token] = effect.error
 
     def store(self, count):

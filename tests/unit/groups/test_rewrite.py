@@ -1,7 +1,7 @@
 """The coordinator's log is written anew when it says far more than the state takes."""
 
+from strandline.decisions import Forget, Store
 from strandline.groups import coordinator as module
-from strandline.groups import effects as fx
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
 from strandline.groups.state import Entry, GroupsState, Undecided, decode_entry, encode_entry
@@ -17,10 +17,10 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
 
     def step(event):
         for effect in coordinator.step(event, 0):
-            if isinstance(effect, fx.Store):
+            if isinstance(effect, Store):
                 assert effect.sequence == len(entries)
                 entries.append(effect.entry)
-            elif isinstance(effect, fx.Forget):
+            elif isinstance(effect, Forget):
                 forgotten.append(effect.before)
 
     for number in range(4):
@@ -51,7 +51,7 @@ def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
 
     def step(event):
         effects = coordinator.step(event, 0)
-        entries.extend(effect.entry for effect in effects if isinstance(effect, fx.Store))
+        entries.extend(effect.entry for effect in effects if isinstance(effect, Store))
 
     waiting, ended = Transaction(1, 0), Transaction(2, 7)
     for transaction, partition in ((waiting, 0), (ended, 1)):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.decisions import Refuse, Store
 from strandline.errors import InvalidRecordError, ProducerFencedError, UnavailableError
 from strandline.transactions import coordinator as coordinator_module
-from strandline.transactions import effects as fx
 from strandline.transactions import events as ev
 from strandline.transactions import state as state_module
 from strandline.transactions.coordinator import Coordinator
@@ -36,8 +36,8 @@ class Run:
     def step(self, event, now_ms=0):
         given, effects = [], self.coordinator.step(event, now_ms)
         while effects:
-            stored = [each for each in effects if isinstance(each, fx.Store)]
-            given += [each for each in effects if not isinstance(each, fx.Store)]
+            stored = [each for each in effects if isinstance(each, Store)]
+            given += [each for each in effects if not isinstance(each, Store)]
             self.entries += [each.entry for each in stored]
             effects = []
             if stored:
@@ -48,7 +48,7 @@ class Run:
         self.fresh += 1
         request = ev.Begin(id_, id_, after, f"nonce {self.fresh}", 1000, self.fresh, **options)
         [answer] = self.step(request)
-        if isinstance(answer, fx.Refuse):
+        if isinstance(answer, Refuse):
             raise answer.error
         return answer.value.producer
 

@@ -25,7 +25,6 @@ from strandline.groups.state import (
 from strandline.groups.transactions import Mark, Transaction
 from strandline.protocol.groups import GROUPS_STREAM
 from strandline.telemetry import GroupSample
-from strandline.types import Offset
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class GroupOffice(Office[GroupCoordinator]):
     """
 
     def __init__(self, broker: Surroundings) -> None:
-        super().__init__(broker, GROUPS_STREAM, "group coordinator")
+        super().__init__(broker, GROUPS_STREAM, "group coordinator", encode=encode_entry)
         broker.on_streams_changed(self._streams_changed)
 
     # Members
@@ -282,19 +281,13 @@ class GroupOffice(Office[GroupCoordinator]):
     def _step(self, term: Term[GroupCoordinator], event: ev.Event) -> None:
         for effect in term.machine.step(event, self._now_ms()):
             match effect:
-                case fx.Store(sequence, entry):
-                    self.store(term, sequence, encode_entry(entry))
-                case fx.Answer(token, value):
-                    self.answer(term, token, value)
-                case fx.Refuse(token, error):
-                    self.refuse(term, token, error)
-                case fx.Forget(before):
-                    self.spawn(self.forget(Offset(before)), "forget")
                 case fx.Expired(group, member):
                     self.broker.telemetry.group_members_expired += 1
                     logger.warning(
                         "member %s of group %s was not heard of and is removed", member, group
                     )
+                case decision:
+                    self.carry_out(term, decision)
 
     def _now_ms(self) -> int:
         return int(self.broker.clock.monotonic_ms())

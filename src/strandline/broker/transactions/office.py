@@ -94,7 +94,8 @@ class TransactionOffice(Office[Coordinator]):
     broker: Surroundings
 
     def __init__(self, broker: Surroundings) -> None:
-        super().__init__(broker, COORDINATOR_STREAM, "transaction coordinator")
+        title = "transaction coordinator"
+        super().__init__(broker, COORDINATOR_STREAM, title, encode=encode_entry)
         self._markers = MarkerWriter()
 
     # Requests
@@ -181,18 +182,12 @@ class TransactionOffice(Office[Coordinator]):
     def _carry_out(self, term: Term[Coordinator], effects: list[fx.Effect]) -> None:
         for effect in effects:
             match effect:
-                case fx.Store(sequence, entry):
-                    self.store(term, sequence, encode_entry(entry))
-                case fx.Answer(token, value):
-                    self.answer(term, token, value)
-                case fx.Refuse(token, error):
-                    self.refuse(term, token, error)
                 case fx.Mark():
                     self._mark(term, effect)
-                case fx.Forget(before):
-                    self.spawn(self.forget(Offset(before)), "forget")
                 case fx.TimedOut(name):
                     self._count_timeout(name)
+                case decision:
+                    self.carry_out(term, decision)
         self.broker.telemetry.transactions_open = term.machine.undecided
 
     def _mark(self, term: Term[Coordinator], mark: fx.Mark) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from strandline.broker.transactions.ledger import Ledger, marker_attributes
+from strandline.decisions import Answer, Forget, Refuse, Store
 from strandline.errors import ProducerFencedError
 from strandline.record.batch import HEADER, HEADER_BYTES, MAGIC, VERSION, Attributes
 from strandline.testing.sim.transactions_check import Checker
@@ -226,24 +227,24 @@ class History:
         world = self.world
         for effect in effects:
             match effect:
-                case fx.Store(sequence, entry):
+                case Store(sequence, entry):
                     if not self.is_calm and world.rng.random() < 0.02:  # just before it is stored
                         world.after(world.rng.uniform(0.0, 1.0), self._crash_office, office)
                     world.after(world.rng.uniform(0.1, STORE_MS_MAX), self._store, office, effect)
                     office.waiting[-1 - sequence] = entry
-                case fx.Answer(token, value):
+                case Answer(token, value):
                     self._tell(office, token, (True, value))
-                case fx.Refuse(token, error):
+                case Refuse(token, error):
                     self._tell(office, token, (False, error))
                 case fx.Mark():
                     delay_ms = world.rng.uniform(0.1, 8.0) * world.rng.choice((1, 1, 1, 20))
                     world.after(delay_ms, self._mark, office, effect)
                 case fx.TimedOut():
                     world.counts["timed out"] += 1
-                case fx.Forget():
+                case Forget():
                     pass  # histories are too short for it
 
-    def _store(self, office: Office, store: fx.Store) -> None:
+    def _store(self, office: Office, store: Store[Any]) -> None:
         """An entry is stored, after those before it; not if the office has ended."""
         if office.is_over or store.sequence < len(self.entries):
             return

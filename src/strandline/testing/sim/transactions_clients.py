@@ -7,8 +7,8 @@ same transactional id; what it had sent may still arrive, for it has not heard o
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from strandline.decisions import Answer, Refuse
 from strandline.errors import StrandlineError
-from strandline.groups import effects as fx
 from strandline.testing.sim.transactions_check import ABORTED, COMMITTED, UNKNOWN
 from strandline.testing.sim.transactions_groups import GROUPS_PLACE
 from strandline.transactions import events as ev
@@ -233,15 +233,13 @@ def commit_position(
         else:
             client.later(client.begin)
 
-    def noted(outcome: fx.Answer | fx.Refuse | None) -> None:
+    def noted(outcome: Answer | Refuse | None) -> None:
         if client.life != life:
             return
-        is_in_the_way = (
-            isinstance(outcome, fx.Refuse) and outcome.error.code == "undecided_positions"
-        )
+        is_in_the_way = isinstance(outcome, Refuse) and outcome.error.code == "undecided_positions"
         if outcome is None or is_in_the_way:
             client.later(lambda: history.groups.commit(client.id, offset, producer, answer=noted))
-        elif isinstance(outcome, fx.Answer):
+        elif isinstance(outcome, Answer):
             done()
         else:
             assert outcome.error.code == "producer_fenced", outcome

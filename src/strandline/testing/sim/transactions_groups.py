@@ -7,7 +7,7 @@ it was asked then has no answer.
 from collections import deque
 from typing import Any, Final
 
-from strandline.groups import effects as fx
+from strandline.decisions import Answer, Refuse, Store
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
 from strandline.groups.state import Entry, GroupsState
@@ -61,7 +61,7 @@ class SimGroups:
         who, kind = _transaction(mark.producer), GroupMark(mark.kind.value)
 
         def answered(outcome: object) -> None:
-            assert not isinstance(outcome, fx.Refuse), outcome
+            assert not isinstance(outcome, Refuse), outcome
             done("lost" if outcome is None else "ok")
 
         self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
@@ -96,11 +96,11 @@ class SimGroups:
         coordinator = self.coordinator
         for effect in coordinator.step(event, int(self.world.now_ms)):
             match effect:
-                case fx.Store(sequence, entry):
+                case Store(sequence, entry):
                     self._unstored.append(entry)
                     delay_ms = self.world.rng.uniform(0.1, STORE_MS_MAX)
                     self.world.after(delay_ms, self._store, coordinator, sequence)
-                case fx.Answer(token, _) | fx.Refuse(token, _):
+                case Answer(token, _) | Refuse(token, _):
                     waiting = self._waiting.pop(token, None)
                     if waiting is not None:
                         waiting(effect)
