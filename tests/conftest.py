@@ -68,12 +68,23 @@ def pytest_timeout_cancel_timer(item):
     return True
 
 
+SPARK = "tests/spark/"
+SLOW_FIRST = (SPARK, "tests/integration/", "tests/sim/", "tests/property/")
+"""In which order folders are handed out: what is long goes first, what is short fills the end."""
+
+
 class Files(LoadFileScheduling):
-    """Tests of a file go to one worker, those of a dead worker to the one in its place.
+    """Tests of a file go to one worker, those with a Spark session all to the same.
+
+    A Spark session is a JVM, which waits a good part of its time: one beside other tests keeps two
+    cores busy, two at once keep each other from starting Python in the time that Spark gives it.
 
     The original hands the test that killed a worker to the next one again, and keeps a worker that
     came late waiting for ever for what follows its last test.
     """
+
+    _home = None
+    """The worker with the Spark session."""
 
     def remove_node(self, node):
         """Take a worker out; the test it died of, if it died."""
@@ -89,11 +100,37 @@ class Files(LoadFileScheduling):
         return killer
 
     def schedule(self):
-        """Hand out work; who gets the last of it is told so."""
+        """Hand out work. A worker begins a test when it knows the next, or that there is none."""
         super().schedule()
-        if not self.workqueue:
-            for node in self.nodes:
-                node.shutdown()
+        for node in self.nodes:
+            self._reschedule(node)
+
+    def _next(self, node):
+        """The file that a worker should take next, if any."""
+        if self._home not in self.assigned_work or self._home.shutting_down:
+            self._home = node
+        files = [f for f in self.workqueue if self._home is node or not f.startswith(SPARK)]
+        return min(files, key=_rank, default=None)
+
+    def _reschedule(self, node):
+        """Give a worker more if it has little left."""
+        if node.shutting_down:
+            return
+        if self._next(node) is None:
+            node.shutdown()
+        elif self._pending_of(self.assigned_work[node]) <= 2:
+            self._assign_work_unit(node)
+
+    def _assign_work_unit(self, node):
+        """Give a worker the tests of a file."""
+        if (file := self._next(node)) is not None:
+            self.workqueue.move_to_end(file, last=False)
+            super()._assign_work_unit(node)
+
+
+def _rank(file):
+    """The place of a file's folder in the order."""
+    return next((n for n, f in enumerate(SLOW_FIRST) if file.startswith(f)), len(SLOW_FIRST))
 
 
 @pytest.hookimpl(optionalhook=True)
