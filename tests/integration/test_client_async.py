@@ -16,7 +16,6 @@ def test_both_clients_have_the_same_names():
     """Whoever knows one knows the other."""
     inner = {"open_read", "appender", "group_office"}
     only_sync = {"groups", "access", "quotas"}  # for tools
-    only_sync |= {"stage", "publish_staged", "last_published"}  # for Spark
     producer_only_sync = {"has_room", "wait_for_room", "abandon"}
 
     def names(cls):
