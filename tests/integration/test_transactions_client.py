@@ -10,7 +10,7 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.client.transaction import StagedPart
+from strandline.client.stage import StagedPart
 from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,

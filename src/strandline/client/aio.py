@@ -5,33 +5,24 @@ loop.
 """
 
 import asyncio
-import concurrent.futures
-import queue
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import pyarrow as pa
-
+from strandline.client.aio_consumer import AsyncConsumer
+from strandline.client.aio_reading import AsyncReader, AsyncSubscription
 from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
 from strandline.client.client import TIMEOUT_S, Client, connect
-from strandline.client.consumer import Consumer
 from strandline.client.producer import Headers, Producer
-from strandline.client.read_ahead import ConsumedBatch
-from strandline.client.reading import BatchStream, Place
-from strandline.client.results import Ack, BatchAck, Record
-from strandline.client.routed_read import RoutedRead
-from strandline.client.subscription import Subscription
+from strandline.client.reading import Place
+from strandline.client.results import Ack, BatchAck
 from strandline.client.transactional import STAGE_TIMEOUT_S
 from strandline.client.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
 from strandline.errors import RequestTimeoutError
 from strandline.protocol.admin import ServerInfo, StreamInfo
 from strandline.protocol.transactions import Publication, TransactionInfo
 from strandline.types import PartitionName
-
-T = TypeVar("T")
 
 
 async def connect_async(
@@ -213,131 +204,6 @@ class AsyncClient:
         await self.close()
 
 
-class _OneThread:
-    """A thread for calls that block for long, so that they do not use up asyncio's own.
-
-    It is a daemon: a call that never ends does not keep the process from ending.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    async def run(self, function: Callable[[], T]) -> T:
-        """Run a function on the thread."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - handed to whoever awaits it
-                future.set_exception(error)
-
-        self._jobs.put(job)
-        return await asyncio.wrap_future(future)
-
-    def end(self) -> None:
-        """Let the thread go once it is done; does not wait."""
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-class AsyncReader:
-    """Record batches of a read, with ``async for``.
-
-    Args:
-        stream: the read.
-    """
-
-    def __init__(self, stream: BatchStream | RoutedRead) -> None:
-        self._stream = stream
-        self._batches = stream.batches()
-        self._thread = _OneThread("strandline-reader")
-        self._is_closed = False
-        self.schema = stream.schema
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> pa.RecordBatch:
-        """The next record batch.
-
-        Raises:
-            StrandlineError: the read cannot go on.
-        """
-        if self._is_closed:
-            raise StopAsyncIteration
-        batch = await self._thread.run(lambda: next(self._batches, None))
-        if batch is None:
-            await self.close()
-            raise StopAsyncIteration
-        return batch
-
-    async def read_all(self) -> pa.Table:
-        """All that is left, as a table."""
-        batches = [batch async for batch in self]
-        return pa.Table.from_batches(batches, self.schema)
-
-    async def close(self) -> None:
-        """End the read; harmless when repeated."""
-        self._is_closed = True
-        self._stream.cancel()
-        self._thread.end()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class AsyncSubscription:
-    """Records as they are stored, with ``async for``; opens with the first."""
-
-    def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
-        self._subscribe = partial(client.subscribe, stream, **options)
-        self._thread = _OneThread("strandline-subscription")
-        self._subscription: Subscription | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Record:
-        """The next record; waits for it.
-
-        Raises:
-            StrandlineError: the subscription cannot go on.
-        """
-        subscription = await self._open()
-        record = await self._thread.run(lambda: next(subscription, None))
-        if record is None:
-            raise StopAsyncIteration
-        return record
-
-    async def close(self) -> None:
-        """End it; harmless when repeated."""
-        if self._subscription is not None:
-            self._subscription.close()
-        self._thread.end()
-
-    async def __aenter__(self) -> Self:
-        await self._open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _open(self) -> Subscription:
-        if self._subscription is None:
-            self._subscription = await self._thread.run(self._subscribe)
-        return self._subscription
-
-
 class AsyncProducer:
     """A producer for asyncio; ``async with`` opens and flushes it."""
 
@@ -394,73 +260,3 @@ class AsyncProducer:
             if not producer.has_room:
                 await asyncio.to_thread(producer.wait_for_room)
             return producer
-
-
-class AsyncConsumer:
-    """A member of a consumer group for asyncio; ``async with`` joins and leaves.
-
-    Callbacks are plain functions: they run on the consumer's own thread, inside ``poll``, and are
-    given the synchronous ``Consumer``.
-
-    Args:
-        join: makes the synchronous consumer.
-    """
-
-    def __init__(self, join: Callable[[], Consumer]) -> None:
-        self._join = join
-        self._thread = _OneThread("strandline-consumer")
-        self._consumer: Consumer | None = None
-
-    async def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
-        """Records, as soon as there are any; as ``Consumer.poll``."""
-        return await self._do(lambda consumer: consumer.poll(timeout_s))
-
-    async def assignment(self) -> frozenset[PartitionName]:
-        """The partitions of this member; as ``Consumer.assignment``."""
-        return await self._do(Consumer.assignment)
-
-    async def positions(self) -> dict[PartitionName, int]:
-        """The next record of each partition; as ``Consumer.positions``."""
-        return await self._do(Consumer.positions)
-
-    async def seek(self, stream: str, partition: int, to: Place) -> None:
-        """Go on elsewhere; as ``Consumer.seek``."""
-        await self._do(lambda consumer: consumer.seek(stream, partition, to))
-
-    async def pause(self, stream: str, partition: int) -> None:
-        """Hand out nothing of a partition; as ``Consumer.pause``."""
-        await self._do(lambda consumer: consumer.pause(stream, partition))
-
-    async def resume(self, stream: str, partition: int) -> None:
-        """Hand it out again; as ``Consumer.resume``."""
-        await self._do(lambda consumer: consumer.resume(stream, partition))
-
-    async def lag(self) -> dict[PartitionName, int]:
-        """What was not handed out yet; as ``Consumer.lag``."""
-        return await self._do(Consumer.lag)
-
-    async def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
-        """Note how far the group has come; as ``Consumer.commit``."""
-        await self._do(lambda consumer: consumer.commit(offsets))
-
-    async def close(self, *, commit: bool = True) -> None:
-        """Leave the group; as ``Consumer.close``."""
-        if self._consumer is not None:
-            await self._do(lambda consumer: consumer.close(commit=commit))
-        self._thread.end()
-
-    async def __aenter__(self) -> Self:
-        await self._joined()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(commit=kind is None)
-
-    async def _joined(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer = await self._thread.run(self._join)
-        return self._consumer
-
-    async def _do(self, call: Callable[[Consumer], T]) -> T:
-        consumer = await self._joined()
-        return await self._thread.run(lambda: call(consumer))

@@ -7,7 +7,8 @@ from typing import Any, Self
 from strandline.client.client import Client
 from strandline.client.positions import Offsets
 from strandline.client.results import Ack, BatchAck
-from strandline.client.transaction import Stage, StagedPart, Transaction
+from strandline.client.stage import Stage, StagedPart
+from strandline.client.transaction import Transaction
 from strandline.errors import StrandlineError
 
 

@@ -7,18 +7,16 @@ read. One thread.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from strandline.client.membership import Membership
-from strandline.client.positions import Offsets, Owner
+from strandline.client.positions import Offsets, Owner, Tell
 from strandline.errors import StaleMemberError, StrandlineError, UnknownMemberError
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
 
 COMMIT_ATTEMPTS = 5
-Tell = Callable[[str, Offsets, Owner], None]
-"""Notes the offsets of a group for a member: a store's ``commit``, or a transaction."""
 
 
 class Commits:

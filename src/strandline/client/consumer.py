@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
-from strandline.client.commits import Commits, Tell
+from strandline.client.commits import Commits
 from strandline.client.fetching import Source
 from strandline.client.membership import Membership, View
 from strandline.client.office import Office
-from strandline.client.positions import LogPositions, Offsets, PositionStore
+from strandline.client.positions import LogPositions, Offsets, PositionStore, Tell
 from strandline.client.read_ahead import ConsumedBatch, ReadAhead
 from strandline.client.reading import Place
 from strandline.errors import (

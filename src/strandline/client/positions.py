@@ -7,7 +7,7 @@ first *claims* it, so a store can refuse a member that has lost it, whatever tha
 Rules: what ``commit`` has returned from survives; ``commit`` and ``claim`` may be repeated.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from strandline.client.office import Office
@@ -28,6 +28,10 @@ class Owner(NamedTuple):
     """Empty: nobody; for administration while the group has no members."""
     epoch: int = 0
     """Of the group, when the member's partitions changed last."""
+
+
+Tell = Callable[[str, Offsets, Owner], None]
+"""Notes the offsets of a group for a member: a store's ``commit``, or a transaction."""
 
 
 class PositionStore(Protocol):

@@ -11,6 +11,7 @@ from strandline.errors import (
     DisconnectedError,
     NotLeaderError,
     QuotaExceededError,
+    RequestTimeoutError,
     ShuttingDownError,
     StrandlineError,
     UnavailableError,
@@ -39,6 +40,11 @@ def is_worth_a_retry(error: StrandlineError) -> bool:
     return is_plain or is_refusal(error) or is_connection_loss(error)
 
 
+def is_passing(error: StrandlineError) -> bool:
+    """Whether another attempt, perhaps elsewhere, may succeed."""
+    return is_worth_a_retry(error) or isinstance(error, RequestTimeoutError)
+
+
 class Backoff:
     """Pauses between attempts: doubling, limited, from the start again after a success."""
 
@@ -62,3 +68,33 @@ class Backoff:
     def wait_s(self, now_s: float) -> float:
         """Seconds to wait before the next attempt."""
         return max(0.0, self.not_before_s - now_s)
+
+
+class Patience:
+    """How long failures may go on without a success in between.
+
+    Args:
+        timeout_s: so long.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._backoff = Backoff()
+        self._deadline_s: float | None = None
+
+    def succeeded(self) -> None:
+        """An attempt succeeded."""
+        self._backoff.succeeded()
+        self._deadline_s = None
+
+    def pause_s(self, error: StrandlineError, now_s: float) -> float:
+        """How long to wait before the next attempt.
+
+        Raises:
+            StrandlineError: ``error`` itself, when the time is over.
+        """
+        self._deadline_s = self._deadline_s or now_s + self._timeout_s
+        self._backoff.failed(now_s)
+        if self._backoff.not_before_s >= self._deadline_s:
+            raise error
+        return self._backoff.wait_s(now_s)

@@ -21,16 +21,14 @@ import pyarrow.compute as pc
 
 from strandline.client.brokers import Brokers, group
 from strandline.client.local import begin_read
+from strandline.client.read_checks import check_places, may_come, numbers_of
 from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
-from strandline.client.retry import Backoff, is_worth_a_retry
+from strandline.client.retry import Patience, is_passing
 from strandline.errors import (
     DisconnectedError,
-    InvalidRequestError,
     NotLeaderError,
     OffsetOutOfRangeError,
-    RequestTimeoutError,
     StrandlineError,
-    UnknownPartitionError,
     UnknownStreamError,
 )
 from strandline.protocol import admin
@@ -43,37 +41,6 @@ LISTEN_S = 0.5
 Batches = Generator[pa.RecordBatch, None, None]
 Replica = Literal["leader", "any"]
 """Who is read: the leader of each partition, or any in-sync replica."""
-
-
-class _Patience:
-    """How long failures may go on without a record in between.
-
-    Args:
-        timeout_s: so long.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._backoff = Backoff()
-        self._deadline_s: float | None = None
-
-    def succeeded(self) -> None:
-        """A record came."""
-        self._backoff.succeeded()
-        self._deadline_s = None
-
-    def pause_s(self, error: StrandlineError) -> float:
-        """How long to wait before the next attempt.
-
-        Raises:
-            StrandlineError: ``error`` itself, when the time is over.
-        """
-        now_s = time.monotonic()
-        self._deadline_s = self._deadline_s or now_s + self._timeout_s
-        self._backoff.failed(now_s)
-        if self._backoff.not_before_s >= self._deadline_s:
-            raise error
-        return self._backoff.wait_s(now_s)
 
 
 class _Part(NamedTuple):
@@ -115,8 +82,8 @@ class RoutedRead:
         self._avoided = ""
         """A replica that failed last."""
         routes = brokers.routes(request.stream)
-        numbers = _numbers(request, sorted(routes))
-        _check_places(request, numbers)
+        numbers = numbers_of(request, sorted(routes))
+        check_places(request, numbers)
         is_whole = request.partition is None and len(routes) > 1
         self.schema: pa.Schema = project(
             request.columns, with_partition=is_whole and request.columns is None
@@ -131,7 +98,7 @@ class RoutedRead:
         self._first: tuple[int, BatchStream] | None = None
         if not request.follow and numbers:
             # So that what is wrong with the request is told at the call.
-            self._first = numbers[0], self._open_one(numbers[0], _Patience(timeout_s))
+            self._first = numbers[0], self._open_one(numbers[0], Patience(timeout_s))
 
     # Where it begins and ends
 
@@ -243,14 +210,14 @@ class RoutedRead:
             is_sure = number in self._read or (
                 self._has_told_stops and isinstance(stop, int) and stop > part.high_watermark
             )
-            if is_sure or any(_may_come(at, part, address) for at in (position, stop)):
+            if is_sure or any(may_come(at, part, address) for at in (position, stop)):
                 return NotLeaderError(
                     f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
                     "not yet what was read or seen elsewhere; retry"
                 )
         return error
 
-    def _open_one(self, number: int, patience: _Patience) -> BatchStream:
+    def _open_one(self, number: int, patience: Patience) -> BatchStream:
         """Read one partition, as soon as that is possible.
 
         Raises:
@@ -263,15 +230,15 @@ class RoutedRead:
             except StrandlineError as error:
                 self._is_cancelled.wait(self._pause_s(patience, error))
 
-    def _pause_s(self, patience: _Patience, error: StrandlineError) -> float:
+    def _pause_s(self, patience: Patience, error: StrandlineError) -> float:
         """How long to wait before another attempt.
 
         Raises:
             StrandlineError: ``error``, if there is no point in one.
         """
-        if self._is_cancelled.is_set() or not _is_passing(error):
+        if self._is_cancelled.is_set() or not is_passing(error):
             raise error
-        return patience.pause_s(error)
+        return patience.pause_s(error, time.monotonic())
 
     # Records
 
@@ -315,7 +282,7 @@ class RoutedRead:
     def _in_turn(self) -> Batches:
         """One partition after another, to its end."""
         for number in sorted(self._positions):
-            patience = _Patience(self._timeout_s)
+            patience = Patience(self._timeout_s)
             while not self._is_done(number):
                 stream = self._stream_of(number, patience)
                 try:
@@ -328,7 +295,7 @@ class RoutedRead:
                 finally:
                     self._streams.discard(stream)
 
-    def _stream_of(self, number: int, patience: _Patience) -> BatchStream:
+    def _stream_of(self, number: int, patience: Patience) -> BatchStream:
         first, self._first = self._first, None
         if first is not None and first[0] == number:
             return first[1]
@@ -346,7 +313,7 @@ class RoutedRead:
         inbox: queue.Queue[_Part] = queue.Queue(PUMPED_BATCHES)
         going = {number for number in self._positions if not self._is_done(number)}
         closed = set(going)
-        patience = _Patience(self._timeout_s)
+        patience = Patience(self._timeout_s)
         try:
             while going:
                 failure = self._begin(closed, inbox) if closed else None
@@ -413,50 +380,3 @@ class RoutedRead:
             except queue.Full:
                 continue
             return
-
-
-def _may_come(at: Bound | None, partition: PartitionInfo, address: str) -> bool:
-    """Whether an offset is beyond what a replica knows to be committed, and may exist all the same.
-
-    Only a leader can say that it does not: its log would hold it.
-    """
-    if not isinstance(at, int) or at <= partition.high_watermark:
-        return False
-    return partition.leader != address or at <= partition.log_end_offset
-
-
-def _numbers(request: ReadRequest, known: list[int]) -> list[int]:
-    """The partitions to read.
-
-    Raises:
-        UnknownPartitionError: the stream does not have one of them.
-    """
-    if request.starts is not None:
-        wanted = sorted(request.starts)
-    else:
-        wanted = known if request.partition is None else [request.partition]
-    for number in wanted:
-        if number not in known:
-            raise UnknownPartitionError(
-                f"stream {request.stream!r} has partitions 0 to {len(known) - 1}, not {number}"
-            )
-    return wanted
-
-
-def _check_places(request: ReadRequest, numbers: list[int]) -> None:
-    """Refuse an offset for several partitions at once, in the words of a broker.
-
-    Raises:
-        InvalidRequestError: there is one.
-    """
-    for bound in (request.start, request.stop):
-        if isinstance(bound, int) and len(numbers) > 1:
-            raise InvalidRequestError(
-                f"offset {bound} is a place in one partition, and the read is of {len(numbers)} "
-                f"of {request.stream!r}: name the partition, or give 'starts'"
-            )
-
-
-def _is_passing(error: StrandlineError) -> bool:
-    """Whether another attempt, perhaps elsewhere, may succeed."""
-    return is_worth_a_retry(error) or isinstance(error, RequestTimeoutError)

@@ -10,8 +10,10 @@ from strandline.client.enlisted import Enlisted
 from strandline.client.office import Office
 from strandline.client.positions import LogPositions, Offsets
 from strandline.client.producer import Producer
-from strandline.client.transaction import Stage, Transaction, Writing
+from strandline.client.stage import Stage
+from strandline.client.transaction import Transaction
 from strandline.client.transaction_calls import CoordinatorCalls
+from strandline.client.writing import Writing
 from strandline.protocol import transactions as wire
 
 TIMEOUT_S = 60.0

@@ -8,7 +8,7 @@ same. Must not know Spark.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strandline.client.transaction import Stage
+from strandline.client.stage import Stage
 from strandline.spark.connection import with_retries
 from strandline.spark.rows import Fingerprint
 

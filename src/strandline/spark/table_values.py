@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from strandline.client.transaction import Stage
+from strandline.client.stage import Stage
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.decode import record_columns, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM

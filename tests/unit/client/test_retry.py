@@ -2,7 +2,14 @@
 
 import pytest
 
-from strandline.client.retry import Backoff, is_connection_loss, is_refusal, is_worth_a_retry
+from strandline.client.retry import (
+    Backoff,
+    Patience,
+    is_connection_loss,
+    is_passing,
+    is_refusal,
+    is_worth_a_retry,
+)
 from strandline.errors import (
     DisconnectedError,
     DiskFullError,
@@ -63,3 +70,20 @@ def test_some_refusals_pass_and_some_leave_no_doubt(error, worth, refused):
     """A broker that does not lead did nothing; one that went away may have."""
     assert is_worth_a_retry(error) is worth
     assert is_refusal(error) is refused
+
+
+def test_patience_ends_unless_there_is_a_success():
+    """Failures in a row are borne for a while; one success, and the time begins anew."""
+    patience, error = Patience(timeout_s=1.0), NotLeaderError("elsewhere")
+    assert patience.pause_s(error, 10.0) > 0
+    assert patience.pause_s(error, 10.5) > 0
+    patience.succeeded()
+    assert patience.pause_s(error, 12.0) > 0
+    with pytest.raises(NotLeaderError):
+        patience.pause_s(error, 13.0)
+
+
+def test_a_timeout_passes_for_a_read_and_not_for_an_append():
+    """What was only read may be asked for again; whether an append was done is unknown."""
+    assert is_passing(RequestTimeoutError("slow"))
+    assert not is_worth_a_retry(RequestTimeoutError("slow"))

@@ -1,0 +1,82 @@
+"""Consumers of a group for asyncio: the synchronous one, on a thread of its own."""
+
+from collections.abc import Callable, Mapping
+from typing import Self, TypeVar
+
+from strandline.client.aio_thread import OneThread
+from strandline.client.consumer import Consumer
+from strandline.client.read_ahead import ConsumedBatch
+from strandline.client.reading import Place
+from strandline.types import PartitionName
+
+T = TypeVar("T")
+
+
+class AsyncConsumer:
+    """A member of a consumer group for asyncio; ``async with`` joins and leaves.
+
+    Callbacks are plain functions: they run on the consumer's own thread, inside ``poll``, and are
+    given the synchronous ``Consumer``.
+
+    Args:
+        join: makes the synchronous consumer.
+    """
+
+    def __init__(self, join: Callable[[], Consumer]) -> None:
+        self._join = join
+        self._thread = OneThread("strandline-consumer")
+        self._consumer: Consumer | None = None
+
+    async def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
+        """Records, as soon as there are any; as ``Consumer.poll``."""
+        return await self._do(lambda consumer: consumer.poll(timeout_s))
+
+    async def assignment(self) -> frozenset[PartitionName]:
+        """The partitions of this member; as ``Consumer.assignment``."""
+        return await self._do(Consumer.assignment)
+
+    async def positions(self) -> dict[PartitionName, int]:
+        """The next record of each partition; as ``Consumer.positions``."""
+        return await self._do(Consumer.positions)
+
+    async def seek(self, stream: str, partition: int, to: Place) -> None:
+        """Go on elsewhere; as ``Consumer.seek``."""
+        await self._do(lambda consumer: consumer.seek(stream, partition, to))
+
+    async def pause(self, stream: str, partition: int) -> None:
+        """Hand out nothing of a partition; as ``Consumer.pause``."""
+        await self._do(lambda consumer: consumer.pause(stream, partition))
+
+    async def resume(self, stream: str, partition: int) -> None:
+        """Hand it out again; as ``Consumer.resume``."""
+        await self._do(lambda consumer: consumer.resume(stream, partition))
+
+    async def lag(self) -> dict[PartitionName, int]:
+        """What was not handed out yet; as ``Consumer.lag``."""
+        return await self._do(Consumer.lag)
+
+    async def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
+        """Note how far the group has come; as ``Consumer.commit``."""
+        await self._do(lambda consumer: consumer.commit(offsets))
+
+    async def close(self, *, commit: bool = True) -> None:
+        """Leave the group; as ``Consumer.close``."""
+        if self._consumer is not None:
+            await self._do(lambda consumer: consumer.close(commit=commit))
+        self._thread.end()
+
+    async def __aenter__(self) -> Self:
+        await self._joined()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(commit=kind is None)
+
+    async def _joined(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = await self._thread.run(self._join)
+        return self._consumer
+
+    async def _do(self, call: Callable[[Consumer], T]) -> T:
+        consumer = await self._joined()
+        return await self._thread.run(lambda: call(consumer))

@@ -1,0 +1,104 @@
+"""Reads and subscriptions for asyncio: the synchronous ones, waited for on a thread each."""
+
+from functools import partial
+from typing import Any, Self
+
+import pyarrow as pa
+
+from strandline.client.aio_thread import OneThread
+from strandline.client.client import Client
+from strandline.client.reading import BatchStream
+from strandline.client.results import Record
+from strandline.client.routed_read import RoutedRead
+from strandline.client.subscription import Subscription
+
+
+class AsyncReader:
+    """Record batches of a read, with ``async for``.
+
+    Args:
+        stream: the read.
+    """
+
+    def __init__(self, stream: BatchStream | RoutedRead) -> None:
+        self._stream = stream
+        self._batches = stream.batches()
+        self._thread = OneThread("strandline-reader")
+        self._is_closed = False
+        self.schema = stream.schema
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        """The next record batch.
+
+        Raises:
+            StrandlineError: the read cannot go on.
+        """
+        if self._is_closed:
+            raise StopAsyncIteration
+        batch = await self._thread.run(lambda: next(self._batches, None))
+        if batch is None:
+            await self.close()
+            raise StopAsyncIteration
+        return batch
+
+    async def read_all(self) -> pa.Table:
+        """All that is left, as a table."""
+        batches = [batch async for batch in self]
+        return pa.Table.from_batches(batches, self.schema)
+
+    async def close(self) -> None:
+        """End the read; harmless when repeated."""
+        self._is_closed = True
+        self._stream.cancel()
+        self._thread.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncSubscription:
+    """Records as they are stored, with ``async for``; opens with the first."""
+
+    def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
+        self._subscribe = partial(client.subscribe, stream, **options)
+        self._thread = OneThread("strandline-subscription")
+        self._subscription: Subscription | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        """The next record; waits for it.
+
+        Raises:
+            StrandlineError: the subscription cannot go on.
+        """
+        subscription = await self._open()
+        record = await self._thread.run(lambda: next(subscription, None))
+        if record is None:
+            raise StopAsyncIteration
+        return record
+
+    async def close(self) -> None:
+        """End it; harmless when repeated."""
+        if self._subscription is not None:
+            self._subscription.close()
+        self._thread.end()
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _open(self) -> Subscription:
+        if self._subscription is None:
+            self._subscription = await self._thread.run(self._subscribe)
+        return self._subscription
