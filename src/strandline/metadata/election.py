@@ -9,7 +9,15 @@ that leads least; the smallest id.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from strandline.metadata.commands import LeaderChange, PartitionAt
+from msgspec.structs import replace
+
+from strandline.metadata.commands import (
+    Command,
+    ElectLeader,
+    Fence,
+    LeaderChange,
+    PartitionAt,
+)
 from strandline.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
@@ -77,6 +85,28 @@ def leader_change(
     if partition.leader is not None:
         led[partition.leader] -= 1
     return LeaderChange(at(name, partition), leader)
+
+
+def whom_to_ask(
+    image: MetadataImage, commands: Iterable[Command]
+) -> dict[BrokerId, tuple[LogId, ...]]:
+    """Whose log ends would help to choose better than the commands do that replace lost leaders.
+
+    Those of every candidate, where there are several; no brokers that the commands fence.
+    """
+    brokers = dict(image.brokers)
+    logs: dict[BrokerId, list[LogId]] = {}
+    for command in commands:
+        if isinstance(command, Fence):
+            for run in command.runs:
+                brokers[run.broker] = replace(brokers[run.broker], is_fenced=True)
+        elif isinstance(command, ElectLeader) and command.reason == "leader_lost":
+            for change in command.changes:
+                partition = image.partition(*change.at.name)
+                among = candidates(partition, brokers)
+                for broker in among if len(among) > 1 else ():
+                    logs.setdefault(broker, []).append(partition.log_id)
+    return {broker: tuple(log_ids) for broker, log_ids in logs.items()}
 
 
 def unclean_election(image: MetadataImage, name: PartitionName, leader: BrokerId) -> LeaderChange:

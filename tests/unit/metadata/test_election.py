@@ -2,11 +2,13 @@
 
 from collections import Counter
 
-from strandline.metadata.commands import Drain, ElectLeader, Move, ReassignReplicas
+from strandline.metadata.commands import Drain, ElectLeader, Fence, Move, ReassignReplicas
 from strandline.metadata.election import (
     choose_leader,
+    leader_change,
     led_partitions,
     unclean_election,
+    whom_to_ask,
 )
 from strandline.types import PartitionName
 
@@ -49,6 +51,21 @@ def test_the_most_up_to_date_is_chosen(cluster):
     assert chosen(made, log_ends={log: {2: (1, 5), 3: (1, 6)}}) == 3
     assert chosen(made, log_ends={log: {2: (2, 5), 3: (1, 6)}}) == 2
     assert chosen(made, log_ends={log: {3: (0, 0)}}) == 3
+
+
+def test_candidates_are_asked_how_far_they_are(cluster):
+    """Where several may follow a leader that was lost; not who is lost with it."""
+    made = cluster(4)
+    made.create("s", (1, 2, 3), (1, 2, 4))
+    log = made.partition().log_id
+    lost = Fence((made.run(1), made.run(4)))
+    changes = tuple(
+        leader_change(name, partition, 2, led=Counter())
+        for name, partition in made.image.partitions()
+    )
+    elect = ElectLeader(changes, "leader_lost")
+    assert whom_to_ask(made.image, (lost, elect)) == {2: (log,), 3: (log,)}
+    assert whom_to_ask(made.image, (ElectLeader(changes, "handover"),)) == {}
 
 
 def test_leaderships_are_shared_among_equals(cluster):

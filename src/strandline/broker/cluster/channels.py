@@ -22,7 +22,7 @@ from strandline.replication.events import Received
 from strandline.replication.messages import Message, Range, Replicate
 from strandline.transactions.effects import MarkerKind
 from strandline.transactions.state import Place, Producer
-from strandline.types import BrokerId, LogId
+from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 
 CONSENSUS: Final = 1
 REPLICATION: Final = 2
@@ -80,7 +80,23 @@ class MarkerWritten(msgspec.Struct, frozen=True, array_like=True, tag=6):
     failure: str
 
 
-Request = Propose | Decided | Failed | Heartbeat | WriteMarker | MarkerWritten
+class AskLogEnds(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """From the controller: how far are your copies of these logs?"""
+
+    number: int
+    log_ids: tuple[LogId, ...]
+
+
+class LogEndsTold(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """The answer: of those that there are, the epoch of the last batch and the log end offset."""
+
+    number: int
+    ends: tuple[tuple[LogId, tuple[LeaderEpoch, Offset]], ...]
+
+
+Request = (
+    Propose | Decided | Failed | Heartbeat | WriteMarker | MarkerWritten | AskLogEnds | LogEndsTold
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode

@@ -7,17 +7,18 @@ decided on, so one that comes too late is refused and decided anew.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from strandline.broker.cluster.voters import heir, next_members
 from strandline.broker.quorum import Quorum
 from strandline.clock import Clock
 from strandline.errors import UnavailableError
-from strandline.metadata.commands import BrokerRun, encode_entry
+from strandline.metadata.commands import BrokerRun, Command, encode_entry
 from strandline.metadata.controller import Controller, ControllerLimits
+from strandline.metadata.election import LogEnds, whom_to_ask
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.outcome import Outcome
-from strandline.types import BrokerId
+from strandline.types import BrokerId, LogId
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class ControllerOffice:
     Args:
         quorum: this broker's member.
         image: gives the newest image.
+        ask: how far the copies of logs are, as far as their brokers say so soon.
         clock: dates heartbeats and decisions.
         limits: how patient to be.
     """
@@ -42,12 +44,14 @@ class ControllerOffice:
         self,
         quorum: Quorum,
         image: Callable[[], MetadataImage],
+        ask: Callable[[Mapping[BrokerId, tuple[LogId, ...]]], Awaitable[LogEnds]],
         *,
         clock: Clock,
         limits: ControllerLimits | None = None,
     ) -> None:
         self._quorum = quorum
         self._image = image
+        self._ask = ask
         self._clock = clock
         self._limits = limits or LIMITS
         self._controller: Controller | None = None
@@ -104,7 +108,7 @@ class ControllerOffice:
         try:
             # Without it a new leader would decide on what its predecessor had told it last.
             await self._quorum.barrier(timeout_s=PROPOSE_TIMEOUT_S)
-            for command in controller.decide(self._image(), self._clock.monotonic_ms()):
+            for command in await self._commands(controller):
                 outcome = await self._quorum.propose(
                     encode_entry(command), timeout_s=PROPOSE_TIMEOUT_S
                 )
@@ -117,6 +121,16 @@ class ControllerOffice:
             await self._adjust_members()
         except UnavailableError as error:
             logger.info("controller: nothing was decided: %s", error)
+
+    async def _commands(self, controller: Controller) -> tuple[Command, ...]:
+        """What to propose; leaders that were lost are replaced by the copies that are furthest."""
+        image, now_ms = self._image(), self._clock.monotonic_ms()
+        commands = controller.decide(image, now_ms)
+        wanted = whom_to_ask(image, commands)
+        if not wanted:
+            return commands
+        log_ends = await self._ask(wanted)
+        return controller.decide(self._image(), self._clock.monotonic_ms(), log_ends)
 
     async def _adjust_members(self) -> None:
         """Bring the quorum one step nearer to the brokers there are."""

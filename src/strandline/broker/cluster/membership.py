@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.channels import (
+    AskLogEnds,
     Decided,
     Failed,
     Heartbeat,
+    LogEndsTold,
     MarkerWritten,
     Propose,
     Request,
@@ -29,6 +31,7 @@ from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
+from strandline.broker.cluster.survey import Survey
 from strandline.broker.cluster.trace import TracedLinks, open_trace, take_clock
 from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.frame import Frame
@@ -128,7 +131,6 @@ class Membership:
             clock=clock,
             send=self._send_envelope,
         )
-        self.office = ControllerOffice(self.quorum, self._newest, clock=clock)
         self._requests = Requests(self.quorum, self._send_request)
         self.admin = Session(self._requests)
         self.markers = RemoteMarkers(self._send_request)
@@ -142,6 +144,8 @@ class Membership:
             move_rate=_move_rate(config),
         )
         self.replicas.trace = self.trace
+        self.survey = Survey(self.replicas, self._send_request)
+        self.office = ControllerOffice(self.quorum, self._newest, self.survey.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
 
     def _make_links(self, config: BrokerConfig) -> PeerLinks:
@@ -439,6 +443,10 @@ class Membership:
                 self.markers.serve(peer, request)
             case MarkerWritten():
                 self.markers.written(peer, request)
+            case AskLogEnds():
+                self.survey.serve(peer, request)
+            case LogEndsTold():
+                self.survey.told(peer, request)
 
     def on_peer_back(self, peer: BrokerId) -> None:
         """Frames flow both ways."""
@@ -450,6 +458,7 @@ class Membership:
         self.office.peer_lost(peer)
         self._requests.peer_lost(peer)
         self.markers.peer_lost(peer)
+        self.survey.peer_lost(peer)
         self.replicas.peer_lost(peer)
 
     def _send_envelope(self, envelope: Envelope) -> None:
