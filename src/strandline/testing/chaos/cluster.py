@@ -120,8 +120,9 @@ class ChaosCluster:
                         found = max(found, (part.leader_epoch, part.leader), key=lambda f: f[0])
         return found[1]
 
-    async def create_stream(self, name: str, *, partitions: int) -> None:
-        """A stream with a replica on each broker, of which most must be in sync."""
+    async def create_stream(self, name: str, *, partitions: int, replicas: int = 0) -> None:
+        """A stream of which most replicas must be in sync, of two one; 0: a replica each."""
+        copies = replicas or len(self.ids)
 
         def create() -> bool:
             with strandline.connect(self.servers[1].flight) as client:
@@ -130,8 +131,8 @@ class ChaosCluster:
                         name,
                         subject=name,
                         partitions=partitions,
-                        replicas=len(self.ids),
-                        min_isr=len(self.ids) // 2 + 1,
+                        replicas=copies,
+                        min_isr=copies // 2 + 1 if copies > 2 else 1,
                         acks="replicated",
                     )
             return True
@@ -146,7 +147,7 @@ class ChaosCluster:
                 parts = [p for p in self.status(number).partitions if p.stream == stream]
                 if not parts:
                     return False
-                if any(p.leader is None or len(p.isr) < len(self.ids) for p in parts):
+                if any(p.leader is None or len(p.isr) < len(p.replicas) for p in parts):
                     return False
             return True
 
