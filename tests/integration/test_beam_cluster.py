@@ -12,19 +12,29 @@ from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)
 TIMEOUT_S = 60
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def logs(tmp_path, grpc_stub):
-    """The log as each broker serves it."""
+def servers(tmp_path):
+    """Three brokers; ``logs`` starts them."""
     ports = free_ports(3)
     peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
-    servers, channels = [], []
+    made = []
     for number, port in zip(IDS, ports, strict=True):
         arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
         arguments += ("--peer-port", str(port), "--beam-port", "0")
-        servers.append(ProcessServer(tmp_path / f"broker-{number}", arguments=arguments))
+        made.append(ProcessServer(tmp_path / f"broker-{number}", arguments=arguments))
+    yield made
+    for server in made:
+        server.kill()
+        print(server.data_dir.name, "said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+
+
+@pytest.fixture
+def logs(servers, grpc_stub):
+    """The log as each broker serves it."""
+    channels = []
     try:
         with ThreadPoolExecutor() as together:
             list(together.map(ProcessServer.start, servers))
@@ -35,9 +45,6 @@ def logs(tmp_path, grpc_stub):
     finally:
         for channel in channels:
             channel.close()
-        for server in servers:
-            server.kill()
-            print(server.data_dir.name, "said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 def leader(logs):
@@ -59,6 +66,42 @@ def append(log, *values):
     request = pb.AppendRequest(sequence=1, proposals=values)
     [reply] = log.Append(iter([request]), timeout=TIMEOUT_S)
     return list(reply.ok.indexes)
+
+
+def test_who_does_not_lead_redirects(logs):
+    """Each call: and after that nothing more comes on an Append. Stale answers are allowed."""
+    log = leader(logs)
+    assert append(log, b"a") == [1]
+    others = [other for other in logs if other is not log]
+    for other in others:
+        requests = [pb.AppendRequest(sequence=n, proposals=[b"x"]) for n in (1, 2)]
+        appended = list(other.Append(iter(requests), timeout=TIMEOUT_S))
+        read = list(other.Read(pb.ReadRequest(nextIndex=1), timeout=TIMEOUT_S))
+        asked = [other.Info(pb.InfoRequest(), timeout=TIMEOUT_S)]
+        for replies in (appended, read, asked):
+            assert [reply.WhichOneof("reply") for reply in replies] == ["redirect"]
+        stale = other.Info(pb.InfoRequest(allowStale=True), timeout=TIMEOUT_S)
+        assert stale.ok.lastIndex in (0, 1)
+    assert log.Info(pb.InfoRequest(), timeout=TIMEOUT_S).ok.lastIndex == 1
+
+
+def test_what_was_answered_survives_the_leader(logs, servers):
+    """Thousands of proposals, of which one is of megabytes: all there when its successor leads."""
+    log = leader(logs)
+    values = [b"%d" % n for n in range(2000)] + [b"x" * 1_000_000]
+    indexes = append(log, *values)
+    assert indexes == list(range(1, 2002))
+    servers[logs.index(log)].kill()
+    left = [other for other in logs if other is not log]
+    successor = leader(left)
+    assert successor.Info(pb.InfoRequest(), timeout=TIMEOUT_S).ok.lastIndex == 2001
+    found = []
+    for reply in successor.Read(pb.ReadRequest(nextIndex=1), timeout=TIMEOUT_S):
+        found += [(entry.index, entry.data) for entry in reply.ok.entries]
+        if len(found) >= 2001:
+            break
+    assert found == list(zip(indexes, values, strict=True))
+    assert append(successor, b"after") == [2002]
 
 
 def test_discarding_beyond_the_end_moves_the_log_there(logs):

@@ -9,7 +9,7 @@ from strandline.testing.chaos.run import Plan, torment_cluster
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 FAULTS = ("kill-leader", "pause", "mute", "flap", "slow-disk", "jump-clock")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 async def test_no_promise_is_broken(tmp_path):

@@ -22,9 +22,9 @@ from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
 
 IDS = (1, 2, 3)
-ROUNDS = int(os.environ.get("KILLS", "3"))
+ROUNDS = int(os.environ.get("KILLS", "2"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + ROUNDS * 20)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400 + ROUNDS * 40)]
 
 
 @pytest.fixture

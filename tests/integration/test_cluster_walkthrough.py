@@ -59,7 +59,8 @@ def test_the_walk_through_does_what_it_says(tmp_path):
         shown = [run(step, tmp_path, environ) for step in (wait, *steps)]
     finally:
         for lock in tmp_path.glob("strandline-dev/broker-*/broker.lock"):
-            end(int(lock.read_text()))
+            for pid in lock.read_text().split():
+                end(int(pid))
         dev.send_signal(signal.SIGTERM)
         dev.wait(30)
         dev.stdout.close()

@@ -20,7 +20,7 @@ SECRETS = {
     "id": b"id-nobody-may-read",
 }
 TIMEOUT_S = 30.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

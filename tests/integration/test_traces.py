@@ -14,7 +14,7 @@ import strandline
 from strandline.errors import StrandlineError
 from strandline.testing.shiviz import check_clocks, read_trace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

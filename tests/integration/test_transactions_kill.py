@@ -28,7 +28,7 @@ from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.types import PartitionName
 
-KILLS = int(os.environ.get("KILLS", "3"))
+KILLS = int(os.environ.get("KILLS", "2"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
 PARTITIONS = 2
 STREAMS = ("a", "b")
@@ -41,7 +41,7 @@ UNDECIDED = (
     OutOfOrderSequenceError,
 )
 """What may become of a transaction whose broker is killed, besides an answer."""
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200 + 40 * KILLS)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400 + 60 * KILLS)]
 
 
 class Load:

@@ -12,7 +12,7 @@ import pytest
 
 from strandline.testing.sim.metadata import MetadataLife
 
-SEEDS = int(os.environ.get("METADATA_SEEDS", "100"))
+SEEDS = int(os.environ.get("METADATA_SEEDS", "40"))
 STEPS = 300
 
 

@@ -6,6 +6,7 @@ A bounded slice: more seeds with ``make sim``, every bug with ``make sim-mutants
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -14,17 +15,23 @@ from strandline.testing.sim.replication import run
 SEEDS = int(os.environ.get("SIM_SEEDS", "16"))
 
 
-@pytest.mark.parametrize("first", range(1, SEEDS + 1, 8))
+@cache
+def history(seed):
+    """What came of a seed; judging it is part of it."""
+    return run(seed)
+
+
+@pytest.mark.parametrize("first", range(100, 100 + SEEDS, 8))
 def test_no_promise_is_broken(first):
     """Whatever breaks: nothing acked is lost, and when all is well again all replicas agree."""
-    for seed in range(first, min(first + 8, SEEDS + 1)):
-        result = run(seed)
+    for seed in range(first, min(first + 8, 100 + SEEDS)):
+        result = history(seed)
         assert result.events > 1_000, "something happened"
 
 
 def test_the_faults_happen():
     """Over some seeds every kind of fault, and every way out of one, is met."""
-    counts = sum((run(seed).counts for seed in range(101, 113)), start=run(100).counts)
+    counts = sum((history(seed).counts for seed in range(101, 113)), start=history(100).counts)
     for what in ("crashes", "partitions", "lost", "truncated", "isr grew", "isr shrank"):
         assert counts[what] > 0, what
     for what in ("elections", "fenced", "damaged", "repaired", "wiped", "changes lost"):

@@ -194,7 +194,7 @@ def task_workers():
 @pytest.mark.timeout(600)
 def test_task_workers_killed_at_random_change_nothing(stream_reader, log, landed, tmp_path):
     """kill -9 of Python workers in the middle of batches: Spark repeats tasks, rows stay single."""
-    stream = log.new_stream(4000, size=200)
+    stream = log.new_stream(2400, size=200)
     random.seed(7)
     stop = threading.Event()
     killed = []

