@@ -29,6 +29,7 @@ QUICK = {
 ALL = [(name, bug) for name, simulation in SIMULATIONS.items() for bug in simulation.bugs]
 
 
+@pytest.mark.timeout(1200)  # the search is bounded by the time of a core, which may be shared
 @pytest.mark.parametrize(
     ("name", "bug"),
     [each for each in ALL if each[1].name in QUICK],
