@@ -33,6 +33,7 @@ LIVE_BYTES: Final = 2048
 APPENDERS: Final = 32
 FILL_S: Final = 2.0
 LIVE_S: Final = 5.0
+PATIENCE_S: Final = 900.0
 LIVE: Final = Load(4, APPENDERS, LIVE_BYTES, LIVE_S, subject=STREAM)
 SHARE_AIM, LIVE_AIM = 0.5, 0.7
 MIB: Final = 1 << 20
@@ -123,7 +124,9 @@ async def measure(folder: Path, args: argparse.Namespace) -> CatchUp:
         is_over = asyncio.Event()
         loading = asyncio.create_task(loads(cluster, leader, is_over))
         await cluster.until(
-            lambda: end_of(cluster, behind) >= missed, what="the follower has caught up"
+            lambda: end_of(cluster, behind) >= missed,
+            what="the follower has caught up",
+            timeout_s=PATIENCE_S,
         )
         seconds = time.perf_counter() - started
         is_over.set()

@@ -153,13 +153,19 @@ class ChaosCluster:
 
         await self.until(is_in_sync, what=f"every replica of {stream} is in sync")
 
-    async def until(self, condition: Callable[[], bool], *, what: str) -> None:
+    async def until(
+        self,
+        condition: Callable[[], bool],
+        *,
+        what: str,
+        timeout_s: float = SETTLE_TIMEOUT_S,
+    ) -> None:
         """Wait for something that brokers, which may be away, have to say.
 
         Raises:
             TimeoutError: it does not come true.
         """
-        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
         said = ""
         while time.monotonic() < deadline_s:
             try:
@@ -173,7 +179,7 @@ class ChaosCluster:
             for number, server in self.servers.items()
             for line in list(server.errors)[-15:]
         )
-        raise TimeoutError(f"not so after {SETTLE_TIMEOUT_S:g} s: {what}{said}\n{words}")
+        raise TimeoutError(f"not so after {timeout_s:g} s: {what}{said}\n{words}")
 
     # Links
 
