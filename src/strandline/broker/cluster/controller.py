@@ -130,7 +130,8 @@ class ControllerOffice:
         if not wanted:
             return commands
         log_ends = await self._ask(wanted)
-        return controller.decide(self._image(), self._clock.monotonic_ms(), log_ends)
+        # As of the same moment: a machine that stood still meanwhile puts nothing off.
+        return controller.decide(self._image(), now_ms, log_ends)
 
     async def _adjust_members(self) -> None:
         """Bring the quorum one step nearer to the brokers there are."""
