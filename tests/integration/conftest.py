@@ -9,6 +9,7 @@ import contextlib
 import gc
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from nats.js.errors import APIError
 
 import strandline
 from strandline.errors import StrandlineError
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
 
 
@@ -237,7 +240,7 @@ def is_running(pid):
         return False
 
 
-async def until(condition, *, seconds=30):
+async def until(condition, *, seconds=90):
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - conditions of all kinds
@@ -257,7 +260,7 @@ async def running(*workers):
         yield
         for each in workers:
             each.is_stopping = True
-        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        await asyncio.wait_for(asyncio.gather(*tasks), 120)
     finally:
         for each, task in zip(workers, tasks, strict=True):
             each.is_stopping = True
@@ -272,6 +275,48 @@ async def progress(publishers):
 
 
 @pytest.fixture
+def environment_of():
+    """Variables of a broker of ``cluster``, by its number; for modules to override."""
+    return lambda number: {}
+
+
+@pytest.fixture
+def cluster(tmp_path, environment_of):
+    """Three brokers as processes, by number."""
+    ids, ports = (1, 2, 3), free_ports(3)
+    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(ids, ports, strict=True))
+    servers = {}
+    for number, port in zip(ids, ports, strict=True):
+        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        arguments += ("--peer-port", str(port), "--ingest-port", "-1")
+        servers[number] = ProcessServer(
+            tmp_path / f"broker-{number}",
+            arguments=arguments,
+            environment=environment_of(number),
+        )
+    try:
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(ProcessServer.start, servers.values()))
+        yield servers
+    finally:
+        for number, server in servers.items():
+            server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+
+
+def persist(attempt, *, seconds=90):
+    """Try something until it works: a broker may be starting, or not have heard of it yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return attempt()
+        except (StrandlineError, AssertionError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+@pytest.fixture
 def kit():
     """Helpers, since tests are no package."""
     return SimpleNamespace(
@@ -280,6 +325,7 @@ def kit():
         child_of=child_of,
         is_running=is_running,
         judge=judge,
+        persist=persist,
         progress=progress,
         read_log=read_log,
         running=running,

@@ -10,10 +10,7 @@ import pytest
 
 import strandline
 from strandline.client.connection import Connection
-from strandline.errors import StrandlineError
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.server.ports import free_ports
-from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
 
 IDS = (1, 2, 3)
@@ -29,36 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150 + ROUNDS * 40)]
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    ports = free_ports(3)
-    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
-    servers = {}
-    for number in IDS:
-        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(ports[number - 1]), "--ingest-port", "-1")
-        servers[number] = ProcessServer(
-            tmp_path / f"broker-{number}", arguments=arguments, environment=SOON
-        )
-    try:
-        with ThreadPoolExecutor() as starting:
-            list(starting.map(ProcessServer.start, servers.values()))
-        yield servers
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
-
-
-def persist(attempt, *, seconds=60):
-    """Try something until it works, as a client with retries does."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return attempt()
-        except (StrandlineError, AssertionError):
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)
+def environment_of():
+    """What is to be done in the background is done soon."""
+    return lambda _: SOON
 
 
 def status(server):
@@ -100,12 +70,12 @@ def publish(producer, rng, said, *, tag):
             time.sleep(0.02)  # so that the kill comes in the middle of it
 
 
-def test_compacted_copies_say_the_same_after_kills(cluster):
+def test_compacted_copies_say_the_same_after_kills(cluster, kit):
     """Leaders and followers are killed under load; each copy was compacted, by itself."""
     rng, said = random.Random(SEED), {}
     addresses = ",".join(server.flight for server in cluster.values())
     with strandline.connect(addresses) as client, ThreadPoolExecutor(1) as publishing:
-        persist(
+        kit.persist(
             lambda: client.create_stream(
                 "state", replicas=3, min_isr=2, compact=True, tombstone_delay_ms=1,
                 segment_bytes=64 << 10,
@@ -114,7 +84,7 @@ def test_compacted_copies_say_the_same_after_kills(cluster):
         with client.producer("state", delivery_timeout_s=90) as producer:
             for number in range(ROUNDS):
                 load = publishing.submit(publish, producer, rng, said, tag=f"round {number}")
-                leader = persist(lambda: status(cluster[rng.choice(IDS)])).leader
+                leader = kit.persist(lambda: status(cluster[rng.choice(IDS)])).leader
                 victim = leader if number % 2 == 0 else rng.choice([n for n in IDS if n != leader])
                 cluster[victim].kill()
                 load.result(timeout=120)
@@ -136,6 +106,6 @@ def test_compacted_copies_say_the_same_after_kills(cluster):
         assert metric(server, "strandline_compaction_records_total") > 0
 
     for server in cluster.values():
-        persist(lambda server=server: judge(server))
+        kit.persist(lambda server=server: judge(server))
     for server in cluster.values():
         assert metric(server, "strandline_damaged_batches") == 0

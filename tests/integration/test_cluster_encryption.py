@@ -1,20 +1,14 @@
 """An encrypted stream on three real brokers: copied as it is, served by each, also after a kill."""
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 import strandline
 from strandline.client.connection import Connection
 from strandline.encryption.masters import new_key_text, parse_master_keys
-from strandline.errors import StrandlineError
 from strandline.protocol import admin
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.protocol.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
 from strandline.protocol.tickets import ReadRequest
-from strandline.server.ports import free_ports
-from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)
 SECRET = b"what nobody may read "
@@ -33,38 +27,9 @@ def files(tmp_path):
 
 
 @pytest.fixture
-def cluster(tmp_path, files):
-    ports = free_ports(3)
-    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
-    servers = {}
-    for number in IDS:
-        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(ports[number - 1]), "--ingest-port", "-1")
-        servers[number] = ProcessServer(
-            tmp_path / f"broker-{number}",
-            arguments=arguments,
-            environment={"STRANDLINE_ENCRYPTION__KEY_FILE": str(files[number])},
-        )
-    try:
-        with ThreadPoolExecutor() as starting:
-            list(starting.map(ProcessServer.start, servers.values()))
-        yield servers
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
-
-
-def persist(attempt, *, seconds=60):
-    """Try something until it works: a broker may not have heard of the stream yet."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return attempt()
-        except (StrandlineError, AssertionError):
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.1)
+def environment_of(files):
+    """Each finds its file."""
+    return lambda number: {"STRANDLINE_ENCRYPTION__KEY_FILE": str(files[number])}
 
 
 def act(server, name, body, kind):
@@ -90,7 +55,7 @@ def append(server, *values):
             client.append("s", value, key=SECRET)
 
 
-def values_at(server, count):
+def values_at(server, count, kit):
     """Everything, in one read at this very broker, once it knows that all of it is committed."""
 
     def read():
@@ -103,7 +68,7 @@ def values_at(server, count):
         finally:
             connection.close()
 
-    return persist(read)
+    return kit.persist(read)
 
 
 def stored(server):
@@ -112,31 +77,31 @@ def stored(server):
     return b"".join(path.read_bytes() for path in files)
 
 
-def test_copies_are_encrypted_and_every_broker_serves_them(cluster, files):
+def test_copies_are_encrypted_and_every_broker_serves_them(cluster, files, kit):
     """Through a failover and a rotation; nothing is readable on any disk."""
 
     def create():
         with strandline.connect(cluster[1].flight) as client:
             client.create_stream("s", replicas=3, min_isr=2, encryption=True)
 
-    persist(create)
+    kit.persist(create)
     values = [SECRET + b"%d" % number for number in range(10)]
     append(cluster[1], *values)
     for server in cluster.values():
-        assert values_at(server, 10) == values
+        assert values_at(server, 10, kit) == values
 
     old = files[1].read_text()
     new = new_key_text()
     for file in files.values():
         file.write_text(f"{new}\n{old}\n")
     order = RotateKeys(stream="s", has_new_key=True)
-    found = persist(lambda: act(cluster[2], ROTATE_KEYS, order, KeyInfo))
+    found = kit.persist(lambda: act(cluster[2], ROTATE_KEYS, order, KeyInfo))
     new_id = parse_master_keys(new, "it")[0].id
     assert {(key.data_key, key.master_key) for key in found} == {(1, new_id), (2, new_id)}
     for file in files.values():
         file.write_text(new)
 
-    led = persist(lambda: leader_of(cluster[1]))
+    led = kit.persist(lambda: leader_of(cluster[1]))
     victim = cluster[led.leader]
     others = [server for server in cluster.values() if server is not victim]
     victim.kill()
@@ -144,7 +109,7 @@ def test_copies_are_encrypted_and_every_broker_serves_them(cluster, files):
     append(others[0], values[-1])
     victim.start()
     for server in cluster.values():
-        assert values_at(server, 11) == values
+        assert values_at(server, 11, kit) == values
         assert {key.master_key for key in act(server, LIST_KEYS, None, KeyInfo)} == {new_id}
 
     for server in cluster.values():

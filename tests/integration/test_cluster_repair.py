@@ -1,71 +1,35 @@
 """Real brokers whose files were damaged while they were stopped: everything is served, whole."""
 
-import time
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import strandline
 from strandline.client.connection import Connection
-from strandline.errors import StrandlineError
 from strandline.protocol import admin
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.protocol.tickets import ReadRequest
 from strandline.record.batch import read_header
-from strandline.server.ports import free_ports
-from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)
 COUNT = 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    ports = free_ports(3)
-    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
-    servers = {}
-    for number in IDS:
-        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(ports[number - 1]), "--ingest-port", "-1")
-        servers[number] = ProcessServer(tmp_path / f"broker-{number}", arguments=arguments)
-    try:
-        with ThreadPoolExecutor() as starting:
-            list(starting.map(ProcessServer.start, servers.values()))
-        yield servers
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
-
-
-def persist(attempt, *, seconds=60):
-    """Try something until it works, as a client with retries does."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return attempt()
-        except (StrandlineError, AssertionError) as error:
-            if time.monotonic() > deadline or not getattr(error, "retriable", True):
-                raise
-        time.sleep(0.1)
-
-
-def load(cluster):
+def load(cluster, kit):
     """A stream of small batches in several segments on every broker; the values."""
 
     def create():
         with strandline.connect(cluster[1].flight) as client:
             client.create_stream("orders", replicas=3, min_isr=2, segment_bytes=64 << 10)
 
-    persist(create)
+    kit.persist(create)
     values = [b"record-%04d" % number + bytes(500 + number % 90) for number in range(COUNT)]
-    leader = persist(lambda: leader_of(cluster))
+    leader = kit.persist(lambda: leader_of(cluster))
     with strandline.connect(cluster[leader].flight) as client:
         for value in values:
             client.append("orders", value)
-    persist(lambda: in_sync(cluster))
+    kit.persist(lambda: in_sync(cluster))
     return values
 
 
@@ -107,7 +71,7 @@ def damage(server):
     return damaged
 
 
-def values_at(server):
+def values_at(server, kit):
     """Everything, in one read at this very broker, once it knows that all of it is committed."""
     connection = Connection(server.flight, timeout_s=30)
 
@@ -117,7 +81,7 @@ def values_at(server):
         assert info.partitions[0].high_watermark == COUNT
 
     try:
-        persist(is_committed)
+        kit.persist(is_committed)
         read = connection.read(ReadRequest(stream="orders", partition=0, stop=COUNT))
         return read.read_all()["value"].to_pylist()
     finally:
@@ -130,19 +94,19 @@ def figure(server, name):
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-def test_damaged_files_of_followers_and_leaders_are_mended(cluster):
+def test_damaged_files_of_followers_and_leaders_are_mended(cluster, kit):
     """Whoever leads, each broker in turn finds its damage while it serves, and serves all of it."""
-    values = load(cluster)
+    values = load(cluster, kit)
     leader = leader_of(cluster)
     follower = next(number for number in IDS if number != leader)
     for victim in (follower, leader):
         assert cluster[victim].stop() == 0
         count = damage(cluster[victim])
         cluster[victim].start()
-        persist(lambda: in_sync(cluster))
-        assert values_at(cluster[victim]) == values
+        kit.persist(lambda: in_sync(cluster))
+        assert values_at(cluster[victim], kit) == values
         assert figure(cluster[victim], "strandline_repaired_batches_total") == count
         assert figure(cluster[victim], "strandline_failed_repairs_total") == 0
         assert any("were mended" in line for line in cluster[victim].errors)
     for server in cluster.values():
-        assert values_at(server) == values
+        assert values_at(server, kit) == values
