@@ -4,3 +4,16 @@ Rules: a command parses, calls one function of another package and prints. Anyth
 imported inside the command, so that ``--help`` is quick. Results go to standard output, progress
 and errors to standard error. Exit codes: 0 done, 1 an error (or damage found), 2 wrong usage.
 """
+
+import sys
+
+
+def main() -> None:
+    """Run the command that the arguments name; say so if only the client is installed."""
+    try:
+        from strandline.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "typer"):
+            raise
+        sys.exit(f"error: {error.name} is not installed: pip install 'strandline[server,cli]'")
+    app()

@@ -1,5 +1,5 @@
 """``python -m strandline.cli`` is ``strandline``."""
 
-from strandline.cli.app import main
+from strandline.cli import main
 
 main()

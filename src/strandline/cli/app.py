@@ -83,8 +83,3 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(pipeline.app, name="pipeline")
 app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=examples("strandline version"))(version)
-
-
-def main() -> None:
-    """Run the command that the arguments name."""
-    app()

@@ -16,7 +16,7 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidConfigError, StrandlineError
 
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -129,11 +129,25 @@ def reports_errors(command: Command) -> Command:
         except StrandlineError as error:
             print_error(error, output)
             raise typer.Exit(EXIT_ERROR) from error
+        except ModuleNotFoundError as error:
+            print_error(_not_installed(error), output)
+            raise typer.Exit(EXIT_ERROR) from error
         except BrokenPipeError:
             # The reader of our output has gone, as `| head` does; nobody is left to tell.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     return run  # type: ignore[return-value] # functools.wraps keeps the signature
+
+
+def _not_installed(error: ModuleNotFoundError) -> StrandlineError:
+    """What to do about a package of others that is missing; one of ours is a bug."""
+    package = (error.name or "strandline").partition(".")[0]
+    if package.startswith(("strandline", "pyspark_strandline")):
+        raise error
+    return InvalidConfigError(
+        f"this command needs the package {package!r}: pip install 'strandline[all]', or the part "
+        "of it that has the command (docs/quickstart.md)"
+    )
 
 
 @contextmanager

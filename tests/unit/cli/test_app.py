@@ -154,3 +154,13 @@ def test_the_package_runs_as_a_module():
     )
     assert done.stdout == f"strandline {__version__}\n"
     assert time.monotonic() - started < 20
+
+
+def test_the_client_alone_says_what_the_command_needs():
+    """Who installed no extra finds the script all the same, and is told which one to take."""
+    script = "import sys; sys.modules['typer'] = None; from strandline.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: typer is not installed: pip install 'strandline[server,cli]'\n"

@@ -56,6 +56,27 @@ def test_an_error_for_programs_is_json(capsys):
     }
 
 
+def test_a_package_that_is_missing_is_named(capsys):
+    """A command whose extra was not installed says what to install; a bug of ours stays one."""
+
+    @reports_errors
+    def command(*, output=OutputFormat.text):
+        import a_package_that_nobody_has.inside  # noqa: F401 - it cannot be
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    assert ended.value.exit_code == 1
+    said = capsys.readouterr().err
+    assert "'a_package_that_nobody_has': pip install 'strandline[all]'" in said
+
+    @reports_errors
+    def broken(*, output=OutputFormat.text):
+        import strandline.nothing_of_this_name  # noqa: F401 - it cannot be
+
+    with pytest.raises(ModuleNotFoundError):
+        broken()
+
+
 def test_a_command_that_fails_exits_1(capsys):
     """Errors of the project end a command with exit code 1; bugs are not hidden."""
 
