@@ -122,6 +122,8 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
     """In a cluster ``host:port`` of its leader's Arrow Flight; empty while there is none."""
     in_sync: tuple[str, ...] = ()
     """In a cluster where its in-sync replicas are that can be reached."""
+    paused: bool = False
+    """Whether it takes no records until it is woken through Liftbridge's API."""
 
     @property
     def records(self) -> int:

@@ -72,6 +72,8 @@ class BatchTag(Message, frozen=True, kw_only=True, omit_defaults=True):
     partition: PartitionNumber | None = None
     producer: ProducerTag | None = None
     """Makes the batch stored once, however often it is sent; it names a partition then."""
+    expected_offset: Count | None = None
+    """Stored only if this is the next offset; a batch of one record that names a partition."""
 
 
 class AckedRange(NamedTuple):

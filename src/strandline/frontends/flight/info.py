@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 from strandline.broker.broker import Broker
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidRequestError, PausedError
 from strandline.frontends.flight.plan import ReadPlan, plan_read
 from strandline.protocol.admin import (
     PROTOCOL_VERSION,
@@ -36,6 +36,7 @@ def partition_info(partition: Partition) -> PartitionInfo:
         size_bytes=partition.log.size_bytes,
         leader=partition.leader_address,
         in_sync=partition.in_sync_addresses,
+        paused=isinstance(partition.barred_by, PausedError),
     )
 
 

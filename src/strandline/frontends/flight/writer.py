@@ -54,6 +54,8 @@ class Piece(NamedTuple):
     """Row by row, for rows with message ids."""
     producer: ProducerStamp | None
     """Who numbered the rows."""
+    expected: int | None = None
+    """The offset that has to be the next, for a single row."""
 
 
 class PutSession:
@@ -173,7 +175,8 @@ class PutSession:
 
         Raises:
             InvalidRequestError: numbers of a producer for rows that go to several partitions, or
-                that have message ids; no numbers in a transaction.
+                that have message ids; no numbers in a transaction; an expected offset for more than
+                one row.
         """
         number = self._request.partition if tag.partition is None else tag.partition
         if number is not None:
@@ -194,12 +197,21 @@ class PutSession:
             producer = ProducerStamp(*msgspec.structs.astuple(tag.producer))
         elif self._request.transactional:
             raise InvalidRequestError("a batch of a transaction has the numbers of its producer")
+        is_expected = tag.expected_offset is not None
+        if is_expected and (number is None or batch.num_rows > 1 or producer is not None):
+            raise InvalidRequestError(
+                "a batch with an expected offset is one record, names a partition, and has no "
+                "numbers of a producer"
+            )
         return [
             Piece(
                 self._stream.partition(number),
                 rows.drop_columns(["message_id"]) if "message_id" in rows.schema.names else rows,
-                rows_of(rows, places, self._stream.config.subject) if has_ids else None,
+                rows_of(rows, places, self._stream.config.subject)
+                if has_ids or is_expected
+                else None,
                 producer,
+                tag.expected_offset,
             )
             for number, rows, places in split
         ]
@@ -211,7 +223,7 @@ class PutSession:
             return
         for start in range(0, len(piece.rows), ROWS_PER_HOP):
             rows = piece.rows[start : start + ROWS_PER_HOP]
-            self._broker.call_soon(self._append_rows, waiting, piece.partition, rows)
+            self._broker.call_soon(self._append_rows, waiting, piece, rows)
 
     def _has_room(self) -> bool:
         return (
@@ -247,11 +259,11 @@ class PutSession:
         )
         self._answered(append, token)
 
-    def _append_rows(self, waiting: BatchInFlight, partition: Partition, rows: list[Row]) -> None:
+    def _append_rows(self, waiting: BatchInFlight, piece: Piece, rows: list[Row]) -> None:
         for row in rows:
             token = (waiting, row.place)
             append = partial(
-                partition.append,
+                piece.partition.append,
                 row.value,
                 subject=row.subject,
                 key=row.key,
@@ -260,6 +272,7 @@ class PutSession:
                 responder=self,
                 token=token,
                 acks=self._request.acks,
+                expected_last=piece.expected,
             )
             self._answered(append, token)
 

@@ -38,6 +38,7 @@ class FakePartition:
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
         self.in_sync_addresses: tuple[str, ...] = ()
+        self.barred_by: Exception | None = None
         self.elsewhere: Exception | None = None
         self.appended: list[dict] = []
         self.producers: list = []

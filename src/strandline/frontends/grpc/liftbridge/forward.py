@@ -1,21 +1,28 @@
 """Publishes for partitions that another broker leads: handed on by a client of our own.
 
 Liftbridge's clients publish to any broker. The client here finds leaders, waits through elections
-and stores a retry once. With TLS it trusts the authority of the clients' certificates, or else that
-of the peer link's, or else whom gRPC trusts. Rules: the order of one partition's publishes is kept;
-an outcome reaches its responder on the loop. It cannot carry an expected offset: the leader takes
-that.
+and stores a retry once. Records of streams that check expected offsets go one by one, and a retry
+of those is the publisher's business, as with the leader itself. With TLS it trusts the authority of
+the clients' certificates, or else that of the peer link's, or else whom gRPC trusts.
+
+Rules: the order of one partition's publishes is kept, also when its leadership comes here while
+some are under way; an outcome reaches its responder on the loop.
 """
 
 import asyncio
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from strandline.broker.broker import Broker
 from strandline.broker.responder import Responder
+from strandline.client.batching import Record
+from strandline.client.brokers import Brokers
 from strandline.client.client import Client
+from strandline.client.expecting import ExpectingAppender
 from strandline.client.results import Ack
 from strandline.client.tls import Credentials
 from strandline.errors import StrandlineError, UnauthenticatedError, UnavailableError
@@ -27,6 +34,11 @@ logger = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 10_000
 """Publishes under way to other brokers; more are refused."""
+ASK_TIMEOUT_S: Final = 10.0
+ONE_TIMEOUT_S: Final = 30.0
+"""How long a record that goes by itself is tried for, as long as the others."""
+WAKE_POLL_S: Final = 0.02
+WAKE_POLLS: Final = 250
 
 
 class Handed(NamedTuple):
@@ -38,6 +50,24 @@ class Handed(NamedTuple):
     key: bytes | None
     headers: Headers | None
     message_id: str | None
+    is_woken: bool = False
+    """Whether the partition was just woken, of which its leader may not have heard yet."""
+
+
+class Link(NamedTuple):
+    """The ways to the leaders."""
+
+    client: Client
+    expecting: ExpectingAppender
+
+    def close(self) -> None:
+        """End them, once what is under way is answered.
+
+        Raises:
+            StrandlineError: an append nobody waited for failed.
+        """
+        self.expecting.close()
+        self.client.close()
 
 
 class Forwarder:
@@ -50,23 +80,48 @@ class Forwarder:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
-        # One thread: what it is given leaves in that order.
+        # One thread each: what it is given leaves in that order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward")
-        self._client: Client | None = None
-        self._pending = 0
+        self._single = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward-one")
+        self._lock = threading.Lock()
+        self._sending_one = threading.Lock()
+        self._link: Link | None = None
+        self._pending: Counter[PartitionName] = Counter()
         self._is_stopping = False
 
-    def append(self, record: Handed, *, responder: Responder | None, token: object) -> None:
-        """Hand a record on; the outcome reaches the responder."""
+    def is_busy_with(self, partition: PartitionName) -> bool:
+        """Whether publishes to a partition are under way, which others must not overtake."""
+        return partition in self._pending
+
+    def append(
+        self,
+        record: Handed,
+        *,
+        responder: Responder | None,
+        token: object,
+        expects: bool = False,
+        expected: int | None = None,
+    ) -> None:
+        """Hand a record on; the outcome reaches the responder.
+
+        Args:
+            record: what to store.
+            responder: whom to tell; None: nobody.
+            token: comes back with the outcome.
+            expects: whether the stream checks expected offsets.
+            expected: the offset; None: whichever is next.
+        """
         refusal = self._refusal()
         if refusal is not None:
             if responder is not None:
                 responder.rejected(token, refusal)
             return
-        self._pending += 1
+        self._pending[record.partition] += 1
 
         def done(outcome: Ack | StrandlineError) -> None:
-            self._pending -= 1
+            self._pending[record.partition] -= 1
+            if not self._pending[record.partition]:
+                del self._pending[record.partition]
             if responder is None:
                 return
             if isinstance(outcome, StrandlineError):
@@ -75,10 +130,13 @@ class Forwarder:
                 offset = Offset(outcome.offset)
                 responder.acked(token, record.partition, offset, duplicate=outcome.duplicate)
 
-        self._thread.submit(self._send, record, done)
+        if expects:
+            self._single.submit(self._send_one, record, done, expected)
+        else:
+            self._thread.submit(self._send, record, done)
 
     def _refusal(self) -> StrandlineError | None:
-        if self._pending >= PENDING_MAX:
+        if self._pending.total() >= PENDING_MAX:
             return UnavailableError(f"{PENDING_MAX} publishes wait for other brokers; retry later")
         return None
 
@@ -96,9 +154,10 @@ class Forwarder:
                 self._tell(done, UnavailableError("internal error; see the broker's log"))
 
         try:
-            if self._client is None:
-                self._client = _connect(self._broker)
-            future = self._client.appender(record.partition.stream).append(
+            client = self._linked().client
+            if record.is_woken:
+                _wait_until_awake(client, record.partition)
+            future = client.appender(record.partition.stream).append(
                 record.value,
                 key=record.key,
                 subject=record.subject,
@@ -110,6 +169,37 @@ class Forwarder:
             self._tell(done, self._explained(error))
             return
         future.add_done_callback(finished)
+
+    def _send_one(
+        self, record: Handed, done: Callable[[Ack | StrandlineError], None], expected: int | None
+    ) -> None:
+        """On its thread: store a record before the next one."""
+        outcome: Ack | StrandlineError
+        handed = Record(record.value, record.key, record.subject, record.headers, record.message_id)
+        stream, number = record.partition
+        try:
+            with self._sending_one:
+                link = self._linked()
+                if record.is_woken:
+                    _wait_until_awake(link.client, record.partition)
+                outcome = link.expecting.append(stream, number, handed, expected_offset=expected)
+        except StrandlineError as error:
+            outcome = self._explained(error)
+        except Exception:
+            logger.exception("a publish could not be handed on")
+            outcome = UnavailableError("internal error; see the broker's log")
+        self._tell(done, outcome)
+
+    def _linked(self) -> Link:
+        """The ways to the leaders, made when they are first needed; blocks.
+
+        Raises:
+            StrandlineError: as ``_connect``.
+        """
+        with self._lock:
+            if self._link is None:
+                self._link = _connect(self._broker)
+            return self._link
 
     def _explained(self, error: StrandlineError) -> StrandlineError:
         """What the caller is told: that our token was refused is no fault of its own."""
@@ -131,24 +221,29 @@ class Forwarder:
 
     def _let_go(self) -> None:
         """On the thread: what is under way is waited for, so that the order is kept."""
-        client, self._client = self._client, None
-        if client is not None:
+        with self._sending_one:
+            self._close()
+
+    def _close(self) -> None:
+        """End the clients; what goes by itself is not waited for."""
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
             try:
-                client.close()
+                link.close()
             except StrandlineError as error:
                 logger.warning("a publish that was handed on failed: %s", error)
 
     async def stop(self) -> None:
         """Let go of the client; what is under way is told that its outcome is unknown."""
         self._is_stopping = True
-        client, self._client = self._client, None
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if client is not None:
-            await asyncio.to_thread(client.close)
+        for thread in (self._thread, self._single):
+            thread.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._close)
 
 
-def _connect(broker: Broker) -> Client:
-    """A client of the cluster, which shows this broker's certificate where there is TLS.
+def _connect(broker: Broker) -> Link:
+    """Clients of the cluster, which show this broker's certificate where there is TLS.
 
     Raises:
         StrandlineError: the cluster is not known yet, or its certificates are not trusted.
@@ -162,7 +257,26 @@ def _connect(broker: Broker) -> Client:
     if token is not None:
         for other in broker.flight_addresses:
             wait_until_known(f"{scheme}://{other}", credentials, broker.clock)
-    return Client(f"{scheme}://{address}", credentials=credentials)
+    brokers = Brokers(f"{scheme}://{address}", timeout_s=ASK_TIMEOUT_S, credentials=credentials)
+    brokers.server_info()  # learns of the others
+    return Link(
+        Client(f"{scheme}://{address}", credentials=credentials),
+        ExpectingAppender(brokers, timeout_s=ONE_TIMEOUT_S),
+    )
+
+
+def _wait_until_awake(client: Client, partition: PartitionName) -> None:
+    """Wait until the leader knows that a partition was woken; what comes later waits behind.
+
+    Raises:
+        StrandlineError: nobody can be asked.
+    """
+    pause = threading.Event()
+    for _ in range(WAKE_POLLS):
+        infos = client.stream_info(partition.stream).partitions
+        if not any(info.paused for info in infos if info.partition == partition.partition):
+            return
+        pause.wait(WAKE_POLL_S)
 
 
 def _own_address(broker: Broker) -> str:

@@ -1,5 +1,6 @@
 """What the parts of the Liftbridge API share: the broker, the settings and a few look-ups."""
 
+import asyncio
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from typing import Final
@@ -17,6 +18,8 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.frontends.grpc.leading import advertised_host
+from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.activity import ACTIVITY_STREAM
 from strandline.metadata.commands import PausePartitions
 from strandline.metadata.image import PartitionState
@@ -25,6 +28,9 @@ from strandline.types import BrokerId
 CURSORS: Final = "__cursors"
 ACTIVITY: Final = ACTIVITY_STREAM
 RESERVED: Final = frozenset((CURSORS, ACTIVITY))
+CONTROLLER_WAIT_S: Final = 3.0
+"""Longer than it takes to elect one."""
+CONTROLLER_POLL_S: Final = 0.05
 
 
 class Host:
@@ -50,12 +56,7 @@ class Host:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that clients are told to dial."""
-        config = self.broker.config
-        host = self.config.advertised_host or config.host
-        if host in ("", "0.0.0.0", "::"):  # noqa: S104  not a bind
-            peers = config.cluster.peer_addresses
-            host = peers[self.me][0] if self.me in peers else "localhost"
-        return host, self.port
+        return advertised_host(self.broker.config), self.port
 
     def stream(self, name: str) -> Stream | None:
         """A stream, if there is one of the name; those of other parts of the broker are hidden."""
@@ -93,6 +94,21 @@ class Host:
             return (self.me,), (self.me,)
         image = self.broker.image.partition(partition.name.stream, partition.name.partition)
         return image.replicas, image.isr
+
+    async def know_controller(self) -> None:
+        """Wait for the broker that decides about metadata to be known, for a moment.
+
+        Raises:
+            RpcError: there is none, in the words by which clients know to try again.
+        """
+        if not isinstance(self.broker, ClusterBroker):
+            return
+        quorum = self.broker.membership.quorum
+        for _ in range(round(CONTROLLER_WAIT_S / CONTROLLER_POLL_S)):
+            if quorum.leader is not None:
+                return
+            await asyncio.sleep(CONTROLLER_POLL_S)
+        raise RpcError(Status.INTERNAL, "no known metadata leader")
 
     def check_leading(self, partition: Partition) -> None:
         """Refuse a partition that somebody else leads.

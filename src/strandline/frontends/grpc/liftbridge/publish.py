@@ -14,7 +14,6 @@ from strandline.broker.routing import PartitionPort, RouteTable, Target, stream_
 from strandline.config import Acks
 from strandline.errors import (
     InvalidSubjectError,
-    NotLeaderError,
     PausedError,
     ReadonlyError,
     StrandlineError,
@@ -74,8 +73,7 @@ class PublishCalls:
         if not request.stream:
             raise RpcError(Status.INVALID_ARGUMENT, "no stream provided")
         try:
-            aim = self._aim(request)
-            await self._wake(aim.partition)
+            aim = await self._awake(self._aim(request))
             if request.ackPolicy == pb.NONE or call.timeout_s is None:
                 self._append(request, aim, None)
                 return pb.PublishResponse()
@@ -110,7 +108,7 @@ class PublishCalls:
         try:
             aim = self._aim(request)
             if aim.partition.barred_by is not None:
-                await self._wake(aim.partition)
+                aim = await self._awake(aim)
             if request.ackPolicy == pb.NONE:
                 self._append(request, aim, None)
                 return
@@ -145,13 +143,16 @@ class PublishCalls:
         record = _record(request, partition.name, f"{subject}.{number}" if number else subject)
         return Aim(partition, config.subject, record)
 
-    async def _wake(self, partition: Partition) -> None:
-        if isinstance(partition.barred_by, PausedError):
-            try:
-                await self._host.wake(partition)
-            except StrandlineError as error:
-                text = f"failed to resume stream: {error.message}"
-                raise RefusedError(pb.PublishAsyncError.INTERNAL, text) from error
+    async def _awake(self, aim: Aim) -> Aim:
+        """The aim, once its partition is not paused."""
+        if not isinstance(aim.partition.barred_by, PausedError):
+            return aim
+        try:
+            await self._host.wake(aim.partition)
+        except StrandlineError as error:
+            text = f"failed to resume stream: {error.message}"
+            raise RefusedError(pb.PublishAsyncError.INTERNAL, text) from error
+        return aim._replace(record=aim.record._replace(is_woken=True))
 
     def _append(
         self,
@@ -171,6 +172,7 @@ class PublishCalls:
                 subject=aim.record.subject,
                 stream_subject=aim.stream_subject,
             ),
+            expects=checks,
             expected=None if expected == UNCHECKED else expected,
             acks=acks_of(request.ackPolicy),
         )
@@ -182,16 +184,19 @@ class PublishCalls:
         responder: SingleAck | AckStream | None,
         *,
         token: Receipt,
+        expects: bool,
         expected: int | None,
         acks: Acks | None,
     ) -> None:
-        """Append here, or let the leader do it."""
-        if self._forwarder is not None and self._host.leader(partition) != self._host.me:
-            if expected is None:
-                self._forwarder.append(record, responder=responder, token=token)
-            elif responder is not None:
-                text = "another broker leads: an expected offset has to be sent to the leader"
-                responder.rejected(token, NotLeaderError(text))
+        """Append here, or let the leader do it, behind what it is handed already."""
+        forwarder = self._forwarder
+        if forwarder is not None and (
+            self._host.leader(partition) != self._host.me
+            or forwarder.is_busy_with(record.partition)
+        ):
+            forwarder.append(
+                record, responder=responder, token=token, expects=expects, expected=expected
+            )
             return
         partition.append(
             record.value,
@@ -249,6 +254,7 @@ class PublishCalls:
             _record(request, partition.name, request.subject),
             responder,
             token=receipt,
+            expects=target.checks_offsets,
             expected=0 if target.checks_offsets else None,
             acks=acks_of(request.ackPolicy),
         )

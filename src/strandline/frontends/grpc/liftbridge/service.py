@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, Final
 
 from strandline.broker.access import Access
 from strandline.broker.broker import Broker
@@ -27,6 +27,16 @@ from strandline.frontends.metering import Metering
 from strandline.frontends.tasks import end_task, start_task
 
 NAME = "proto.API"
+DECIDED: Final = (
+    "CreateStream",
+    "DeleteStream",
+    "PauseStream",
+    "SetStreamReadonly",
+    "JoinConsumerGroup",
+    "LeaveConsumerGroup",
+    "ReportConsumerGroupCoordinator",
+)
+"""Rpcs that change the metadata."""
 
 
 class LiftbridgeService:
@@ -111,6 +121,18 @@ class LiftbridgeService:
         self._tasks = []
 
 
+def _decided(
+    host: Host, run: Callable[[Any, Call], Awaitable[Any]]
+) -> Callable[[Any, Call], Awaitable[Any]]:
+    """A rpc that changes the metadata, which needs somebody who decides."""
+
+    async def run_decided(request: Any, call: Call) -> Any:
+        await host.know_controller()
+        return await run(request, call)
+
+    return run_decided
+
+
 def _methods(
     host: Host, groups: GroupCalls, subscribing: SubscribeCalls, *, publishing: PublishCalls
 ) -> dict[bytes, Method]:
@@ -136,6 +158,9 @@ def _methods(
             groups.report,
         ),
     }
+    for name in DECIDED:
+        kind, run = one[name]
+        one[name] = kind, _decided(host, run)
     methods = {name: unary(kind, checked(name, run)) for name, (kind, run) in one.items()}
     methods["Subscribe"] = server_stream(
         pb.SubscribeRequest, checked("Subscribe", subscribing.subscribe)
