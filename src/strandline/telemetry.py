@@ -13,7 +13,7 @@ import dataclasses
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,13 +80,14 @@ class PartitionSample(NamedTuple):
 
 
 class GroupSample(NamedTuple):
-    """How far a consumer group has come in a partition."""
+    """How far a consumer group has come in a partition; what is not known here is None."""
 
     group: str
     stream: str
     partition: int
     position: int
-    """Offset of the next record to consume."""
+    lag_records: int | None = None
+    oldest_unread_seconds: float | None = None
 
 
 def counter(help_text: str) -> Any:
@@ -225,8 +226,8 @@ class Telemetry(Collector):
 
     partition_samples: Callable[[], Iterable[PartitionSample]] = tuple
     """Asked at each scrape, on the scraping thread, for the offsets of all partitions."""
-    group_samples: Sequence[GroupSample] = ()
-    """As of the last look; empty where groups are not coordinated."""
+    group_samples: Callable[[], Iterable[GroupSample]] = tuple
+    """Asked alike, for the groups that are coordinated here."""
     registry: CollectorRegistry = dataclasses.field(init=False, repr=False)
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
@@ -275,40 +276,23 @@ class Telemetry(Collector):
         yield info
         for field in METRICS:
             yield _family(field, getattr(self, field.name))
-        samples = list(self.partition_samples())
-        yield from _partition_families(samples)
-        yield from _group_families(self.group_samples, samples)
+        yield from _sampled("partition", PARTITION_METRICS, self.partition_samples())
+        yield from _sampled("group", GROUP_METRICS, self.group_samples())
 
 
-def _partition_families(samples: Sequence[PartitionSample]) -> Iterator[Metric]:
-    for name, help_text in PARTITION_METRICS.items():
-        family = GaugeMetricFamily(
-            f"{PREFIX}partition_{name}", help_text, labels=["stream", "partition"]
-        )
-        for sample in samples:
-            family.add_metric([sample.stream, str(sample.partition)], getattr(sample, name))
-        yield family
-
-
-def _group_families(
-    groups: Sequence[GroupSample], partitions: Sequence[PartitionSample]
+def _sampled(
+    what: str, metrics: Mapping[str, str], samples: Iterable[PartitionSample | GroupSample]
 ) -> Iterator[Metric]:
-    """Positions, and the lag where this broker has a copy of the partition to measure it by."""
-    ends = {(each.stream, each.partition): each.high_watermark for each in partitions}
-    position, lag = (
-        GaugeMetricFamily(
-            f"{PREFIX}group_{name}", help_text, labels=["group", "stream", "partition"]
-        )
-        for name, help_text in GROUP_METRICS.items()
-    )
-    for each in groups:
-        labels = [each.group, each.stream, str(each.partition)]
-        position.add_metric(labels, each.position)
-        end = ends.get((each.stream, each.partition))
-        if end is not None:
-            # A copy that follows may know less than the one the group has read.
-            lag.add_metric(labels, max(0, end - each.position))
-    yield from (position, lag)
+    """Gauges of samples: a family for each field that is no label, without those that are None."""
+    samples = list(samples)
+    labels = (["group"] if what == "group" else []) + ["stream", "partition"]
+    for name, help_text in metrics.items():
+        family = GaugeMetricFamily(f"{PREFIX}{what}_{name}", help_text, labels=labels)
+        for sample in samples:
+            value = getattr(sample, name)
+            if value is not None:
+                family.add_metric([str(getattr(sample, label)) for label in labels], value)
+        yield family
 
 
 INFO_HELP = "Always 1; the label tells the version of the broker."
@@ -320,6 +304,7 @@ PARTITION_METRICS = {
 GROUP_METRICS = {
     "position": "Offset of the next record that a group is to consume, as it was committed.",
     "lag_records": "Offsets between a group's position and the high watermark.",
+    "oldest_unread_seconds": "For how long the first of them has been stored; 0 if there is none.",
 }
 METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in field.metadata)
 

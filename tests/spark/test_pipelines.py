@@ -162,13 +162,14 @@ def test_every_batch_is_reported_also_after_an_idle_time(spark, log, tmp_path):
     assert "oldest_unread_ms" in told[-1]
     log.append(source, range(50, 57), partitions=1)
     assert lag_in_metrics(log, query.name) == 7
+    assert lag_in_metrics(log, query.name, "oldest_unread_seconds") > 0
 
 
-def lag_in_metrics(log, group):
-    """Records that a pipeline has not read, as the broker says; None if it does not."""
+def lag_in_metrics(log, group, name="lag_records"):
+    """What a pipeline has not read, as the broker says; None if it does not."""
     with urllib.request.urlopen(f"{log.broker.http_url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    start = f'strandline_group_lag_records{{group="{group}",'
+    start = f'strandline_group_{name}{{group="{group}",'
     found = [float(line.split()[-1]) for line in lines if line.startswith(start)]
     return found[0] if found else None
 

@@ -75,15 +75,10 @@ def test_partition_offsets_are_asked_for_at_each_scrape():
 
 
 def test_groups_show_their_positions_and_what_is_before_them():
-    """The lag is never below nothing, and left out where there is no copy to measure it by."""
+    """What is not known of a partition is left out."""
     telemetry = Telemetry()
-    telemetry.partition_samples = lambda: [
-        PartitionSample("orders", 0, 0, 8, 9),
-        PartitionSample("orders", 1, 0, 3, 3),
-    ]
-    telemetry.group_samples = [
-        GroupSample("billing", "orders", 0, 6),
-        GroupSample("billing", "orders", 1, 4),
+    telemetry.group_samples = lambda: [
+        GroupSample("billing", "orders", 0, 6, 2, 1.5),
         GroupSample("billing", "elsewhere", 0, 5),
     ]
     shown = families(telemetry)
@@ -96,10 +91,10 @@ def test_groups_show_their_positions_and_what_is_before_them():
 
     assert values("position") == [
         ("billing", "orders", "0", 6),
-        ("billing", "orders", "1", 4),
         ("billing", "elsewhere", "0", 5),
     ]
-    assert values("lag_records") == [("billing", "orders", "0", 2), ("billing", "orders", "1", 0)]
+    assert values("lag_records") == [("billing", "orders", "0", 2)]
+    assert values("oldest_unread_seconds") == [("billing", "orders", "0", 1.5)]
 
 
 def test_reads_are_counted_from_many_threads():

@@ -39,6 +39,7 @@ from strandline.metadata.internal_streams import copies_wanted, with_copies
 from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
+from strandline.telemetry import GroupSample
 from strandline.transactions.effects import Mark
 from strandline.transactions.state import Place
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
@@ -136,10 +137,9 @@ class Broker(BrokerBase):
             self._close_storage()
             self.lock.release()
 
-    def refresh_telemetry(self) -> None:
-        """As ``BrokerBase``, and where the groups stand."""
-        super().refresh_telemetry()
-        self.telemetry.group_samples = self.groups.samples()
+    def group_positions(self) -> list[GroupSample]:
+        """Where every group that is coordinated here stands."""
+        return self.groups.samples()
 
     # Streams
 

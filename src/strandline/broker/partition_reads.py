@@ -13,8 +13,9 @@ from strandline.broker.transactions.ledger import Ledger
 from strandline.broker.visible import read_visible
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError, StrandlineError
-from strandline.record.batch import Attributes, BatchHeader
+from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader
 from strandline.storage.log import Log
+from strandline.storage.scan import header_at
 from strandline.types import Offset, PartitionName, TimestampNs
 
 
@@ -125,6 +126,23 @@ class PartitionReads(ABC):
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""
         return min(self.log.offset_for_timestamp(timestamp_ns), self.stable_offset)
+
+    def stored_ns(self, offset: int) -> TimestampNs | None:
+        """About when the record at an offset, or the next one, was stored: its batch's time.
+
+        Returns:
+            None if there is nothing to read from there, or not now.
+        """
+        end = self.stable_offset
+        if offset >= end:
+            return None
+        begin = max(offset, self.log_start_offset)
+        try:
+            found = self.log.read(begin, HEADER_BYTES, below=end, verify=False).buffer
+        except StrandlineError:
+            return None  # whoever reads it is told why
+        header = header_at(found, 0)
+        return None if header is None else header.first_timestamp
 
     def _wake_waiters(self) -> None:
         """Wake who waits for records; they leave the list meanwhile, on their own threads."""

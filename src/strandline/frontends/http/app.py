@@ -19,7 +19,13 @@ from strandline.broker.access import Access
 from strandline.frontends.http.guard import guarded
 from strandline.frontends.http.page import Overview, error_page, overview_page, stream_page
 from strandline.frontends.http.rates import RateMeter
-from strandline.frontends.http.view import BrokerView, StreamState, partition_samples, snapshot
+from strandline.frontends.http.view import (
+    BrokerView,
+    StreamState,
+    group_samples,
+    partition_samples,
+    snapshot,
+)
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SAFE_HEADERS = {
@@ -95,7 +101,9 @@ class Pages:
         """``/metrics``: Prometheus text."""
         streams, telemetry = list(self._broker.streams()), self._broker.telemetry
         self._broker.refresh_telemetry()
+        positions, now_ns = self._broker.group_positions(), self._broker.clock.now_ns()
         telemetry.partition_samples = lambda: partition_samples(streams)
+        telemetry.group_samples = lambda: group_samples(positions, streams, now_ns=now_ns)
         return Response(await asyncio.to_thread(telemetry.render), media_type=METRICS_TYPE)
 
     async def live(self, _request: Request) -> Response:

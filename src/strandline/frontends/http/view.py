@@ -12,7 +12,7 @@ import msgspec
 from strandline.clock import Clock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.metadata.image import MetadataImage
-from strandline.telemetry import PartitionSample, Telemetry
+from strandline.telemetry import GroupSample, PartitionSample, Telemetry
 from strandline.types import PartitionName
 
 
@@ -37,6 +37,15 @@ class PartitionView(Protocol):
     @property
     def log_end_offset(self) -> int:
         """Offset of the next record."""
+        ...
+
+    @property
+    def elsewhere(self) -> Exception | None:
+        """Why it cannot be read here, if other brokers alone have copies."""
+        ...
+
+    def stored_ns(self, offset: int) -> int | None:
+        """About when the record at an offset was stored; None if nothing is to be read there."""
         ...
 
 
@@ -95,6 +104,10 @@ class BrokerView(Protocol):
         """Its streams; loop thread."""
         ...
 
+    def group_positions(self) -> Sequence[GroupSample]:
+        """Where the groups stand that it coordinates, without lags; loop thread."""
+        ...
+
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     """One partition in ``/api/streams``."""
@@ -148,6 +161,26 @@ def partition_samples(streams: Sequence[StreamView]) -> list[PartitionSample]:
         for stream in streams
         for partition in stream.partitions
     ]
+
+
+def group_samples(
+    positions: Sequence[GroupSample], streams: Sequence[StreamView], *, now_ns: int
+) -> list[GroupSample]:
+    """Positions with their lags, by the copies that are here, for a scrape; any thread."""
+    every = (partition for stream in streams for partition in stream.partitions)
+    here = {partition.name: partition for partition in every if partition.elsewhere is None}
+    found = []
+    for sample in positions:
+        partition = here.get(PartitionName(sample.stream, sample.partition))
+        if partition is None:
+            found.append(sample)
+            continue
+        # A copy that follows may know less than the one the group has read.
+        lag = max(0, partition.high_watermark - sample.position)
+        stored_ns = partition.stored_ns(sample.position) if lag else None
+        age_s = 0.0 if stored_ns is None else max(0, now_ns - stored_ns) / 1e9
+        found.append(sample._replace(lag_records=lag, oldest_unread_seconds=age_s))
+    return found
 
 
 def _partition_state(partition: PartitionView) -> PartitionState:

@@ -9,8 +9,10 @@ import pytest
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.frontends.http import HttpFrontEnd
-from strandline.telemetry import Telemetry
+from strandline.telemetry import GroupSample, Telemetry
 from strandline.types import PartitionName
+
+STARTED_NS = ManualClock().now_ns()
 
 
 @dataclass
@@ -19,6 +21,10 @@ class FakePartition:
     log_start_offset: int = 0
     high_watermark: int = 0
     log_end_offset: int = 0
+    elsewhere: Exception | None = None
+
+    def stored_ns(self, offset):
+        return STARTED_NS + 1_000_000_000 * offset if offset < self.high_watermark else None
 
 
 @dataclass
@@ -37,6 +43,10 @@ class FakeBroker:
     telemetry: Telemetry = field(default_factory=Telemetry)
     why_not_ready: str = ""
     held: list[FakeStream] = field(default_factory=list)
+    positions: list[GroupSample] = field(default_factory=list)
+
+    def group_positions(self):
+        return list(self.positions)
 
     def streams(self):
         return list(self.held)
@@ -83,7 +93,7 @@ class Answer:
 
 def request(port, path, *, method="GET"):
     """One blocking HTTP request; call it on a thread."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path)
         response = connection.getresponse()

@@ -7,8 +7,9 @@ import socket
 import pytest
 
 from strandline.config import BrokerConfig
-from strandline.errors import InvalidConfigError
+from strandline.errors import InvalidConfigError, NotLeaderError
 from strandline.frontends.http import HttpFrontEnd
+from strandline.telemetry import GroupSample
 
 
 async def test_the_first_page_lists_streams_and_health(broker, fetch):
@@ -66,6 +67,28 @@ async def test_metrics_are_prometheus_text_with_offsets(broker, fetch):
     assert expected in answer.text
     assert "strandline_partitions 2.0" in answer.text
     assert "strandline_ready 1.0" in answer.text
+
+
+async def test_metrics_say_how_far_behind_groups_are(broker, fetch):
+    """By the partitions that are here: their lag, and for how long what is next has waited; a copy
+    that knows less than the group has read is not ahead of it.
+    """
+    broker.add("orders", partitions=3, records=7)
+    broker.held[0].partitions[2].elsewhere = NotLeaderError("kept by other brokers")
+    broker.clock.advance_ms(60_000)
+    places = (("orders", 0, 4), ("orders", 1, 9), ("orders", 2, 1))
+    broker.positions = [GroupSample("copy", *place) for place in places]
+    lines = (await fetch("/metrics")).text.splitlines()
+    found = [line for line in lines if line.startswith("strandline_group_") and "copy" in line]
+    assert found == [
+        'strandline_group_position{group="copy",partition="0",stream="orders"} 4.0',
+        'strandline_group_position{group="copy",partition="1",stream="orders"} 9.0',
+        'strandline_group_position{group="copy",partition="2",stream="orders"} 1.0',
+        'strandline_group_lag_records{group="copy",partition="0",stream="orders"} 3.0',
+        'strandline_group_lag_records{group="copy",partition="1",stream="orders"} 0.0',
+        'strandline_group_oldest_unread_seconds{group="copy",partition="0",stream="orders"} 56.0',
+        'strandline_group_oldest_unread_seconds{group="copy",partition="1",stream="orders"} 0.0',
+    ]
 
 
 async def test_readiness_says_why_not(broker, fetch):
