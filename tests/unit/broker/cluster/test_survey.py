@@ -2,14 +2,17 @@
 
 import asyncio
 
+from strandline.broker.cluster import survey
 from strandline.broker.cluster.channels import REPLICATION
 
 
 async def test_the_copy_that_is_furthest_leads_next(cluster, kit, monkeypatch):
     """What only one of two in sync has is kept, though the other has the smaller id."""
+    monkeypatch.setattr(survey, "ASK_S", 30)  # the machine may stand still for a quarter second
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")
+    await cluster.isr(1, 2, 3)
     leader = await cluster.leader()
     behind, ahead = (n for n in (1, 2, 3) if n != leader)
     links = cluster.brokers[leader].membership._links
@@ -21,7 +24,7 @@ async def test_the_copy_that_is_furthest_leads_next(cluster, kit, monkeypatch):
     monkeypatch.setattr(links, "send", send_to_one)
     kit.put(cluster.partition(leader), kit.Answers(), "b")
     await kit.until(lambda: cluster.partition(ahead).log.log_end_offset == 2, seconds=60)
-    assert cluster.partition(behind).log.log_end_offset == 1
+    assert cluster.partition(behind).log.log_end_offset < 2
     await cluster.kill(leader)
     assert await cluster.leader() == ahead
     await cluster.put("c")
