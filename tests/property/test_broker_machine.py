@@ -136,7 +136,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.run(asyncio.wait(tasks))
 
     def run(self, coroutine):
-        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 60))
 
     def end(self):
         """Leave the broker as kill -9 does."""

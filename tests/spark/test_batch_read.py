@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.errors import PySparkException
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def numbers(frame):

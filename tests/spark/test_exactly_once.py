@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PySparkException
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def write(frame, log, **options):

@@ -7,7 +7,7 @@ import pytest
 
 from strandline.spark.java import wheel_java_home
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SCRIPT = """
 import json, sys

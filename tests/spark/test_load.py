@@ -1,8 +1,10 @@
 """Loads of streams into tables: each record once, bad ones set apart."""
 
+import io
 import json
 import os
 
+import fastavro
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -12,7 +14,7 @@ from strandline.spark.pipelines.run import run_pipeline
 from strandline.spark.table import read_table
 from strandline.spark.table_iceberg import open_catalog
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Load:
@@ -99,6 +101,47 @@ def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
         b"4",
     )
     assert b"JSON" in headers["Strandline-Error"]
+
+
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+
+
+def avro_value(numbers):
+    """A plain datum of ``AVRO``."""
+    datum = io.BytesIO()
+    fastavro.schemaless_writer(datum, fastavro.parse_schema(AVRO), {"id": numbers[0]})
+    return datum.getvalue()
+
+
+def arrow_value(numbers):
+    """An IPC stream with a row for each number."""
+    table = pa.table({"id": pa.array(numbers, pa.int64())})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "encode", "more"),
+    [
+        ("avro", avro_value, {"schema": json.dumps(AVRO)}),
+        ("arrow", arrow_value, {}),
+    ],
+)
+def test_values_of_other_formats_become_columns(spark, log, tmp_path, values, encode, more):
+    """Plain Avro of a schema, and Arrow, whose first value tells the columns; of what is neither
+    the dead-letter stream has the reason.
+    """
+    letters = log.new_stream(partitions=1)
+    load = Load(log, tmp_path, "parquet", values=values, dead_letters=letters, **more)
+    rows = pa.array([encode([7]), b"neither", encode([8])], pa.binary())
+    log.client.append_batch(load.stream, pa.table({"value": rows}), partition=1)
+    load.run(spark)
+    assert load.rows() == [(1, 0, 7), (1, 2, 8)]
+    [letter] = log.client.read(letters).read_all().to_pylist()
+    assert letter["value"] == b"neither"
+    assert dict(letter["headers"])["Strandline-Error"]
 
 
 def test_files_are_rolled_by_size(spark, log, tmp_path):

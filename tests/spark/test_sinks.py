@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from strandline.spark.table import committed_offsets, read_table, table_summary
 from strandline.spark.table_source import load_table
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def test_a_batch_append_keeps_every_column(spark, log):

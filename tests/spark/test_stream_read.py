@@ -7,7 +7,7 @@ import time
 import pytest
 from pyspark.errors import PySparkException
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def offsets_of(progress, name):

@@ -80,7 +80,7 @@ class RiggedDisk(Disk):
                 if gate.after >= 0:
                     continue
                 gate.reached.set()
-                assert gate.released.wait(20), "a held call was never released"
+                assert gate.released.wait(60), "a held call was never released"
         for order in self.orders:
             if order[0] != operation or not fnmatch.fnmatch(str(path), order[1]):
                 continue
@@ -166,7 +166,7 @@ class Answers:
 
     async def wait(self, count):
         """Until so many answers are there."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.order) < count:
                 self._changed.clear()
                 await self._changed.wait()
@@ -193,7 +193,7 @@ def values(partition):
     return found
 
 
-async def until(condition, *, seconds=10):
+async def until(condition, *, seconds=60):
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - conditions of all kinds

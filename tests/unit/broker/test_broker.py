@@ -330,7 +330,7 @@ async def test_deleting_does_not_wait_for_a_pause_of_the_others(
 
     broker.on_turn_end(again)
     again()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await broker.delete_stream("gone")
     broker.turn.turn_end_callbacks.clear()
 
@@ -443,7 +443,7 @@ async def test_threads_reach_the_loop(broker, partition, answers, kit):
     def elsewhere():
         broker.call_soon(lambda: kit.put(partition, answers, "a"))
         config = StreamConfig(name="t", subject="t")
-        return broker.run_coroutine(broker.create_stream(config)).result(5)
+        return broker.run_coroutine(broker.create_stream(config)).result(60)
 
     stream = await asyncio.to_thread(elsewhere)
     await answers.wait(1)

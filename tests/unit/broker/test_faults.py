@@ -346,7 +346,7 @@ async def test_waiting_readers_hear_of_what_reopening_found(
     disk.mend()
     await healed(broker, kit)
     assert partition.high_watermark == 1
-    assert await asyncio.wait_for(waiting, 2) is True
+    assert await asyncio.wait_for(waiting, 60) is True
 
 
 @pytest.mark.usefixtures("without_spares")

@@ -375,7 +375,7 @@ async def test_waiting_ends_when_the_partition_is_closed(partition, kit):
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
     await kit.until(lambda: partition._waiters)
     partition.close(ShuttingDownError("stopping"))
-    assert await asyncio.wait_for(waiting, 5) is False
+    assert await asyncio.wait_for(waiting, 60) is False
     assert kit.wait_beyond(partition, 0, 10.0) is False
 
 

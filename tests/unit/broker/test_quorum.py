@@ -124,11 +124,11 @@ class Net:
     async def say(self, *words):
         """Propose words to whoever leads; retried until they are in."""
         for word in words:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while True:
                     leader = await self.leader()
                     try:
-                        await leader.quorum.propose(word, timeout_s=5)
+                        await leader.quorum.propose(word, timeout_s=60)
                         break
                     except NotLeaderError:
                         await asyncio.sleep(0.01)
@@ -154,8 +154,8 @@ async def net(tmp_path, kit, monkeypatch):
 async def test_what_a_quorum_confirmed_is_applied_everywhere_in_order(net):
     """Commands proposed to the leader reach every machine, and the proposer hears its answer."""
     leader = await net.leader()
-    assert await leader.quorum.propose(b"a", timeout_s=5) == 1
-    answers = [leader.quorum.propose(word, timeout_s=5) for word in (b"b", b"c", b"d")]
+    assert await leader.quorum.propose(b"a", timeout_s=60) == 1
+    answers = [leader.quorum.propose(word, timeout_s=60) for word in (b"b", b"c", b"d")]
     assert await asyncio.gather(*answers) == [2, 3, 4]
     await net.agree([b"a", b"b", b"c", b"d"])
     await leader.quorum.barrier(timeout_s=5)

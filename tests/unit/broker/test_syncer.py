@@ -82,6 +82,6 @@ async def test_a_busy_loop_is_not_a_slow_disk(make_syncer):
     syncer = make_syncer(lambda _: None)
     heard = asyncio.get_running_loop().create_future()
     syncer.submit(1, lambda _, took_ms: heard.set_result(took_ms))
-    busy_s = 0.3
+    busy_s = 1.0
     time.sleep(busy_s)  # noqa: ASYNC251  the loop is busy
-    assert await asyncio.wait_for(heard, 5) < busy_s * 1000 / 2
+    assert await asyncio.wait_for(heard, 60) < busy_s * 1000 / 2

@@ -180,7 +180,7 @@ async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, dis
     await asyncio.sleep(0.01)
     assert not passing.done()
     gate.released.set()
-    await asyncio.wait_for(passing, 5)
+    await asyncio.wait_for(passing, 60)
 
 
 async def test_frames_leave_before_the_sync(broker, partition, answers, disk, kit):

@@ -121,7 +121,7 @@ async def asyncio_get(url):
     """Status of a GET, asked from another thread."""
 
     def get():
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status
 
     return await asyncio.to_thread(get)

@@ -46,7 +46,7 @@ class Cluster:
             await broker.start()
             broker.announce(10_000 + number)
             self.brokers[number] = broker
-        await self.kit.until(lambda: all(self.brokers[n].is_ready for n in numbers), seconds=20)
+        await self.kit.until(lambda: all(self.brokers[n].is_ready for n in numbers), seconds=60)
 
     def secure(self):
         """Let brokers talk over mutual TLS, each with a certificate of its own."""
@@ -102,7 +102,7 @@ class Cluster:
                     return False
             return True
 
-        await self.kit.until(are_live, seconds=20)
+        await self.kit.until(are_live, seconds=60)
 
     def partition(self, number, name="s", index=0):
         return self.brokers[number].stream(name).partition(index)
@@ -125,7 +125,7 @@ class Cluster:
             ]
             return len(found) == 1 and self.image(name, index).leader == found[0]
 
-        await self.kit.until(leads, seconds=20)
+        await self.kit.until(leads, seconds=60)
         return found[0]
 
     async def put(self, *values, name="s", index=0):
@@ -148,7 +148,7 @@ class Cluster:
         wanted = [value.encode() for value in values]
         for number in self.brokers:
             partition = self.partition(number, name, index)
-            await self.kit.until(lambda p=partition: p.high_watermark >= len(wanted), seconds=20)
+            await self.kit.until(lambda p=partition: p.high_watermark >= len(wanted), seconds=60)
             assert self.kit.values(partition) == wanted
 
     async def until_caught_up(self, number, end, *, name="s", index=0):
@@ -158,11 +158,11 @@ class Cluster:
             partition = self.partition(number, name, index)
             return partition.seat is not None and partition.high_watermark >= end
 
-        await self.kit.until(has_all, seconds=20)
+        await self.kit.until(has_all, seconds=60)
 
     async def isr(self, *members, name="s", index=0):
         """Until the ISR is this."""
-        await self.kit.until(lambda: self.image(name, index).isr == members, seconds=20)
+        await self.kit.until(lambda: self.image(name, index).isr == members, seconds=60)
 
 
 @pytest.fixture

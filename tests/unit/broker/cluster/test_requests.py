@@ -87,7 +87,7 @@ async def group(monkeypatch):
 async def test_a_command_reaches_the_leader_from_anywhere(group, number):
     """The one that leads decides itself; from another broker the command is forwarded."""
     group.join(1), group.join(2)
-    outcome = await group.requests[number].propose(AllocateProducerIds(5), timeout_s=5)
+    outcome = await group.requests[number].propose(AllocateProducerIds(5), timeout_s=60)
     assert (outcome.value, len(group.applied)) == (1, 1)
 
 
@@ -95,7 +95,7 @@ async def test_whoever_asked_has_applied_it_when_it_is_answered(group):
     """A forwarded command is answered only when this broker's own image has it."""
     group.join(1), group.join(2)
     group.is_lagging = True
-    asked = asyncio.create_task(group.requests[2].propose(OpenSession(), timeout_s=5))
+    asked = asyncio.create_task(group.requests[2].propose(OpenSession(), timeout_s=60))
     while not group.applied:  # noqa: ASYNC110  a round of the loop or two
         await asyncio.sleep(0)
     done, _ = await asyncio.wait({asked}, timeout=0.1)
@@ -109,7 +109,7 @@ async def test_it_is_tried_again_until_somebody_leads_and_is_reached(group):
     group.join(1)
     asker = group.join(2)
     group.leader = None
-    asked = asyncio.create_task(asker.propose(AllocateProducerIds(5), timeout_s=5))
+    asked = asyncio.create_task(asker.propose(AllocateProducerIds(5), timeout_s=60))
     await asyncio.sleep(0.01)
     group.leader, group.is_cut = 1, True
     await asyncio.sleep(0.01)
@@ -130,10 +130,10 @@ async def test_a_session_applies_once_what_is_proposed_twice(group):
     """When an answer is lost the command is proposed again, and has the same outcome."""
     group.join(1)
     session = Session(group.join(2))
-    first = await session.propose(AllocateProducerIds(5), timeout_s=5)
+    first = await session.propose(AllocateProducerIds(5), timeout_s=60)
     group.lost_answers = 2
-    second = await session.propose(AllocateProducerIds(5), timeout_s=5)
-    third = await session.propose(AllocateProducerIds(5), timeout_s=5)
+    second = await session.propose(AllocateProducerIds(5), timeout_s=60)
+    third = await session.propose(AllocateProducerIds(5), timeout_s=60)
     assert [first.value, second.value, third.value] == [1, 6, 11]
     assert len(group.applied) == 1 + 1 + 3 + 1, "a session, and one command proposed three times"
 
@@ -142,12 +142,12 @@ async def test_a_session_that_was_forgotten_is_opened_anew(group):
     """The caller hears that the outcome is unknown; the next command goes through."""
     group.join(1)
     session = Session(group.join(2))
-    await session.propose(AllocateProducerIds(1), timeout_s=5)
+    await session.propose(AllocateProducerIds(1), timeout_s=60)
     for _ in range(300):
-        await group.requests[1].propose(OpenSession(), timeout_s=5)
+        await group.requests[1].propose(OpenSession(), timeout_s=60)
     with pytest.raises(UnavailableError, match="forgotten"):
-        await session.propose(AllocateProducerIds(1), timeout_s=5)
-    assert (await session.propose(AllocateProducerIds(1), timeout_s=5)).is_applied
+        await session.propose(AllocateProducerIds(1), timeout_s=60)
+    assert (await session.propose(AllocateProducerIds(1), timeout_s=60)).is_applied
 
 
 async def test_an_answer_that_nobody_waits_for_is_nothing(group):

@@ -228,7 +228,7 @@ async def test_more_than_an_answer_is_a_violation(transport, log):
 async def test_who_does_not_answer_is_cut_off(transport, log):
     """The handshake has a time limit, which ends with the handshake."""
     connection = make_incoming(transport, log, handshake_timeout_s=0.001)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await transport.ended.wait()
     assert connection.failure == "no handshake within 0.001 s"
 

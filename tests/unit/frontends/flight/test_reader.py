@@ -87,7 +87,7 @@ def test_following_delivers_what_is_stored_later(broker, stream, partition, late
     later(partition.store, b"b", b"c", b"d")
     started = time.monotonic()
     assert session.values() == [b"b", b"c"]
-    assert 0.05 < time.monotonic() - started < 5
+    assert 0.05 < time.monotonic() - started < 30
 
 
 def test_following_several_partitions_interleaves_them(broker, later):
@@ -134,7 +134,7 @@ def test_a_long_poll_ends_when_its_time_is_up(broker, stream, partition):
     partition.store(b"a")
     session = Session(broker, stream, bytes_min=1 << 20, wait_ms_max=100)
     assert session.values() == [b"a"]
-    assert 0.15 < time.monotonic() - started < 5
+    assert 0.15 < time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("request_", [{"follow": True}, {"wait_ms_max": 60_000, "bytes_min": 1}])
@@ -144,7 +144,7 @@ def test_a_client_that_goes_away_frees_the_thread(broker, stream, later, request
     later(session.gone.set)
     started = time.monotonic()
     assert session.values() == []
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert session.life.busy == 0
 
 

@@ -213,7 +213,7 @@ def test_waiting_ends_with_the_first_record(client, front_end, broker):
     [data] = action(client, admin.WAIT_BEYOND, body)
     thread.join()
     assert decode(data, admin.Offsets, what="x").offsets == {0: 0, 1: 1}
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_actions_and_streams_can_be_listed(client, broker):
@@ -258,7 +258,7 @@ def test_a_client_that_leaves_frees_its_thread(client, front_end, broker, stream
     reader = read(client, stream="s", follow=True)
     assert reader.schema is not None
     reader.cancel()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while broker.telemetry.connections["flight"] and time.monotonic() < deadline:
         time.sleep(0.02)
     assert broker.telemetry.connections["flight"] == 0

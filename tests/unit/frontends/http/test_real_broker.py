@@ -8,7 +8,7 @@ from strandline.testing import Server
 
 
 def get(url):
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return response.read().decode()
 
 

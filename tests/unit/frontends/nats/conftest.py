@@ -155,13 +155,13 @@ class RawClient:
 
     async def line(self):
         """The next line without its end; empty at the end of the connection."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return (await self.reader.readline()).rstrip(b"\r\n")
 
     async def message(self):
         """The next MSG or HMSG: its words and its whole body."""
         words = (await self.line()).split()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             body = await self.reader.readexactly(int(words[-1]) + 2)
         return words, body[:-2]
 
@@ -180,7 +180,7 @@ def until():
     """A function that waits for something to become true."""
 
     async def wait(condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - conditions have no events
                 await asyncio.sleep(0.002)
 
