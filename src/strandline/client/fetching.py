@@ -3,6 +3,7 @@
 Rules:
 - a read goes on through lost connections and changes of leaders, from where it was;
 - a partition that is not wanted any more is dropped, and the others go on untouched;
+- what ends it is told in the inbox, a bug of ours too, or whoever polls would wait for ever;
 - what is read waits in an inbox of limited size; a batch in it is of one partition.
 
 Must not know groups or positions.
@@ -124,6 +125,10 @@ class Fetch:
                 now_s = time.monotonic()
                 backoff.failed(now_s)
                 self._is_cancelled.wait(backoff.wait_s(now_s))
+            except Exception as bug:  # noqa: BLE001 - raised where records are waited for
+                why = StrandlineError(f"reading ahead failed: {bug!r}")
+                self._put(Fetched(self, -1, None, why))
+                return
 
     def _read(self, backoff: Backoff) -> None:
         starts = {number: at for number, at in self._next.items() if number in self.wanted}

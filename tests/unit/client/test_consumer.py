@@ -9,7 +9,12 @@ from strandline.client.consumer import Consumer, Options
 from strandline.client.fetching import Fetch, split
 from strandline.client.office import Office
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS
-from strandline.errors import CorruptBatchError, DisconnectedError, OffsetOutOfRangeError
+from strandline.errors import (
+    CorruptBatchError,
+    DisconnectedError,
+    OffsetOutOfRangeError,
+    StrandlineError,
+)
 from strandline.protocol import groups as wire
 from strandline.types import PartitionName
 
@@ -129,6 +134,16 @@ def test_a_fetch_begins_anew_where_its_offsets_are_gone():
     source = Source()
     source.first = 6
     assert sorted(take(source, 8)) == [(p, o) for p in (0, 1) for o in range(6, END)]
+
+
+def test_a_read_that_ends_by_a_bug_is_told():
+    """Whoever polls hears of it, and does not wait for records that nobody reads."""
+    source = Source()
+    source.first = "no offset"  # what no comparison of offsets takes
+    consumer = Consumer(source, Coordinator(), "g", streams=["s"], options=Options())
+    with pytest.raises(StrandlineError, match="TypeError"):
+        list(iter(lambda: consumer.poll(5), "never"))
+    consumer.close(commit=False)
 
 
 def test_damage_is_told_at_every_poll_and_loses_nothing():
