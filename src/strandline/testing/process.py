@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from strandline.errors import RequestTimeoutError, StrandlineError
 
-READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 90.0
 READER_TIMEOUT_S = 5.0
 KEPT_LINES = 200
 SERVE = (sys.executable, "-m", "strandline.cli", "serve", "--output", "json")

@@ -17,8 +17,8 @@ from strandline.errors import RequestTimeoutError
 if TYPE_CHECKING:
     from strandline.server.wiring import BrokerApp
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 90.0
 
 
 class ServerUrl(str):

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 BINARY: Final = "nats-server"
 HANDSHAKE_TIMEOUT_S: Final = 10
-START_TIMEOUT_S: Final = 10.0
+START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
 PORT_PATIENCE_S: Final = 2.0
 POLL_INTERVAL_S: Final = 0.005
