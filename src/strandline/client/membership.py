@@ -183,6 +183,11 @@ class Membership:
                     self._end(error)
                     return
                 logger.warning("group %s: no heartbeat: %s", self._group, error)
+            except Exception as bug:
+                # Or the consumer would go on with what others have been given meanwhile.
+                logger.exception("group %s: a bug ended the membership", self._group)
+                self._end(StrandlineError(f"the membership ended: {bug!r}"))
+                return
 
     def _once(self) -> None:
         if self._is_lost:

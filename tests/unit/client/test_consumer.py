@@ -146,6 +146,21 @@ def test_a_read_that_ends_by_a_bug_is_told():
     consumer.close(commit=False)
 
 
+def test_a_membership_that_ends_by_a_bug_is_told():
+    """Whoever polls hears of it: others are given its partitions by and by."""
+
+    class Confused(Coordinator):
+        def ask(self, name, body, kind, *, timeout_s):
+            answer = super().ask(name, body, kind, timeout_s=timeout_s)
+            return answer if name != wire.GROUP_HEARTBEAT else [None]
+
+    options = Options(session_timeout_s=0.2)
+    consumer = Consumer(Source(), Confused(), "g", streams=["s"], options=options)
+    with pytest.raises(StrandlineError, match="AttributeError"):
+        list(iter(lambda: consumer.poll(5), "never"))
+    consumer.close(commit=False)
+
+
 def test_damage_is_told_at_every_poll_and_loses_nothing():
     """Batches that came before it are handed out first; seeking past it goes on."""
     source, coordinator = Source(), Coordinator()
