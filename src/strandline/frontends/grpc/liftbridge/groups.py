@@ -15,6 +15,7 @@ from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.host import Host
+from strandline.frontends.grpc.liftbridge.reports import Reports
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.commands import JoinGroup, LeaveGroup, MoveGroup
 from strandline.metadata.groups import assignments
@@ -38,8 +39,7 @@ class GroupCalls:
         self._host = host
         self._heard_ms: dict[tuple[str, str], float] = {}
         """(Group, member) → when it was heard; of the groups that this broker coordinates."""
-        self._reports: dict[tuple[str, int], set[str]] = {}
-        """(Group, epoch) → members that miss the coordinator."""
+        self._reports = Reports(timeout_ms=host.config.coordinator_timeout_ms)
 
     async def join(
         self, request: pb.JoinConsumerGroupRequest, _: Call
@@ -126,9 +126,9 @@ class GroupCalls:
         candidate = self._candidate(but=group.coordinator)
         if candidate is None:
             raise RpcError(Status.FAILED_PRECONDITION, "No group coordinator candidates")
-        who = self._reports.setdefault((request.groupId, group.epoch), set())
-        who.add(request.consumerId)
-        if len(who) > len(group.members) // 2 or not self._is_live(group.coordinator):
+        now_ms = self._host.broker.clock.monotonic_ms()
+        who = self._reports.add(request.groupId, group.epoch, request.consumerId, now_ms=now_ms)
+        if who > len(group.members) // 2 or not self._is_live(group.coordinator):
             try:
                 await self._host.broker.change(MoveGroup(request.groupId, candidate, group.epoch))
             except InvalidRequestError as error:
@@ -157,8 +157,7 @@ class GroupCalls:
             for member in group.members
         ]
         self._heard_ms = {each: self._heard_ms.get(each, now_ms) for each in members}
-        epochs = {(n, g.epoch) for n, g in self._host.broker.image.groups.items()}
-        self._reports = {key: who for key, who in self._reports.items() if key in epochs}
+        self._reports.keep({(n, g.epoch) for n, g in self._host.broker.image.groups.items()})
         return [each for each, heard in self._heard_ms.items() if now_ms - heard > timeout_ms]
 
     def _heard(self, group: str, member: str) -> None:
