@@ -26,7 +26,7 @@ from strandline.client.positions import LogPositions, Owner
 from strandline.client.positions_dual import DualPositions
 from strandline.client.positions_sql import SqlPositions
 from strandline.client.positions_zookeeper import ZooKeeperPositions
-from strandline.errors import StaleMemberError, UnavailableError
+from strandline.errors import InvalidConfigError, StaleMemberError, UnavailableError
 from strandline.server.ports import free_ports
 from strandline.spark.java import find_java_home
 from strandline.testing import Server
@@ -231,6 +231,14 @@ def test_stores_that_are_away_say_so(tmp_path):
         SqlPositions(f"postgresql+psycopg://test@127.0.0.1:{port}/test")
     with pytest.raises(UnavailableError):
         SqlPositions(f"sqlite:///{tmp_path}/missing/positions.db")
+
+
+@pytest.mark.parametrize("url", ["secret", "secret://u:secret@h/d", "mssql+pymssql://u:secret@h/d"])
+def test_what_is_no_database_is_refused_without_its_password(url):
+    """Not a URL, an unknown database, a driver that is not there; the URL is not shown."""
+    with pytest.raises(InvalidConfigError) as refused:
+        SqlPositions(url)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_zookeeper_that_stands_still_is_an_error(zookeeper_process):

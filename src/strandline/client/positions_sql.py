@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 from strandline.client.positions import Offsets, Owner
-from strandline.errors import StaleMemberError, UnavailableError
+from strandline.errors import InvalidConfigError, StaleMemberError, UnavailableError
 from strandline.types import PartitionName
 
 TABLE = "strandline_positions"
@@ -27,11 +27,12 @@ class SqlPositions:
         table: its name.
 
     Raises:
+        InvalidConfigError: not a URL of a database, or its driver is not installed.
         UnavailableError: the database cannot be reached.
     """
 
     def __init__(self, database: str | sa.Engine, *, table: str = TABLE) -> None:
-        self._engine = sa.create_engine(database) if isinstance(database, str) else database
+        self._engine = _engine(database) if isinstance(database, str) else database
         metadata = sa.MetaData()
         self._table = sa.Table(
             table,
@@ -136,6 +137,25 @@ class SqlPositions:
         except sa.exc.SQLAlchemyError as error:
             said = str(error).splitlines()[0]
             raise UnavailableError(f"positions in {self._table.name}: {said}") from error
+
+
+def _engine(url: str) -> sa.Engine:
+    """The engine of a database; its URL may hold a password, so no message shows it.
+
+    Raises:
+        InvalidConfigError: as ``SqlPositions``.
+    """
+    try:
+        return sa.create_engine(url)
+    except sa.exc.ArgumentError:
+        raise InvalidConfigError(
+            "the store of positions: not a URL of a database; write one as SQLAlchemy does, such "
+            "as postgresql+psycopg://user@host/database"
+        ) from None
+    except ModuleNotFoundError as error:
+        raise InvalidConfigError(
+            f"the store of positions: the driver {error.name!r} of the database is not installed"
+        ) from error
 
 
 def _without(values: dict[str, int]) -> dict[str, int]:
