@@ -49,6 +49,7 @@ class ClusterBroker(FollowingBroker):
 
     operations: Operations
     """Orders of operators."""
+    _flight_address = ""
 
     # Life
 
@@ -78,8 +79,16 @@ class ClusterBroker(FollowingBroker):
 
     @property
     def flight_addresses(self) -> tuple[str, ...]:
-        """As ``Broker``; at least this one's, so that clients know it does not stand alone."""
-        return super().flight_addresses or (self._flight_address,)
+        """As ``Broker``; at least this one's, so that clients know it does not stand alone.
+
+        Raises:
+            UnavailableError: not even that is known yet: the front ends begin to listen.
+        """
+        if found := super().flight_addresses:
+            return found
+        if not self._flight_address:
+            raise UnavailableError("this broker does not know yet where brokers are reached; retry")
+        return (self._flight_address,)
 
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):

@@ -5,12 +5,16 @@ import asyncio
 import pytest
 
 from strandline.broker.cluster import replicas
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.config import BrokerConfig, ClusterConfig, JournalConfig
 from strandline.errors import (
     InvalidConfigError,
     NotLeaderError,
     StreamExistsError,
+    UnavailableError,
     UnknownStreamError,
 )
+from strandline.server.ports import free_ports
 
 
 async def test_records_are_on_every_replica_when_acked(cluster):
@@ -192,6 +196,26 @@ async def test_a_directory_has_one_broker(cluster, open_broker, tmp_path):
     (tmp_path / "data").symlink_to(tmp_path / "broker-1")
     with pytest.raises(InvalidConfigError, match="broker 1 of cluster 'test'"):
         await open_broker()
+
+
+async def test_who_asks_too_early_where_brokers_are_is_told_to_retry(tmp_path, kit):
+    """While a broker starts, its front ends listen before it knows at which ports."""
+    [port] = free_ports(1)
+    peers = [f"1=127.0.0.1:{port}"]
+    config = BrokerConfig(
+        data_dir=str(tmp_path / "data"),
+        journal=JournalConfig(file_bytes=1 << 20),
+        cluster=ClusterConfig(broker_id=1, name="test", peer_port=port, peers=peers),
+    )
+    broker = ClusterBroker(config, disk=kit.Disk())
+    await broker.start()
+    try:
+        with pytest.raises(UnavailableError, match="retry"):
+            _ = broker.flight_addresses
+        broker.announce(10_001)
+        assert broker.flight_addresses == ("127.0.0.1:10001",)
+    finally:
+        await broker.stop()
 
 
 async def test_brokers_talk_over_tls(cluster):
