@@ -44,6 +44,7 @@ _TEXTS = (
     "nats_address",
     "grpc_address",
     "rack",
+    "beam_address",
 )
 
 

@@ -72,6 +72,7 @@ class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     nats_address: str = ""
     grpc_address: str = ""
     rack: str = ""
+    beam_address: str = ""
 
 
 class BrokerRun(msgspec.Struct, frozen=True, array_like=True):

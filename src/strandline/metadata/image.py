@@ -54,6 +54,8 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     nats_address: str = ""
     grpc_address: str = ""
     """Where clients of Liftbridge dial it; empty: it does not serve them."""
+    beam_address: str = ""
+    """Where clients of Beam's log do; likewise."""
     rack: str = ""
     """Brokers of one rack fail together; without a label a broker is a rack of its own."""
     is_fenced: bool = True

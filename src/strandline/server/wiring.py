@@ -109,7 +109,9 @@ class BrokerApp:
         if self._watch is not None:
             self._watching = start_task(self._watch.run(), "certificates")
         if isinstance(self.broker, ClusterBroker):
-            self.broker.membership.grpc_address = self._grpc.address if self._grpc else ""
+            if self._grpc is not None:
+                self.broker.membership.grpc_address = self._grpc.address
+                self.broker.membership.beam_address = self._grpc.beam_address
             self.broker.announce(self.flight_port, f"{self.config.host}:{self.nats_port or 0}")
 
     def look_at_certificates(self) -> None:

@@ -120,6 +120,8 @@ class Membership:
         self._reached = Reached()
         self.grpc_address = ""
         """Where clients of Liftbridge dial this broker; set before ``announce``."""
+        self.beam_address = ""
+        """Where clients of Beam's log do; likewise."""
         self._links = self._make_links(config)
         self.machine = MetadataMachine(self._image_changed)
         self.quorum = Quorum(
@@ -319,6 +321,7 @@ class Membership:
             nats_address=self._reached.nats,
             grpc_address=self.grpc_address,
             rack=cluster.rack,
+            beam_address=self.beam_address,
         )
         while not self._is_removed:
             try:

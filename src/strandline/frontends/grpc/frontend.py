@@ -41,6 +41,11 @@ class GrpcFrontEnd:
         return self._liftbridge.address if self._liftbridge is not None else ""
 
     @property
+    def beam_address(self) -> str:
+        """Where Beam's clients are sent when this broker leads; empty when off."""
+        return self._beam.address if self._beam is not None else ""
+
+    @property
     def beam_port(self) -> int | None:
         """Port of Beam's log; None when off."""
         return self._beam.port if self._beam is not None else None

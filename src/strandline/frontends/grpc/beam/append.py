@@ -52,6 +52,7 @@ class AppendStream:
         partition: where proposals go.
         limits: the broker's.
         is_leading: whether the partition is led here.
+        redirect: where it is led instead.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class AppendStream:
         limits: LimitsConfig,
         *,
         is_leading: Callable[[Partition], bool],
+        redirect: Callable[[], pb.Redirect],
     ) -> None:
         self._call = call
         self._partition = partition
         self._subject = partition.config.subject
         self._record_bytes_max = limits.record_bytes
         self._is_leading = is_leading
+        self._redirect = redirect
         self._due: deque[Due] = deque()
         self._sequence = 0
 
@@ -89,7 +92,7 @@ class AppendStream:
         else:
             due = Due(0, 0)
             self._due.append(due)
-            self._settle(due, pb.AppendReply(redirect=pb.Redirect()), OVER)
+            self._settle(due, pb.AppendReply(redirect=self._redirect()), OVER)
 
     def _append(self, request: pb.AppendRequest) -> None:
         proposals = request.proposals
@@ -147,7 +150,7 @@ class AppendStream:
         """They are not, or nobody knows."""
         assert isinstance(token, Due), "given with the records"
         if isinstance(error, NotLeaderError):
-            self._settle(token, pb.AppendReply(redirect=pb.Redirect()), OVER)
+            self._settle(token, pb.AppendReply(redirect=self._redirect()), OVER)
         elif isinstance(error, DiskFullError):
             self._settle(token, pb.AppendReply(full=True), OVER)
         else:

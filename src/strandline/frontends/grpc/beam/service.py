@@ -27,7 +27,7 @@ from strandline.frontends.grpc.beam.append import AppendStream
 from strandline.frontends.grpc.beam.entries import COLUMNS, entries_of, framed_replies, skips
 from strandline.frontends.grpc.calls import Call, Direct, Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
-from strandline.frontends.grpc.leading import know_end
+from strandline.frontends.grpc.leading import advertised_host, know_end
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
@@ -69,6 +69,11 @@ class BeamService:
         self._making: asyncio.Task[None] | None = None
         self._is_ready = False
         self.port = 0
+
+    @property
+    def address(self) -> str:
+        """Where other brokers send clients to."""
+        return f"{advertised_host(self._broker.config)}:{self.port}"
 
     async def start(self) -> None:
         """Make the stream if there is none, then listen.
@@ -150,6 +155,15 @@ class BeamService:
         leader = self._broker.image.partition(self._name, 0).leader
         return partition.elsewhere is None and leader == self._broker.config.cluster.broker_id
 
+    def _redirect(self) -> pb.Redirect:
+        """Where the leader is; nowhere while nobody leads, or it serves no such clients."""
+        image = self._broker.image
+        leader = image.partition(self._name, 0).leader
+        if leader is None or leader == self._broker.config.cluster.broker_id:
+            return pb.Redirect()
+        known = image.brokers.get(leader)
+        return pb.Redirect(host=known.beam_address if known is not None else "")
+
     # The calls
 
     def _allow(self, call: Call, rpc: str) -> None:
@@ -171,13 +185,15 @@ class BeamService:
                 raise rpc_error(error) from error
             return self._is_leading(partition)
 
-        return AppendStream(call, self._partition(), limits, is_leading=is_leading)
+        return AppendStream(
+            call, self._partition(), limits, is_leading=is_leading, redirect=self._redirect
+        )
 
     async def _discard(self, request: pb.DiscardRequest, call: Call) -> pb.DiscardReply:
         self._allow(call, "Discard")
         partition = self._partition()
         if not self._is_leading(partition):
-            return pb.DiscardReply(redirect=pb.Redirect())
+            return pb.DiscardReply(redirect=self._redirect())
         first = Offset(max(0, request.firstIndex - 1))
         if first > partition.high_watermark:
             await self._broker.skip_to(self._name, 0, first)
@@ -189,7 +205,7 @@ class BeamService:
         self._allow(call, "Read")
         partition = self._partition()
         if not self._is_leading(partition):
-            call.send(pb.ReadReply(redirect=pb.Redirect()))
+            call.send(pb.ReadReply(redirect=self._redirect()))
             return
         if request.nextIndex < 1 or request.nextIndex - 1 < partition.log_start_offset:
             call.send(pb.ReadReply(truncated=True))
@@ -213,7 +229,7 @@ class BeamService:
                 if isinstance(partition.closed_by, UnknownStreamError):
                     raise RpcError(Status.NOT_FOUND, f"stream {self._name!r} was deleted")
                 is_moved = isinstance(partition.closed_by, NotLeaderError)
-                redirect = pb.ReadReply(redirect=pb.Redirect())
+                redirect = pb.ReadReply(redirect=self._redirect())
                 call.send(redirect if is_moved else pb.ReadReply(truncated=True))
                 return
             before = reader.offset
@@ -270,7 +286,7 @@ class BeamService:
         if not self._is_leading(partition) and not (
             request.allowStale and partition.elsewhere is None
         ):
-            return pb.InfoReply(redirect=pb.Redirect())
+            return pb.InfoReply(redirect=self._redirect())
         used = partition.log.size_bytes
         limit = partition.config.retention_bytes
         total = limit or used + shutil.disk_usage(self._broker.data_dir).free
