@@ -5,6 +5,7 @@ not listed; what the caller may not see is unknown; offsets are inclusive, -1: a
 """
 
 from collections import Counter
+from typing import Final
 
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
@@ -19,8 +20,11 @@ from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.frontends.needs import group, sees_stream
-from strandline.record.batch import read_header
-from strandline.types import BrokerId
+from strandline.record.batch import Attributes, BatchHeader, read_header
+from strandline.types import BrokerId, Offset
+
+LOOK_BACK_MAX: Final = 64
+"""Batches looked at for the newest that readers see; behind so many notes it is said to be one."""
 
 
 class DescribeCalls:
@@ -136,11 +140,27 @@ def received_ns(partition: Partition) -> tuple[int, int]:
     if start >= end:
         return 0, 0
     try:
-        oldest = read_header(memoryview(partition.read(start, 1)))
-        latest = read_header(memoryview(partition.read(type(end)(end - 1), 1)))
+        first = partition.read(start, 1)
+        if not first.size:
+            return 0, 0  # nothing but what transactions have left
+        oldest, latest = read_header(memoryview(first)), _latest(partition, end)
     except (CorruptBatchError, DecryptionError, EncryptionKeyError, OffsetOutOfRangeError):
         return 0, 0  # damaged, without its key, compacted away or just deleted: nobody can say
     return oldest.first_timestamp, latest.last_timestamp
+
+
+def _latest(partition: Partition, end: Offset) -> BatchHeader:
+    """The newest batch that readers see; the notes of transactions lie behind it."""
+    log, offset = partition.log, Offset(end - 1)
+    for _ in range(LOOK_BACK_MAX):
+        found = read_header(memoryview(log.read(offset, 1, below=end).buffer))
+        is_hidden = found.attributes & (Attributes.MARKER | Attributes.REMOVED)
+        if found.base_offset <= log.log_start_offset:
+            break
+        if not is_hidden and partition.counts(found):
+            break
+        offset = Offset(found.base_offset - 1)
+    return found
 
 
 def _names(brokers: tuple[BrokerId, ...]) -> list[str]:

@@ -209,6 +209,8 @@ class SubscribeCalls:
                 call.send_framed(portion.data)
                 telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
                 await call.drain()
+            elif extent.stop is not None and reader.offset >= extent.stop:
+                continue  # what is between the last record and the stop is nothing to be seen
             elif reader.offset >= partition.stable_offset:
                 if is_readonly:
                     raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
