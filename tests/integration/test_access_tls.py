@@ -14,7 +14,7 @@ from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import Server
 
 ADMIN = "an-administrators-token-made-for-this-test"
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 PEOPLE = {
     # who: (subject alternative names, common name)
     "root.example": (("root.example",), "somebody else"),

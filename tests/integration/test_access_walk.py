@@ -33,7 +33,7 @@ from strandline.testing import Server
 from strandline.testing.action_bodies import BODIES, MINE
 
 ADMIN = "an-administrators-token-made-for-this-test"
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 HEALTH = "/grpc.health.v1.Health/"
 DENIED = "The client is not authorized to call"
 

@@ -13,7 +13,7 @@ from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.storage.log import Log
 from strandline.testing import Server
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 @pytest.fixture

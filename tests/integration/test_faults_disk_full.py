@@ -87,7 +87,7 @@ async def test_a_full_disk_refuses_and_heals(small_disk, kit):
         async with kit.running(*publishers, reader):
             await kit.progress(publishers)
             ballast = fill(small_disk, leave=1 << 20)
-            await kit.until(lambda: all(refused(each) > 3 for each in publishers), seconds=60)
+            await kit.until(lambda: all(refused(each) > 3 for each in publishers), seconds=120)
             with strandline.connect(server.flight) as client:
                 append_until_full(client, "s")
                 assert len(list(client.read("s", records_max=1))) == 1, "reading goes on"
@@ -129,7 +129,7 @@ async def test_what_was_acked_survives_an_end_on_a_full_disk(small_disk, kit, en
         async with kit.running(*publishers):
             await kit.progress(publishers)
             ballast = fill(small_disk, leave=200_000)
-            await kit.until(lambda: all(refused(each) > 3 for each in publishers), seconds=60)
+            await kit.until(lambda: all(refused(each) > 3 for each in publishers), seconds=120)
             await asyncio.to_thread(getattr(server, end))
             with contextlib.suppress(StrandlineError):  # what only the journal has needs space
                 await asyncio.to_thread(server.start)
@@ -174,7 +174,7 @@ def append_until_full(client, stream):
 
 async def until_appended(client, stream):
     """Append until it works."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 client.append(stream, b"small")

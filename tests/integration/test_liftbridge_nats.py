@@ -10,7 +10,7 @@ from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.record import envelope
 from strandline.testing import Server
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
 ROUTE_SECRET = "what-nats-servers-of-tests-show-each-other"
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.usefixtures("forgiving"),
@@ -74,7 +74,7 @@ async def connect(server):
         options.setdefault("allow_reconnect", False)
         client = await nats.connect(
             url or server.url.nats_url,
-            connect_timeout=10,
+            connect_timeout=30,
             error_cb=failed,
             disconnected_cb=disconnected,
             **options,
@@ -135,7 +135,7 @@ async def test_who_may_publish_is_acknowledged(admin, shop, connect, how):
     """A stock JetStream publish with the token, or with it as a password, is stored and acked."""
     shown = {"token": shop} if how == "token" else {"user": "shop", "password": shop}
     client = await connect(**shown)
-    ack = await client.jetstream().publish(f"orders.{how}", b"one espresso", timeout=10)
+    ack = await client.jetstream().publish(f"orders.{how}", b"one espresso", timeout=30)
     assert ack.stream == "orders"
     assert b"one espresso" in await asyncio.to_thread(values, admin, "orders")
 
@@ -155,7 +155,7 @@ async def test_nothing_else_can_be_published(admin, shop, connect, subject):
     """Another stream's subject, replies and the server's own: refused, and nothing is stored."""
     client = await connect(token=shop)
     await client.publish(subject, b"forged")
-    await client.flush(timeout=10)
+    await client.flush(timeout=30)
     await until(lambda: any("ermissions" in str(error) for error in client.seen))
     assert b"forged" not in await asyncio.to_thread(values, admin, "secrets")
 
@@ -165,7 +165,7 @@ async def test_nothing_else_can_be_heard(shop, connect, subject):
     """Neither others' subjects, nor its own that it may only publish to, nor all at once."""
     client = await connect(token=shop)
     await client.subscribe(subject)
-    await client.flush(timeout=10)
+    await client.flush(timeout=30)
     await until(lambda: any("ermissions" in str(error) for error in client.seen))
 
 
@@ -173,10 +173,10 @@ async def test_what_may_be_read_is_heard(admin, shop, connect):
     """A rule to read a subject lets a client hear what is published to it."""
     reader = await connect(token=shop)
     heard = await reader.subscribe("news.>")
-    await reader.flush(timeout=10)
+    await reader.flush(timeout=30)
     writer = await connect(token=ADMIN_TOKEN)
     await writer.publish("news.local", b"rain")
-    assert (await heard.next_msg(timeout=10)).data == b"rain"
+    assert (await heard.next_msg(timeout=30)).data == b"rain"
 
 
 async def test_the_broker_lends_nobody_its_voice(admin, shop, connect):
@@ -184,11 +184,11 @@ async def test_the_broker_lends_nobody_its_voice(admin, shop, connect):
     client = await connect(token=shop)
     listener = await connect(token=ADMIN_TOKEN)
     heard = await listener.subscribe("secrets.>")
-    await listener.flush(timeout=10)
+    await listener.flush(timeout=30)
     await client.publish("orders.x", b"look", reply="secrets.voice")
     # Acked after it: had the broker answered there, it would have been heard before this.
-    await client.jetstream().publish("orders.x", b"after", timeout=10)
-    await listener.flush(timeout=10)
+    await client.jetstream().publish("orders.x", b"after", timeout=30)
+    await listener.flush(timeout=30)
     with pytest.raises(nats.errors.TimeoutError):
         await heard.next_msg(timeout=0.5)
     stored = await asyncio.to_thread(values, admin, "secrets")
@@ -202,13 +202,13 @@ async def test_a_rule_that_is_revoked_ends_what_it_allowed(admin, connect):
     client = await connect(
         token=token, allow_reconnect=True, reconnect_time_wait=0.1, max_reconnect_attempts=-1
     )
-    await client.jetstream().publish("orders.fleet", b"before", timeout=10)
+    await client.jetstream().publish("orders.fleet", b"before", timeout=30)
     await asyncio.to_thread(admin.access.revoke, "fleet", "publish", "subject", "orders.fleet")
     async with asyncio.timeout(PATIENCE_S):
         await client.gone.wait()
     await until(lambda: client.is_connected)
     await client.publish("orders.fleet", b"after the revocation")
-    await client.jetstream().publish("orders.other", b"still", timeout=10)
+    await client.jetstream().publish("orders.other", b"still", timeout=30)
     found = await asyncio.to_thread(values, admin, "orders")
     assert b"before" in found
     assert b"still" in found
@@ -290,7 +290,7 @@ async def test_a_certificate_is_enough(tmp_path):
         address = url.nats_url.replace("nats://", "tls://")
         options = {"connect_timeout": 10, "allow_reconnect": False, "error_cb": ignore}
         client = await nats.connect(address, tls=context("till"), **options)
-        ack = await client.jetstream().publish("sales.1", b"sold", timeout=10)
+        ack = await client.jetstream().publish("sales.1", b"sold", timeout=30)
         assert ack.stream == "sales"
         await client.close()
         with pytest.raises((nats.errors.Error, OSError)):

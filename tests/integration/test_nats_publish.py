@@ -59,7 +59,7 @@ def rows(admin, name, **options):
 
 async def bound(nc, subject):
     """Wait until the subject has a stream behind it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await nc.request(subject, b"probe", timeout=1, headers={"Nats-Rollup": "refused"})
@@ -282,7 +282,7 @@ async def test_stream_without_pub_ack_leaves_the_reply_to_the_application(admin,
     reply = await nc.request(f"{name}.x", b"question")
     assert reply.data == b"from the application"
     await nc.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (found := rows(admin, name)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     assert [row["value"] for row in found] == [b"question"]
@@ -293,7 +293,7 @@ async def test_deleted_stream_has_no_responders(admin, nc, stream):
     name = stream()
     await bound(nc, f"{name}.x")
     admin.delete_stream(name)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await is_answered(nc, f"{name}.x"):
             pass
     admin.create_stream(name, subject=f"{name}.x")

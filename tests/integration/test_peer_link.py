@@ -27,14 +27,14 @@ from strandline.types import BrokerId
 
 ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)
 QUICK = {"backoff_min_s": 0.01, "backoff_max_s": 0.05}
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request):
     """Runs a scenario on each kind of loop."""
     with asyncio.Runner(loop_factory=request.param) as runner:
-        yield lambda scenario: runner.run(asyncio.wait_for(scenario, 60))
+        yield lambda scenario: runner.run(asyncio.wait_for(scenario, 120))
 
 
 class Recorder:
