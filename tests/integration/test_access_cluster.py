@@ -18,7 +18,7 @@ IDS = (1, 2, 3)
 PATIENCE_S = 90
 TIMEOUT_S = 40
 DENIED = pb.PublishAsyncError.PERMISSION_DENIED
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Cluster:

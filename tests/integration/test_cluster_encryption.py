@@ -12,7 +12,7 @@ from strandline.protocol.tickets import ReadRequest
 
 IDS = (1, 2, 3)
 SECRET = b"what nobody may read "
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from strandline.record.batch import read_header
 
 IDS = (1, 2, 3)
 COUNT = 400
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def load(cluster, kit):

@@ -169,7 +169,7 @@ def test_the_suite_of_gufo_liftbridge_passes(gufo, tmp_path):
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_python_liftbridge_publishes_and_reads(old_client, broker):
     """The oldest Python client: unary publishes, a subject, metadata by its old name, reading."""
     done = subprocess.run(

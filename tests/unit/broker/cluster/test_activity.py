@@ -68,7 +68,7 @@ def events(cluster, kit, number):
     return [pb.ActivityStreamEvent.FromString(value) for value in values]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_every_change_is_told_once_and_in_order(cluster, kit, writers):
     """Though the controller, and the leader of the stream, are killed between and amid changes."""
     await writers.start(1, 2, 3)
