@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -124,36 +123,8 @@ def batch_reader(spark, log):
 
 @pytest.fixture(scope="module")
 def spark_cluster(importable_by_workers, tmp_path_factory):
-    """The master's URL and the workers; different addresses, or Spark would never speculate."""
-    import pyspark
+    """A Spark master and two workers."""
+    from strandline.spark.demo.standalone import Standalone
 
-    from strandline.spark.demo.processes import Child
-    from strandline.spark.demo.story import free_port
-    from strandline.spark.java import find_java_home
-
-    home, folder = Path(pyspark.__file__).parent, tmp_path_factory.mktemp("spark")
-    environment = {
-        "SPARK_HOME": str(home),
-        "JAVA_HOME": str(find_java_home()),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
-    port = free_port()
-    launcher, deploy = str(home / "bin" / "spark-class"), "org.apache.spark.deploy"
-
-    def daemon(name, *arguments, host):
-        command = [launcher, f"{deploy}.{name}", "--host", host, *arguments]
-        variables = environment | {"SPARK_LOCAL_IP": host}
-        return Child(command, log=folder / f"{host}-{name[:6]}.log", environment=variables)
-
-    master = daemon("master.Master", "--port", str(port), "--webui-port", "0", host="127.0.0.1")
-    url = f"spark://127.0.0.1:{port}"
-    workers = []
-    for host in ("127.0.0.1", "127.0.0.2"):
-        options = ["--port", "0", "--webui-port", "0", "-c", "1", "-m", "1g"]
-        options += ["-d", str(folder / f"work-{host}"), url]
-        workers.append(daemon("worker.Worker", *options, host=host))
-    yield url, workers
-    for child in (*workers, master):
-        child.kill()
+    with Standalone(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster

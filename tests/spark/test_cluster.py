@@ -1,10 +1,12 @@
-"""A standalone master and two workers from the PyPI install: executors and drivers killed."""
+"""A standalone master and two workers from the PyPI install: executors and drivers killed.
+
+The executors have the light client alone: ``jobs/light_client`` keeps the extras from them.
+"""
 
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,21 +22,13 @@ PATIENCE_S = 400
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
-def executors(workers):
-    """Process ids of the executors that the workers run now."""
-    parents = {worker.pid for worker in workers}
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
-    pairs = (line.split() for line in listed.stdout.splitlines())
-    return [int(pid) for pid, parent in pairs if int(parent) in parents]
-
-
 def test_a_cluster_lands_each_record_once_though_executors_die(
     spark_cluster, log, landed, tmp_path
 ):
     """Batch and stream run on two workers with speculation; executors killed -9 in the middle of
     batches are replaced, and the table equals the log.
     """
-    url, workers = spark_cluster
+    url = spark_cluster.url
     stream = log.new_stream(3000, size=100)
     moments = random.Random(3)
     command = [sys.executable, str(JOBS / "land.py"), url, log.server, stream, str(tmp_path)]
@@ -48,7 +42,7 @@ def test_a_cluster_lands_each_record_once_though_executors_die(
             first = 3000 + 1000 * round_number
             log.append(stream, range(first, first + 1000), size=100)
             time.sleep(moments.uniform(0, 1.5))
-            victim = moments.choice(executors(workers))
+            victim = moments.choice(spark_cluster.executors())
             os.kill(victim, signal.SIGKILL)
             killed.add(victim)
         total = 3000 + 1000 * KILLS
@@ -66,7 +60,7 @@ def test_a_cluster_publishes_each_record_once_though_executors_and_drivers_die(
     """The exactly-once stream sink on two workers: an executor, the driver and again an executor
     are killed -9 in the middle of batches, and the copy has every record once, in order.
     """
-    url, workers = spark_cluster
+    url = spark_cluster.url
     source = log.new_stream(300)
     copy, file = f"{source}-copy", tmp_path / "copy.json"
     config = {"kind": "copy", "stream": source, "into": copy, "server": log.server}
@@ -82,7 +76,7 @@ def test_a_cluster_publishes_each_record_once_though_executors_and_drivers_die(
             total += 300
             time.sleep(moments.uniform(0, 0.5))
             if victim == "executor":
-                os.kill(moments.choice(executors(workers)), signal.SIGKILL)
+                os.kill(moments.choice(spark_cluster.executors()), signal.SIGKILL)
             else:
                 job.kill()
                 job = Child(command, log=tmp_path / "job.log")

@@ -16,7 +16,7 @@ from strandline.spark.session import spark_session
 master, server, stream, directory = sys.argv[1:5]
 to_the_end = "--to-the-end" in sys.argv
 
-spark = spark_session(master, app_name="land", settings=settings_for(master))
+spark = spark_session(master, app_name="land", settings=settings_for(master, is_light=True))
 spark.sparkContext.setLogLevel("OFF")
 
 

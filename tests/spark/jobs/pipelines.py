@@ -92,7 +92,11 @@ class Pipeline:
 
 
 master, configs = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
-settings = settings_for(master) | {"spark.sql.streaming.noDataProgressEventInterval": "1000"}
+# Others want more on executors: libraries of tables, or what Spark keeps state with.
+is_light = all(each["kind"] == "copy" for each in configs.values())
+settings = settings_for(master, is_light=is_light) | {
+    "spark.sql.streaming.noDataProgressEventInterval": "1000"
+}
 spark = spark_session(master, app_name="pipelines", settings=settings)
 spark.sparkContext.setLogLevel("OFF")
 pipelines = [Pipeline(name, values) for name, values in configs.items()]

@@ -1,5 +1,8 @@
 """Spark settings of the jobs here: on a cluster of small executors, or in one process."""
 
+import os
+from pathlib import Path
+
 from strandline.spark.session import QUICK_START
 
 CLUSTER = {
@@ -20,6 +23,12 @@ CLUSTER = {
 """Executors that die are replaced without end, and slow tasks run twice."""
 
 
-def settings_for(master):
-    """What a job on this master is started with."""
-    return QUICK_START | (CLUSTER if master.startswith("spark:") else {})
+LIGHT_CLIENT = Path(__file__).parent / "light_client"
+
+
+def settings_for(master, *, is_light=False):
+    """What a job on this master is started with; on a cluster perhaps with light executors."""
+    if not master.startswith("spark:"):
+        return QUICK_START
+    path = [str(LIGHT_CLIENT)] * is_light + [os.environ.get("PYTHONPATH", "")]
+    return QUICK_START | CLUSTER | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(path)}
