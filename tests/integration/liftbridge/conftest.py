@@ -18,12 +18,13 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from strandline.encryption.masters import new_key_text
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer, Server
 
-TIMEOUT_S = 60
-CONSUMER_TIMEOUT_MS = 4000
+TIMEOUT_S = 120
+CONSUMER_TIMEOUT_MS = 10_000
 CHANGES = {"CreateStream", "DeleteStream", "PauseStream", "SetStreamReadonly"}
 GROUP_CHANGES = {"JoinConsumerGroup", "LeaveConsumerGroup"}
 SENT_AWAY = ("Server not", "The request should be sent to partition leader", "broker is not the")
@@ -50,9 +51,11 @@ class Subscription:
 
     Args:
         opened: makes the call; again, as clients do, if the broker sent it away.
+        looks_again: whether it does.
     """
 
-    def __init__(self, opened):
+    def __init__(self, opened, *, looks_again=True):
+        self._looks_again = looks_again
         self.messages = []
         self.status = None
         self.text = None
@@ -77,7 +80,7 @@ class Subscription:
                 assert message == pb.Message()
                 self._stands.set()
         except grpc.RpcError as error:
-            if is_sent_away(error) and not self._stands.is_set():
+            if self._looks_again and is_sent_away(error) and not self._stands.is_set():
                 return False
             self.status, self.text = error.code(), error.details()
         else:
@@ -99,6 +102,11 @@ class Subscription:
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
         return [message.value for message in self.messages], self.status, self.text
+
+    def seen(self):
+        """The messages, once it has ended."""
+        self.end()
+        return self.messages
 
     def cancel(self):
         """End it from here."""
@@ -126,8 +134,12 @@ class Asynchronous:
 
     def send(self, **fields):
         """Publish one message."""
+        self.put(pb.PublishRequest(**fields))
+
+    def put(self, request):
+        """Publish what a request says."""
         with self._more:
-            self._requests.append(pb.PublishRequest(**fields))
+            self._requests.append(request)
             self._more.notify()
 
     def close(self):
@@ -147,13 +159,36 @@ class Lift:
     """
 
     def __init__(self, channels, grpc_stub, servers):
-        self.channels = channels
         self.servers = servers
-        self.stubs = {n: grpc_stub(channel, SERVICE) for n, channel in channels.items()}
-        stubs = self.stubs
-        self.size = len(stubs)
-        self._turn = itertools.cycle(stubs)
+        self._grpc_stub = grpc_stub
+        self._dial(channels)
+        self.size = len(servers)
         self.api = SimpleNamespace(**{m.name: partial(self._call, m.name) for m in SERVICE.methods})
+
+    def _dial(self, channels):
+        self.channels = channels
+        self.stubs = {n: self._grpc_stub(channel, SERVICE) for n, channel in channels.items()}
+        self._turn = itertools.cycle(self.stubs)
+
+    def start(self):
+        """Start the processes, and wait until all know of each other."""
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(type(next(iter(self.servers.values()))).start, self.servers.values()))
+        ports = {n: server.ready["grpc_port"] for n, server in self.servers.items()}
+        self._dial({n: grpc.insecure_channel(f"127.0.0.1:{port}") for n, port in ports.items()})
+        until(lambda: all(_is_complete(stub) for stub in self.stubs.values()))
+
+    @property
+    def flight(self):
+        """Arrow Flight of some broker."""
+        server = next(iter(self.servers.values()))
+        is_here = isinstance(server, Server)
+        return f"127.0.0.1:{server.app.flight_port}" if is_here else server.flight
+
+    def hang_up(self):
+        """Let go of the connections."""
+        for channel in self.channels.values():
+            channel.close()
 
     # Where clients send what
 
@@ -244,23 +279,32 @@ class Lift:
         """A stream of publishes at some broker."""
         return Asynchronous(self.api)
 
+    def publish_all(self, requests):
+        """Publish on one stream, and wait for every answer before it is closed.
+
+        Brokers wait for a few seconds only once it is.
+        """
+        publishing, due = self.publishing(), list(requests)
+        for request in due:
+            publishing.put(request)
+        answers = list(itertools.islice(publishing.responses, len(due)))
+        publishing.close()
+        return answers
+
     def subscribe(self, stream, **fields):
         """A subscription."""
         request = pb.SubscribeRequest(stream=stream, **fields)
         return Subscription(lambda: self.api.Subscribe(request, timeout=TIMEOUT_S))
+
+    def opened(self, call):
+        """A subscription at one broker, whether it serves it or not."""
+        return Subscription(call, looks_again=False)
 
     def refusal(self, call, request):
         """The code and text that a call ends with."""
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=TIMEOUT_S)
         return caught.value.code(), caught.value.details()
-
-    def ends(self, request):
-        """The code and text that a subscription ends with before anything is sent."""
-        reading = Subscription(lambda: self.api.Subscribe(request, timeout=TIMEOUT_S))
-        values, status, text = reading.end()
-        assert not values
-        return status, text
 
     def partition(self, stream, number=0):
         """The metadata of a partition."""
@@ -297,6 +341,23 @@ def _summary(stream):
     return stream.error, partitions
 
 
+def _as_variables(settings):
+    """Nested settings as the environment has them."""
+    found = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            inner = _as_variables(value)
+            found |= {
+                f"STRANDLINE_{name.upper()}__{k[len('STRANDLINE_') :]}": v for k, v in inner.items()
+            }
+        else:
+            found[f"STRANDLINE_{name.upper()}"] = (
+                str(value).lower() if isinstance(value, bool) else str(value)
+            )
+    return found
+
+
+SOON = {"cleaner_interval_ms": 150, "journal": {"checkpoint_interval_ms": 150}}
 OPTIONS = {"port": 0, "activity": True, "consumer_timeout_ms": CONSUMER_TIMEOUT_MS}
 
 
@@ -305,8 +366,8 @@ def begin(grpc_stub):
     """Starts a broker that stands alone; a context that gives its client."""
 
     @contextlib.contextmanager
-    def running(data_dir=None, **options):
-        server = Server(data_dir=data_dir, grpc={**OPTIONS, **options})
+    def running(data_dir=None, *, settings=None, **options):
+        server = Server(data_dir=data_dir, grpc={**OPTIONS, **options}, **(settings or {}))
         server.start()
         try:
             port = server.app.ready_line()["grpc_port"]
@@ -319,37 +380,40 @@ def begin(grpc_stub):
 
 
 @pytest.fixture(scope="module")
-def one(begin):
+def key_file(tmp_path_factory):
+    """A master key, so that streams can be encrypted."""
+    path = tmp_path_factory.mktemp("keys") / "master"
+    path.touch(mode=0o600)
+    path.write_text(new_key_text())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def one(begin, key_file):
     """A client of one broker that stands alone."""
-    with begin() as lift:
+    with begin(settings={**SOON, "encryption": {"key_file": key_file}}) as lift:
         yield lift
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory, grpc_stub):
+def three(tmp_path_factory, grpc_stub, key_file):
     """A client of three broker processes."""
     directory, ports = tmp_path_factory.mktemp("liftbridge"), free_ports(3)
     peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1))
-    settings = {f"STRANDLINE_GRPC__{k.upper()}": str(v).lower() for k, v in OPTIONS.items()}
+    settings = {"grpc": OPTIONS, "encryption": {"key_file": key_file}, **SOON}
     servers = {}
     for number, port in enumerate(ports, 1):
         arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(port), "--grpc-port", "0")
+        arguments += ("--peer-port", str(port))
         servers[number] = ProcessServer(
-            directory / f"broker-{number}", arguments=arguments, environment=settings
+            directory / f"broker-{number}", arguments=arguments, environment=_as_variables(settings)
         )
-    channels = {}
+    lift = Lift({}, grpc_stub, servers)
     try:
-        with ThreadPoolExecutor() as starting:
-            list(starting.map(ProcessServer.start, servers.values()))
-        for number, server in servers.items():
-            channels[number] = grpc.insecure_channel(f"127.0.0.1:{server.ready['grpc_port']}")
-        lift = Lift(channels, grpc_stub, servers)
-        until(lambda: all(_is_complete(stub) for stub in lift.stubs.values()))
+        lift.start()
         yield lift
     finally:
-        for channel in channels.values():
-            channel.close()
+        lift.hang_up()
         for number, server in servers.items():
             server.kill()
             print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
@@ -357,7 +421,10 @@ def three(tmp_path_factory, grpc_stub):
 
 def _is_complete(stub):
     """Whether a broker knows of the others, and of leaders of the API's own streams."""
-    found = stub.FetchMetadata(pb.FetchMetadataRequest(), timeout=TIMEOUT_S)
+    try:
+        found = stub.FetchMetadata(pb.FetchMetadataRequest(), timeout=TIMEOUT_S)
+    except grpc.RpcError:
+        return False  # it is just being started
     led = {s.name for s in found.streamMetadata if all(p.leader for p in s.partitions.values())}
     return len(found.brokers) == 3 and {"__cursors", "__activity"} <= led
 

@@ -8,8 +8,8 @@ import pytest
 from strandline.frontends.grpc._generated import health_pb2
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 
-TIMEOUT_S = 60
-CONSUMER_TIMEOUT_MS = 4000
+TIMEOUT_S = 120
+CONSUMER_TIMEOUT_MS = 10_000
 
 
 # Cursors
@@ -82,8 +82,19 @@ def test_members_share_the_partitions(lift, api, stream):
     assert lift.refusal(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_silent_member_is_removed(lift, api, stream):
+@pytest.fixture(params=["one", "three"])
+def quick(request, begin):
+    """A client of brokers whose patience with members ends while a test waits."""
+    if request.param == "one":
+        with begin(consumer_timeout_ms=1500) as lift:
+            yield lift
+    else:
+        yield request.getfixturevalue("three")
+
+
+def test_a_silent_member_is_removed(quick):
     """Who does not fetch its assignment in time loses its partitions to who does."""
+    lift, api, stream = quick, quick.api, quick.create("silent", partitions=2)
     lift.join("silence", "quiet", stream)
     lift.join("silence", "loud", stream)
 
@@ -91,7 +102,9 @@ def test_a_silent_member_is_removed(lift, api, stream):
         epoch = lift.group("silence").epoch
         try:
             return lift.assigned("silence", "loud", epoch) == {stream: [0, 1]}
-        except grpc.RpcError:  # the epoch moved meanwhile
+        except grpc.RpcError as error:  # the epoch moved meanwhile
+            if error.details().startswith("consumer "):
+                lift.join("silence", "loud", stream)  # it was too slow itself
             return False
 
     lift.until(is_alone)
@@ -264,6 +277,39 @@ def test_without_cursors_their_rpcs_say_so(begin):
                 grpc.StatusCode.INTERNAL,
                 "Cursors stream does not exist",
             )
+
+
+def test_a_restart_of_all_brokers_changes_nothing(three):
+    """All killed at once: what was stored, paused, made readonly and set is as it was."""
+    name = three.create("kept", partitions=3)
+    three.publish(name, b"a")
+    three.api.PauseStream(pb.PauseStreamRequest(name=name, partitions=[1]), timeout=TIMEOUT_S)
+    readonly = pb.SetStreamReadonlyRequest(name=name, partitions=[0], readonly=True)
+    three.api.SetStreamReadonly(readonly, timeout=TIMEOUT_S)
+    where = {"stream": name, "partition": 0, "cursorId": "c"}
+    three.api.SetCursor(pb.SetCursorRequest(offset=41, **where), timeout=TIMEOUT_S)
+    before = [three.partition(name, number) for number in range(3)]
+    three.hang_up()
+    for server in three.servers.values():
+        server.kill()
+    three.start()
+    three.until(lambda: all(p.leader for p in three.metadata(name).partitions.values()))
+    after = [three.partition(name, number) for number in range(3)]
+    for old, new in zip(before, after, strict=True):
+        assert (new.paused, new.readonly, new.newestOffset) == (
+            old.paused,
+            old.readonly,
+            old.newestOffset,
+        )
+        assert new.pauseTimestamps == old.pauseTimestamps
+        assert new.readonlyTimestamps == old.readonlyTimestamps
+    assert three.subscribe(name, startPosition=pb.EARLIEST).end()[:2] == (
+        [b"a"],
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    )
+    fetched = three.api.FetchCursor(pb.FetchCursorRequest(**where), timeout=TIMEOUT_S)
+    assert fetched.offset == 41
+    assert three.publish(name, b"b", partition=1) == [0]
 
 
 def test_everything_survives_a_restart(begin, tmp_path):
