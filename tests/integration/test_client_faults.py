@@ -99,16 +99,16 @@ def test_a_broker_that_stays_away_is_reported_with_its_address(process):
 
 def test_a_paused_broker_is_a_timeout_not_a_hang(process):
     """Whether the record was stored is unknown, and the error says so."""
-    client = strandline.connect(process.flight, timeout_s=2)
+    client = strandline.connect(process.flight, timeout_s=4)
     client.create_stream("s")
     client.append("s", b"warm")
-    producer = client.producer("s", delivery_timeout_s=1.5)
-    producer.append(b"first").result(10)
+    producer = client.producer("s", delivery_timeout_s=4)
+    producer.append(b"first").result(60)
     process.signal(signal.SIGSTOP)
     try:
         future = producer.append(b"v")
         with pytest.raises(RequestTimeoutError, match="unknown"):
-            future.result(20)
+            future.result(60)
         with pytest.raises(RequestTimeoutError):
             client.stream_info("s")
         with pytest.raises(RequestTimeoutError):
@@ -154,12 +154,15 @@ def test_a_stop_answers_what_it_took_and_refuses_the_rest():
 
     thread = threading.Thread(target=produce)
     thread.start()
-    time.sleep(0.5)
+    deadline = time.monotonic() + 60
+    while not any(f.done() and f.exception() is None for f in futures[:-100]):
+        assert time.monotonic() < deadline, "nothing is acked"
+        time.sleep(0.01)
     data = server.data_dir
     server._made_dir = None
     started = time.monotonic()
     server.stop()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     stopping.set()
     thread.join()
     client.close()
