@@ -4,6 +4,7 @@ Rules: bytes are capped before they are parsed, and whatever the bytes, the call
 the asked-for type or an ``InvalidRequestError``. Pure: no Flight, no sockets, no broker.
 """
 
+import threading
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -23,6 +24,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_MAX)]
 
 T = TypeVar("T")
+_decoders: dict[Any, Any] = {}
+_making = threading.Lock()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,9 +55,22 @@ def decode(data: bytes, kind: type[T], *, what: str) -> T:
     if len(data) > MESSAGE_BYTES_MAX:
         raise InvalidRequestError(f"{what} of {len(data)} bytes; at most {MESSAGE_BYTES_MAX}")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return _decoder_of(kind).decode(data)
     except UNDECODABLE as error:
         raise InvalidRequestError(f"{what} is not valid: {error}") from error
+
+
+def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """The decoder of a type, made by one thread at a time.
+
+    msgspec looks at a type when it is first used, and a thread that uses it meanwhile finds it half
+    done and crashes the process (seen with msgspec 0.22).
+    """
+    decoder: msgspec.json.Decoder[T] | None = _decoders.get(kind)
+    if decoder is None:
+        with _making:
+            decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    return decoder
 
 
 def refuse_body(body: bytes, action: str) -> None:
