@@ -36,6 +36,9 @@ class _Kept(msgspec.Struct, frozen=True):
     epoch: int
 
 
+_decode = msgspec.json.Decoder(_Kept).decode
+
+
 class ZooKeeperPositions:
     """A ``PositionStore`` in ZooKeeper.
 
@@ -128,7 +131,7 @@ class ZooKeeperPositions:
             data, stat = self._answer(self._client.get_async(self._path(group, *name)))
         except NoNodeError:
             return None, -1
-        return msgspec.json.decode(data, type=_Kept), stat.version
+        return _decode(data), stat.version
 
     def _made(self, group: str, name: PartitionName) -> tuple[_Kept, int]:
         """A new znode, or the one that somebody else has just made."""
