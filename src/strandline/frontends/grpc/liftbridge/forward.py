@@ -37,6 +37,8 @@ PENDING_MAX: Final = 10_000
 ASK_TIMEOUT_S: Final = 10.0
 ONE_TIMEOUT_S: Final = 30.0
 """How long a record that goes by itself is tried for, as long as the others."""
+STOP_WAIT_S: Final = 1.0
+A_BUG: Final = "internal error; see the broker's log"
 WAKE_POLL_S: Final = 0.02
 WAKE_POLLS: Final = 250
 
@@ -151,7 +153,7 @@ class Forwarder:
                 self._tell(done, self._explained(failure))
             else:
                 logger.error("a publish could not be handed on", exc_info=failure)
-                self._tell(done, UnavailableError("internal error; see the broker's log"))
+                self._tell(done, UnavailableError(A_BUG))
 
         try:
             client = self._linked().client
@@ -167,8 +169,11 @@ class Forwarder:
             )
         except StrandlineError as error:
             self._tell(done, self._explained(error))
-            return
-        future.add_done_callback(finished)
+        except Exception:
+            logger.exception("a publish could not be handed on")
+            self._tell(done, UnavailableError(A_BUG))
+        else:
+            future.add_done_callback(finished)
 
     def _send_one(
         self, record: Handed, done: Callable[[Ack | StrandlineError], None], expected: int | None
@@ -187,7 +192,7 @@ class Forwarder:
             outcome = self._explained(error)
         except Exception:
             logger.exception("a publish could not be handed on")
-            outcome = UnavailableError("internal error; see the broker's log")
+            outcome = UnavailableError(A_BUG)
         self._tell(done, outcome)
 
     def _linked(self) -> Link:
@@ -224,10 +229,12 @@ class Forwarder:
         with self._sending_one:
             self._close()
 
-    def _close(self) -> None:
+    def _close(self, wait_s: float = -1) -> None:
         """End the clients; what goes by itself is not waited for."""
-        with self._lock:
-            link, self._link = self._link, None
+        if not self._lock.acquire(timeout=wait_s):
+            return  # they are just being made, and will find that the broker stops
+        link, self._link = self._link, None
+        self._lock.release()
         if link is not None:
             try:
                 link.close()
@@ -239,7 +246,7 @@ class Forwarder:
         self._is_stopping = True
         for thread in (self._thread, self._single):
             thread.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._close)
+        await asyncio.to_thread(self._close, STOP_WAIT_S)
 
 
 def _connect(broker: Broker) -> Link:
