@@ -247,12 +247,13 @@ class Story:
             RequestTimeoutError: nothing moved for minutes.
             UnavailableError: the job ended again and again.
         """
-        seen, since_s = (0, 0, 0), time.monotonic()
+        seen, since_s = (0, 0, 0, 0), time.monotonic()
         while not reached():
             if self._publisher.failure is not None:
                 raise self._publisher.failure
             self._look_after_job()
-            now = (self._publisher.acked, self._landed, self._counted)
+            # A job that was started again has all the time of the first.
+            now = (self._publisher.acked, self._landed, self._counted, self._restarts)
             self._progress.show(published=now[0], landed=now[1], counted=now[2], total=self._total)
             if now != seen:
                 seen, since_s = now, time.monotonic()
