@@ -1,11 +1,14 @@
 """A short slice of ``make chaos``: real brokers under load, broken and judged."""
 
 import os
+import signal
 
 import pytest
 
 from strandline.testing.chaos.broker import JumpingClock, Knobs, SlowDisk
+from strandline.testing.chaos.cluster import ChaosCluster
 from strandline.testing.chaos.run import Plan, torment_cluster
+from strandline.testing.sim.world import ViolationError
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 FAULTS = ("kill-leader", "pause", "mute", "flap", "slow-disk", "jump-clock")
@@ -18,6 +21,20 @@ async def test_no_promise_is_broken(tmp_path):
     assert outcome.faults.total() > 0
     assert outcome.stored >= outcome.acked > 0
     assert outcome.read > 0
+
+
+async def test_a_broker_that_ends_by_itself_is_noticed(tmp_path, kit):
+    """A crash that others cover up is a broken promise all the same; a kill is none."""
+    async with ChaosCluster(tmp_path, 1) as cluster:
+        server = cluster.servers[1]
+        cluster.check_ends()
+        server.kill()
+        cluster.check_ends()
+        server.start()
+        server.signal(signal.SIGSEGV)
+        await kit.until(lambda: not server.is_running, seconds=60)
+        with pytest.raises(ViolationError, match=f"ended with {-signal.SIGSEGV}"):
+            cluster.check_ends()
 
 
 def test_knobs_turn_another_process_clock_and_disk(tmp_path):

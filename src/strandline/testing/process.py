@@ -93,6 +93,11 @@ class ProcessServer:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """What the process ended with, below 0 the signal; None while it runs, or before."""
+        return None if self._process is None else self._process.poll()
+
     def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
         """Start, on the ports of last time if there was one, and wait for the ready line.
 

@@ -9,6 +9,7 @@ here and ended by its id.
 import asyncio
 import contextlib
 import itertools
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from strandline.server.ports import free_ports
 from strandline.testing.chaos.broker import Knobs
 from strandline.testing.process import PORT_OPTIONS, ProcessServer
 from strandline.testing.proxy import TcpProxy
+from strandline.testing.sim.world import ViolationError
 
 COMMAND: Final = (sys.executable, "-m", "strandline.testing.chaos.broker")
 STATUS_TIMEOUT_S: Final = 2.0
@@ -180,6 +182,17 @@ class ChaosCluster:
             for line in list(server.errors)[-15:]
         )
         raise TimeoutError(f"not so after {timeout_s:g} s: {what}{said}\n{words}")
+
+    def check_ends(self) -> None:
+        """Whoever is away now was killed or stopped; blocks nobody.
+
+        Raises:
+            ViolationError: a broker ended by itself, which others may have covered up.
+        """
+        for number, server in self.servers.items():
+            if server.exit_code not in (None, 0, -signal.SIGKILL):
+                words = "".join(list(server.errors)[-15:])
+                raise ViolationError(f"broker {number} ended with {server.exit_code}: {words}")
 
     # Links
 

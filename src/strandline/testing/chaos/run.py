@@ -121,8 +121,10 @@ async def _break_under_load(torment: Torment, histories: list[History], outcome:
             await asyncio.gather(*(FAULTS[name](torment) for name in chosen))
             outcome.faults.update(chosen)
             await progress(publishers, workers)
+            torment.cluster.check_ends()
         await torment.cluster.heal()
         await progress(publishers, workers)
+        torment.cluster.check_ends()
     for each in publishers:
         outcome.acked += each.acked.count
         outcome.duplicates += each.duplicates
