@@ -18,7 +18,8 @@ def crash(tmp_path):
     """A function: make crash runs with these arguments; the page of results."""
 
     def crash(*arguments):
-        command = [sys.executable, str(HARNESS), "--runs", RUNS, "--out", str(tmp_path), *arguments]
+        command = [sys.executable, str(HARNESS), "--runs", RUNS, "--out", str(tmp_path)]
+        command += ["--executors", "0", *arguments]
         harness = Child(command, log=tmp_path / "harness.log")
         try:
             harness.finish(timeout_s=3500)

@@ -2,10 +2,11 @@
 
     python tests/spark/crash --runs 10 --brokers 3 --seed 7 --out benchmarks/results
 
-Each run appends records, lets the pipelines publish some batches, kills something at a random
-moment, and appends again. After each run what is seen must be the beginning of what is expected; at
-the end two drivers are started on the same checkpoints, and the output must be the function of the
-input, each record. A violation ends it with what was seen, the seed, and the directory.
+Each run appends records, lets the pipelines publish some batches, and kills something at a random
+moment while records go on coming. After each run what is seen must be the beginning of what is
+expected; at the end two drivers are started on the same checkpoints, and the output must be the
+function of the input, each record. A violation ends it with what was seen, the seed, and the
+directory.
 """
 
 import argparse
@@ -17,20 +18,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
-from brokers import Brokers
+from brokers import Brokers, until
+from feeding import Feeder
 from judge import Judge
 from story import KINDS, Story
 from tally import Chunk, write_results
-from victims import VICTIMS, VICTIMS_OF_CLUSTER, Victims
+from victims import Victims, turns, victims_of
 
 from strandline.errors import StrandlineError, UnavailableError
+from strandline.spark.demo.standalone import Standalone
 from strandline.testing.sim.world import ViolationError
 
 RECORDS = 200
-BATCH_TIMEOUT_S = 300
-END_TIMEOUT_S = 600
+BATCH_TIMEOUT_S = 900
+END_TIMEOUT_S = 1500
 ATTEMPTS = 5
 AWAY_S = 3.0
 
@@ -42,31 +46,31 @@ class CrashRuns:
         story: streams and pipelines.
         moments: random choices.
         chunk: what is counted.
+        cluster: of Spark; None if the driver does everything.
     """
 
-    def __init__(self, story, moments, chunk):
+    def __init__(self, story, moments, *, chunk, cluster=None):
         self.story = story
         self.moments = moments
         self.chunk = chunk
         self.judge = Judge(story)
-        self.victims = Victims(story, moments)
+        self.victims = Victims(story, moments, cluster=cluster)
         self.job = None
 
     def run(self, victim):
-        """Append, let the pipelines work, kill, append, and judge what is visible."""
+        """Append, let the pipelines work, kill while records come, and judge what is visible."""
         self._have_a_driver()
         self.story.append(RECORDS)
         for _ in range(self.moments.randint(1, len(self.story.kinds))):
             self.job.wait_for("batch", timeout_s=BATCH_TIMEOUT_S)
-        time.sleep(self.moments.uniform(0, 1.5))
-        gone = self.victims.kill(victim, self.job)
-        self.chunk.killed[victim] = self.chunk.killed.get(victim, 0) + 1
-        if gone is not None and self.story.brokers.count == 1:
-            gone.start()
-        self.story.append(RECORDS)
-        if gone is not None and not gone.is_running:
-            time.sleep(self.moments.uniform(0, AWAY_S))
-            gone.start()
+        with Feeder(self.story):
+            time.sleep(self.moments.uniform(0, 1.5))
+            busy = until(self.story.unread, "a pipeline has records before it")
+            gone = self.victims.kill(victim, self.job)
+            self.chunk.count(victim, busy)
+            if gone is not None:
+                time.sleep(self.moments.uniform(0, AWAY_S))
+                self.story.brokers.bring_back(gone, self.story.client)
         self.look(is_end=False)
 
     def _have_a_driver(self):
@@ -155,12 +159,15 @@ def crash(given, chunk, directory):
     """
     moments = random.Random(given.seed)
     kinds = given.kinds.split(",")
-    with Brokers(directory / "data", given.brokers) as brokers:
-        story = Story(directory, kinds, brokers=brokers, master="local[2,8]")
-        runs = CrashRuns(story, moments, chunk)
+    spark = Standalone(directory, workers=given.executors) if given.executors else nullcontext()
+    with spark as cluster, Brokers(directory / "data", given.brokers) as brokers:
+        master = cluster.url if cluster else "local[2,8]"
+        story = Story(directory, kinds, brokers=brokers, master=master)
+        runs = CrashRuns(story, moments, chunk=chunk, cluster=cluster)
+        words = turns(given.victims, moments)
         try:
             for number in range(given.runs):
-                victim = moments.choice(given.victims)
+                victim = next(words)
                 runs.run(victim)
                 chunk.runs, chunk.records = number + 1, story.total
                 note(f"run {number + 1}: {victim} killed, {story.total} records")
@@ -198,11 +205,14 @@ def arguments():
     parser.add_argument("--kinds", default=",".join(KINDS), help="which pipelines, with commas")
     parser.add_argument("--victims", type=lambda text: text.split(","), help="instead of all")
     parser.add_argument(
+        "--executors", type=int, default=2, help="of a Spark cluster; 0: the driver does it all"
+    )
+    parser.add_argument(
         "--drivers", type=int, choices=(1, 2), default=2, help="on one checkpoint at the end"
     )
     parser.add_argument("--out", type=Path, help="directory to whose dated results to add this")
     given = parser.parse_args()
-    given.victims = given.victims or (VICTIMS_OF_CLUSTER if given.brokers > 1 else VICTIMS)
+    given.victims = given.victims or victims_of(brokers=given.brokers, executors=given.executors)
     given.seed = random.randrange(1 << 32) if given.seed is None else given.seed
     return given
 
@@ -215,6 +225,7 @@ def main():
     note(f"seed {given.seed}")
     chunk = Chunk(
         brokers=given.brokers,
+        executors=given.executors,
         seed=given.seed,
         kinds=given.kinds,
         victims=",".join(given.victims),

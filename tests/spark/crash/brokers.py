@@ -56,28 +56,30 @@ class Brokers:
 
     def leader(self, client, stream, partition):
         """The process that leads a partition."""
-        found = []
 
-        def is_known():
+        def leader():
             info = client.stream_info(stream).partitions[partition]
-            found.append(info.leader if self.count > 1 else self.servers[0].flight)
-            return found[-1]
+            return info.leader if self.count > 1 else self.servers[0].flight
 
-        until(is_known, f"{stream}/{partition} has a leader")
-        return next(server for server in self.servers if server.flight == found[-1])
+        found = until(leader, f"{stream}/{partition} has a leader")
+        return next(server for server in self.servers if server.flight == found)
+
+    def bring_back(self, server, client):
+        """Start a broker that was killed, and wait until a client that knew it reaches it again."""
+        server.start()
+        # Its connection remembers for a while that nobody was there.
+        until(client.server_info, "a broker answers again")
 
     def nats_server(self, server):
         """Process id of a broker's nats-server, once it has one."""
-        found = []
 
-        def is_there():
+        def child():
             children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
             commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in children.split()}
-            found.extend(p for p, file in commands.items() if "nats-server" in file.read_text())
-            return found
+            found = [pid for pid, file in commands.items() if "nats-server" in file.read_text()]
+            return found and found[0]
 
-        until(is_there, "a broker has a nats-server")
-        return found[-1]
+        return until(child, "a broker has a nats-server")
 
     def last_words(self):
         """What they wrote to standard error last."""
@@ -109,13 +111,14 @@ class Brokers:
 
 
 def until(condition, what):
-    """Wait for something to become true; errors on the way mean not yet."""
+    """Wait for something to become true, and give it; errors on the way mean not yet."""
     deadline, said = time.monotonic() + PATIENCE_S, ""
     while time.monotonic() < deadline:
         try:
-            if condition():
-                return
-        except (StrandlineError, FileNotFoundError, ProcessLookupError) as error:
+            if found := condition():
+                return found
+        # Of files and processes that are gone, and of nobody to choose from, too.
+        except (StrandlineError, FileNotFoundError, ProcessLookupError, IndexError) as error:
             said = f": {error}"
         time.sleep(0.1)
     raise TimeoutError(f"not so after {PATIENCE_S} s: {what}{said}")

@@ -1,7 +1,7 @@
 """The streams and pipelines of a crash run, and what has been appended so far.
 
 Rules: record n is at offset n // 2 of partition n % 2 of ``orders``, so what every pipeline has to
-make of it is arithmetic, which ``judge`` does.
+make of it is arithmetic, which ``judge`` does. ``extra`` comes over NATS, the rest over Flight.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+from feeding import NatsPublisher
 
 import strandline
 from strandline.spark.demo.processes import Child
@@ -25,9 +26,12 @@ NEW_KEYS = 3
 REPEATED = 30
 """How many old records the stream that has to be cleaned repeats with every append."""
 APPEND_TIMEOUT_S = 300
+READ_OF = {"merge": ("orders", "extra"), "clean": ("dirty",)}
+"""What a pipeline reads; the others read ``orders`` alone."""
 CLIENT_TIMEOUT_S = 30
 
 INPUTS = {"orders": 2, "extra": 1, "dirty": 2}
+BY_NATS = "extra"
 NOT_MADE = ("even", "odd")
 """Outputs that have to be there before their pipeline."""
 OUTPUTS = {
@@ -65,8 +69,12 @@ class Story:
             (directory / "warehouse").mkdir()
             open_catalog(self.catalog).create_namespace("crash")
         self._producers = {
-            name: self.client.producer(name, delivery_timeout_s=APPEND_TIMEOUT_S) for name in INPUTS
+            name: self.client.producer(name, delivery_timeout_s=APPEND_TIMEOUT_S)
+            for name in INPUTS
+            if name != BY_NATS
         }
+        self.nats = NatsPublisher([each.nats_url for each in brokers.servers], BY_NATS)
+        self.nats.__enter__()
 
     @property
     def outputs(self):
@@ -91,14 +99,30 @@ class Story:
         """Append numbered records to every input, and wait until they are stored."""
         first, self.total = self.total, self.total + count
         waiting = []
-        for name, partitions in INPUTS.items():
+        for name in self._producers:
+            partitions = INPUTS[name]
             begin = max(0, first - REPEATED) if name == "dirty" else first
             for partition in range(partitions):
                 numbers = [n for n in range(begin, self.total) if n % partitions == partition]
                 rows = records(numbers, has_source=name == "dirty")
                 waiting.append(self._producers[name].append_batch(rows, partition=partition))
+        self.nats.publish(range(first, self.total), timeout_s=APPEND_TIMEOUT_S)
         for each in waiting:
             each.result(APPEND_TIMEOUT_S)
+
+    def unread(self):
+        """The pipelines that have records before them, by the progress they have noted."""
+        ends = {}
+        for name in INPUTS:
+            for info in self.client.stream_info(name).partitions:
+                ends[name, info.partition] = info.high_watermark
+        found = set()
+        for kind in self.kinds:
+            noted = self.client.groups.positions(kind)
+            places = [at for at in ends if at[0] in READ_OF.get(kind, ("orders",))]
+            if any(noted.get(at, 0) < ends[at] for at in places):
+                found.add(kind)
+        return found
 
     def _config(self, kind, trigger):
         """A pipeline, for ``jobs/pipelines.py``."""
@@ -106,6 +130,7 @@ class Story:
         common = {
             "server": self.brokers.addresses,
             "trigger": trigger,
+            "group": kind,
             "checkpoint": str(self.directory / "checkpoints" / kind),
         }
         return own | common
@@ -144,7 +169,8 @@ class Story:
         return Child(command, log=self.directory / f"{name}.log")
 
     def close(self):
-        """Let the client go."""
+        """Let the clients go."""
+        self.nats.__exit__()
         self.client.close()
 
 

@@ -15,10 +15,12 @@ class Chunk:
     """Some runs on the same streams, one after the other."""
 
     brokers: int
+    executors: int
+    """Of a Spark cluster; 0: the driver did everything."""
     seed: int
     kinds: str
     victims: str
-    """Words, one of which each run draws."""
+    """Words that have their turns, run by run."""
     drivers: int
     """How many work on the same checkpoints at the end."""
     load: float
@@ -30,11 +32,20 @@ class Chunk:
     """Empty once everything was judged."""
     killed: dict = field(default_factory=dict)
     """Victim: how often."""
+    hit: dict = field(default_factory=dict)
+    """Pipeline: victim: how often it was killed while this pipeline had records before it."""
     restarted: dict = field(default_factory=dict)
     """Pipeline: how often its query failed though its driver lived, and was started again."""
     fenced: dict = field(default_factory=dict)
     """Pipeline: how many of two drivers on its checkpoint ended with an error."""
     verdicts: dict = field(default_factory=dict)
+
+    def count(self, victim, busy):
+        """Note a kill, and the pipelines that had work to do then."""
+        self.killed[victim] = self.killed.get(victim, 0) + 1
+        for kind in busy:
+            hits = self.hit.setdefault(kind, {})
+            hits[victim] = hits.get(victim, 0) + 1
 
 
 def write_results(chunk, directory):
@@ -59,7 +70,7 @@ def page(chunks):
         mine = [chunk for chunk in chunks if chunk["brokers"] == brokers]
         kinds = dict.fromkeys(kind for chunk in mine for kind in chunk["verdicts"])
         lines += [row(kind, [c for c in mine if kind in c["verdicts"]]) for kind in kinds]
-    lines += ["", *kills(chunks), "", *seeds(chunks), ""]
+    lines += ["", *KILLS, "", *kills(chunks), "", *seeds(chunks), ""]
     return "\n".join(lines)
 
 
@@ -70,6 +81,12 @@ INTRODUCTION = (
     "each there once, but not in its order. Restarted: queries that failed while their driver",
     "lived. Refused: of two drivers that worked on the same checkpoints at the end, those that",
     "ended with an error; a second one that finds nothing left to do is not.",
+)
+KILLS = (
+    "Who was killed with `kill -9` how often while a pipeline had records before it, by the",
+    "progress it had noted at that moment; records went on coming all the time, those of `extra`",
+    "through the nats-server that was killed. An executor is a process of a Spark cluster with two",
+    "workers, a worker one of Spark's Python processes where the driver does everything.",
 )
 HEADINGS = (
     *("pipeline", "brokers", "runs", "kills", "records in", "records out"),
@@ -101,16 +118,18 @@ def row(kind, chunks):
 
 
 def kills(chunks):
-    """Who was killed how often."""
-    counts = sorted({chunk["brokers"] for chunk in chunks})
+    """Who was killed how often, for each pipeline."""
     victims = sorted({victim for chunk in chunks for victim in chunk["killed"]})
-    lines = ["| killed -9 | " + " | ".join(f"{n} broker{'s' * (n > 1)}" for n in counts) + " |"]
-    lines.append("|---" * (len(counts) + 1) + "|")
-    for victim in victims:
-        times = [
-            sum(c["killed"].get(victim, 0) for c in chunks if c["brokers"] == n) for n in counts
-        ]
-        lines.append(f"| {victim} | " + " | ".join(map(str, times)) + " |")
+    lines = ["| pipeline | brokers | " + " | ".join(victims) + " |"]
+    lines.append("|---" * (len(victims) + 2) + "|")
+    for brokers in sorted({chunk["brokers"] for chunk in chunks}):
+        mine = [chunk for chunk in chunks if chunk["brokers"] == brokers]
+        hits = [chunk["hit"] for chunk in mine]
+        for kind in dict.fromkeys(kind for each in hits for kind in sorted(each)):
+            times = [sum(each.get(kind, {}).get(victim, 0) for each in hits) for victim in victims]
+            lines.append("| " + " | ".join(map(str, (kind, brokers, *times))) + " |")
+        times = [sum(chunk["killed"].get(victim, 0) for chunk in mine) for victim in victims]
+        lines.append("| " + " | ".join(map(str, ("all", brokers, *times))) + " |")
     return lines
 
 
@@ -121,7 +140,7 @@ def seeds(chunks):
         "|---" * 4 + "|",
     ]
     for chunk in chunks:
-        names = ("brokers", "seed", "runs", "drivers", "victims", "kinds")
+        names = ("brokers", "executors", "seed", "runs", "drivers", "victims", "kinds")
         cells = ["`" + " ".join(f"--{name} {chunk[name]}" for name in names) + "`"]
         cells.append(chunk["seconds"])
         verdict = chunk["failure"].replace("|", "/").replace("\n", " ")[:300]
