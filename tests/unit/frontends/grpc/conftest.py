@@ -1,0 +1,28 @@
+"""What tests of the gRPC front end share: a partition that is led anew."""
+
+import pytest
+
+from strandline.broker.partition import Admission, Partition
+from strandline.clock import ManualClock
+from strandline.config import LimitsConfig, StreamConfig
+from strandline.record.batch import read_header
+from strandline.record.codec import Stamp, encode_records
+from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.types import PartitionName
+
+
+@pytest.fixture
+def partition(tmp_path):
+    """Led anew, with three records of which one was known to be committed."""
+    log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=1 << 16, segment_age_ms=10**9)
+    admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
+    config = StreamConfig(name="s", subject="s")
+    made = Partition(
+        PartitionName("s", 0), config, log, log_id=1, leader_epoch=0, admission=admission
+    )
+    data = encode_records([b"v"] * 3, ["s"] * 3, Stamp(0, 1, 1, "none"))
+    log.append(data, read_header(data))
+    made.high_watermark = 1
+    made.lead(2)
+    return made
