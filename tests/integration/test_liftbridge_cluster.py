@@ -19,7 +19,7 @@ SETTINGS = {
     "STRANDLINE_GRPC__CONSUMER_TIMEOUT_MS": "300000",
 }
 EXPECTED = [b"%d-%d" % (number, n) for number in IDS for n in range(22)]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Cluster:
@@ -301,6 +301,37 @@ def test_every_broker_tells_what_happened(cluster, stream):
     assert [event.id for event in first] == list(range(1, len(first) + 1))
     ours = [event.op for event in first if event_stream(event) == stream]
     assert ours == [pb.CREATE_STREAM, pb.DELETE_STREAM]
+
+
+def test_without_a_majority_nothing_is_decided(cluster, stream):
+    """Clients know the text, and try again; what is there is still told."""
+    survivors = [n for n in IDS if cluster.servers[n].is_running]
+    for number in survivors[1:]:
+        cluster.servers[number].kill()
+    api = cluster.api[survivors[0]]
+    refused = (
+        (api.CreateStream, pb.CreateStreamRequest(name="late", subject="late")),
+        (api.PauseStream, pb.PauseStreamRequest(name="__activity")),
+        (
+            api.JoinConsumerGroup,
+            pb.JoinConsumerGroupRequest(groupId="l", consumerId="m", streams=["__activity"]),
+        ),
+    )
+
+    def is_told(call, request):
+        """Whether the call ends so; until the leader is missed it ends otherwise."""
+        try:
+            call(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return (error.code(), error.details()) == (
+                grpc.StatusCode.INTERNAL,
+                "no known metadata leader",
+            )
+        return False
+
+    for call, request in refused:
+        until(lambda c=call, r=request: is_told(c, r))
+    assert cluster.metadata(survivors[0]).brokers
 
 
 def events(api):

@@ -268,8 +268,8 @@ class Lift:
         return name
 
     def publish(self, stream, *values, **fields):
-        """Publish and wait for each ack; the offsets."""
-        offsets = []
+        """Publish and wait until each is committed; the offsets."""
+        fields, offsets = {"ackPolicy": pb.ALL, **fields}, []
         for value in values:
             request = pb.PublishRequest(stream=stream, value=value, **fields)
             offsets.append(self.api.Publish(request, timeout=TIMEOUT_S).ack.offset)
