@@ -31,7 +31,7 @@ PARTITIONS = 4
 _MARKER = ".strandline-demo"
 _BATCHES = 15
 """About how many micro-batches the job takes, so that a kill finds it in the middle."""
-_PATIENCE_S = 180.0
+_PATIENCE_S = 400.0
 _READY_S = 60.0
 _RESTARTS_MAX = 3
 """How often the job is started again when it ends by itself, as a supervisor would: Spark retries
