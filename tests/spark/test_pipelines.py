@@ -75,7 +75,7 @@ def test_a_transform_filters_multiplies_and_splits(run, log):
     assert sorted(map(int, values(log, odd))) == sorted(2 * [n for n in range(1, 40, 2) if n != 7])
 
 
-def test_an_aggregate_goes_on_from_its_changelog(run, log):
+def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
     """States are those of all records, also on a machine that has the changelog alone."""
     source, target = log.new_stream(50), log.new_stream() + "-state"
     config = {
@@ -96,6 +96,8 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log):
         b"k%d" % k: {"n": len(mine), "total": sum(mine)} for k, mine in numbers.items()
     }
     assert len(values(log, target)) <= 3 * 7
+    # RocksDB's changelog, not whole snapshots of the state, is what each batch adds.
+    assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))
 
 
 def test_a_merge_has_one_order_for_all(run, log):
