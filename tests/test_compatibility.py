@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
 BOTH = ROOT / "tests" / "integration" / "liftbridge"
-ON_BOTH = {"lift", "api", "stream", "quick"}
+ON_BOTH = {"lift", "api", "bare", "stream", "quick"}
 """Fixtures that come with one broker and with three."""
 SAME = "the same"
 

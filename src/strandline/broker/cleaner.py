@@ -69,7 +69,7 @@ class Cleaner:
         """One round."""
         for partition in self._partitions():
             await self._turn_passed()
-            if partition.closed:
+            if partition.closed or partition.elsewhere is not None:
                 continue
             try:
                 self._retain(partition)

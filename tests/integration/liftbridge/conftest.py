@@ -156,10 +156,12 @@ class Lift:
         channels: to each broker, by number.
         grpc_stub: makes a generated client.
         servers: the brokers, by number.
+        own_streams: those of the API, which brokers of a cluster make.
     """
 
-    def __init__(self, channels, grpc_stub, servers):
+    def __init__(self, channels, grpc_stub, servers, *, own_streams=frozenset()):
         self.servers = servers
+        self._own = own_streams
         self._grpc_stub = grpc_stub
         self._dial(channels)
         self.size = len(servers)
@@ -176,7 +178,7 @@ class Lift:
             list(starting.map(type(next(iter(self.servers.values()))).start, self.servers.values()))
         ports = {n: server.ready["grpc_port"] for n, server in self.servers.items()}
         self._dial({n: grpc.insecure_channel(f"127.0.0.1:{port}") for n, port in ports.items()})
-        until(lambda: all(_is_complete(stub) for stub in self.stubs.values()))
+        until(lambda: all(_is_complete(stub, self._own) for stub in self.stubs.values()))
 
     @property
     def flight(self):
@@ -395,12 +397,11 @@ def one(begin, key_file):
         yield lift
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory, grpc_stub, key_file):
-    """A client of three broker processes."""
-    directory, ports = tmp_path_factory.mktemp("liftbridge"), free_ports(3)
+@contextlib.contextmanager
+def three_brokers(directory, grpc_stub, settings):
+    """Three broker processes, as long as the context stands; gives a client of all."""
+    ports = free_ports(3)
     peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1))
-    settings = {"grpc": OPTIONS, "encryption": {"key_file": key_file}, **SOON}
     servers = {}
     for number, port in enumerate(ports, 1):
         arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
@@ -408,7 +409,10 @@ def three(tmp_path_factory, grpc_stub, key_file):
         servers[number] = ProcessServer(
             directory / f"broker-{number}", arguments=arguments, environment=_as_variables(settings)
         )
-    lift = Lift({}, grpc_stub, servers)
+    own = {"__activity"} | (
+        {"__cursors"} if settings["grpc"].get("cursor_partitions", 1) else set()
+    )
+    lift = Lift({}, grpc_stub, servers, own_streams=own)
     try:
         lift.start()
         yield lift
@@ -419,14 +423,35 @@ def three(tmp_path_factory, grpc_stub, key_file):
             print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
-def _is_complete(stub):
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, grpc_stub, key_file):
+    """A client of three broker processes."""
+    settings = {"grpc": OPTIONS, "encryption": {"key_file": key_file}, **SOON}
+    with three_brokers(tmp_path_factory.mktemp("liftbridge"), grpc_stub, settings) as lift:
+        yield lift
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def bare(request, begin, tmp_path_factory, grpc_stub):
+    """A client of brokers that have neither cursors nor a master key."""
+    options = {**OPTIONS, "cursor_partitions": 0}
+    directory = tmp_path_factory.mktemp("bare")
+    with (
+        begin(directory, **options)
+        if request.param == 1
+        else three_brokers(directory, grpc_stub, {"grpc": options})
+    ) as lift:
+        yield lift
+
+
+def _is_complete(stub, own_streams):
     """Whether a broker knows of the others, and of leaders of the API's own streams."""
     try:
         found = stub.FetchMetadata(pb.FetchMetadataRequest(), timeout=TIMEOUT_S)
     except grpc.RpcError:
         return False  # it is just being started
     led = {s.name for s in found.streamMetadata if all(p.leader for p in s.partitions.values())}
-    return len(found.brokers) == 3 and {"__cursors", "__activity"} <= led
+    return len(found.brokers) == 3 and own_streams <= led
 
 
 @pytest.fixture(params=["one", "three"])

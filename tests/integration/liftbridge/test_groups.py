@@ -255,32 +255,50 @@ def test_health_is_reported(lift, grpc_stub):
         assert unknown[0] is grpc.StatusCode.NOT_FOUND
 
 
-def test_unknown_methods_and_broken_messages(one):
+@pytest.mark.parametrize(
+    ("path", "data", "code"),
+    [
+        ("/proto.API/Nothing", b"", "UNIMPLEMENTED"),
+        ("/proto.API/Publish", b"\xff\xff", "INVALID_ARGUMENT"),
+    ],
+)
+def test_unknown_methods_and_broken_messages(lift, path, data, code):
     """UNIMPLEMENTED for a method nobody knows, INVALID_ARGUMENT for bytes that are no message."""
-    for path, data, code in (
-        ("/proto.API/Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
-        ("/proto.API/Publish", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-    ):
+    for channel in lift.channels.values():
         with pytest.raises(grpc.RpcError) as caught:
-            one.channels[0].unary_unary(path)(data, timeout=TIMEOUT_S)
-        assert caught.value.code() is code
+            channel.unary_unary(path)(data, timeout=TIMEOUT_S)
+        assert caught.value.code().name == code
 
 
-def test_without_cursors_their_rpcs_say_so(begin):
+def test_without_cursors_their_rpcs_say_so(bare):
     """INTERNAL, with Liftbridge's text, where no partitions were asked for."""
-    with begin(cursor_partitions=0) as lift:
+    for stub in bare.stubs.values():
         for call, kind in (
-            (lift.api.SetCursor, pb.SetCursorRequest),
-            (lift.api.FetchCursor, pb.FetchCursorRequest),
+            (stub.SetCursor, pb.SetCursorRequest),
+            (stub.FetchCursor, pb.FetchCursorRequest),
         ):
-            assert lift.refusal(call, kind(stream="s", cursorId="c")) == (
+            assert bare.refusal(call, kind(stream="s", cursorId="c")) == (
                 grpc.StatusCode.INTERNAL,
                 "Cursors stream does not exist",
             )
 
 
+def test_without_a_key_no_stream_is_encrypted(bare):
+    """FAILED_PRECONDITION, as Go's client expects it, and there is no such stream."""
+    request = pb.CreateStreamRequest(name="hidden", subject="hidden")
+    request.encryption.value = True
+    for stub in bare.stubs.values():
+        code, text = bare.refusal(stub.CreateStream, request)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "Failed on preconditions for stream's encryption handler" in text
+    assert bare.metadata("hidden").error == pb.StreamMetadata.UNKNOWN_STREAM
+
+
 def test_a_restart_of_all_brokers_changes_nothing(three):
-    """All killed at once: what was stored, paused, made readonly and set is as it was."""
+    """What was stored, paused, made readonly and set is as it was; open calls end UNAVAILABLE.
+
+    One broker is stopped, the others are killed.
+    """
     name = three.create("kept", partitions=3)
     three.publish(name, b"a")
     three.api.PauseStream(pb.PauseStreamRequest(name=name, partitions=[1]), timeout=TIMEOUT_S)
@@ -289,6 +307,9 @@ def test_a_restart_of_all_brokers_changes_nothing(three):
     where = {"stream": name, "partition": 0, "cursorId": "c"}
     three.api.SetCursor(pb.SetCursorRequest(offset=41, **where), timeout=TIMEOUT_S)
     before = [three.partition(name, number) for number in range(3)]
+    reading = three.subscribe(name, partition=2).stand()
+    three.servers[int(three.leader(name, 2))].stop()
+    assert reading.end()[1] is grpc.StatusCode.UNAVAILABLE
     three.hang_up()
     for server in three.servers.values():
         server.kill()

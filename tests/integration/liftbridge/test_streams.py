@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+import strandline
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 
 TIMEOUT_S = 120
@@ -11,7 +12,7 @@ TIMEOUT_S = 120
 # Streams
 
 
-def test_every_setting_of_a_stream_is_taken(one):
+def test_every_setting_of_a_stream_is_taken(lift, api):
     """What a client asks for is what the stream is; unset and zero differ."""
     request = pb.CreateStreamRequest(name="settings", subject="settings.*", group="g", partitions=3)
     request.retentionMaxBytes.value = 1 << 20
@@ -27,8 +28,9 @@ def test_every_setting_of_a_stream_is_taken(one):
     request.minIsr.value = 1
     request.optimisticConcurrencyControl.value = True
     request.encryption.value = False
-    one.api.CreateStream(request, timeout=TIMEOUT_S)
-    config = one.servers[0].app.broker.stream("settings").config
+    api.CreateStream(request, timeout=TIMEOUT_S)
+    with strandline.connect(lift.flight) as client:
+        config = client.stream_info("settings").config
     assert (config.subject, config.queue_group, config.partitions) == ("settings.*", "g", 3)
     assert (config.retention_bytes, config.retention_records) == (1 << 20, 7)
     assert (config.retention_age_ms, config.segment_age_ms) == (60_000, 5000)
@@ -70,6 +72,27 @@ def test_a_stream_has_as_many_copies_as_asked_for(lift, api):
         replicas = lift.metadata(name).partitions[0].replicas
         assert len(replicas) == count
         assert {int(broker) for broker in replicas} <= set(lift.stubs)
+
+
+@pytest.mark.parametrize(
+    ("setting", "limit"),
+    [("retentionMaxMessages", 3), ("retentionMaxBytes", 1), ("retentionMaxAge", 1)],
+)
+def test_retention_deletes_what_is_old(lift, api, setting, limit):
+    """By records, bytes and age; offsets go on, and who begins at the earliest begins behind it."""
+    request = pb.CreateStreamRequest(name=setting, subject=setting, replicationFactor=-1)
+    getattr(request, setting).value = limit
+    request.segmentMaxBytes.value = 1 << 16
+    api.CreateStream(request, timeout=TIMEOUT_S)
+    for _ in range(4):
+        lift.publish(setting, bytes(40_000))
+
+    def first_kept():
+        reading = lift.subscribe(setting, startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
+        return min((message.offset for message in reading.seen()), default=4)
+
+    lift.until(lambda: first_kept() > 0)
+    assert lift.publish(setting, b"next") == [4]
 
 
 def test_names_are_unique_and_deletion_is_not_idempotent(lift, api, stream):

@@ -4,7 +4,10 @@ import asyncio
 
 import pytest
 
+from strandline.broker.cluster.remote import RemotePartition
+from strandline.config import StreamConfig
 from strandline.errors import UnknownStreamError
+from strandline.types import LogId, PartitionName
 
 pytestmark = pytest.mark.usefixtures("without_spares")
 
@@ -55,6 +58,19 @@ async def test_retention_by_age_seals_what_is_old(cleaned, clock):
     clock.advance_ms(1001)
     await cleaned._cleaner.clean()
     assert (partition.log_start_offset, partition.high_watermark) == (3, 3)
+
+
+async def test_partitions_that_others_keep_are_left_to_them(cleaned, monkeypatch):
+    """Their settings are known here, their logs are not; what is kept here is cleaned."""
+    partition = await cleaned.fill(10, retention_records=3)
+    limits = {"retention_age_ms": 1, "retention_bytes": 1, "compact": True}
+    settings = StreamConfig(name="r", subject="r", **limits)
+    elsewhere = RemotePartition(
+        PartitionName("r", 0), settings, log_id=LogId(77), admission=cleaned.admission
+    )
+    monkeypatch.setattr(cleaned._cleaner, "_partitions", lambda: [elsewhere, partition])
+    await cleaned._cleaner.clean()
+    assert partition.log_start_offset == 7
 
 
 async def test_compaction_keeps_the_newest_of_each_key(cleaned):
