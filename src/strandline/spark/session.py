@@ -24,7 +24,7 @@ RECOMMENDED: dict[str, str] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # Spark looks at the size of a batch after every row on its way to a Python sink, which with a
     # map among the columns (headers) takes five times as long as all the rest (measured on 4.3).
-    # Few rows bound a batch instead, to 512 MiB if each has 1 MiB.
+    # Few rows bound a batch instead, to 500 MiB if each has 1 MiB.
     "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
     # Frozen in a query's checkpoint at its first start; 200 tasks a batch suit no laptop.
