@@ -147,13 +147,7 @@ class Forwarder:
 
         def finished(future: "Future[Ack]") -> None:
             failure = future.exception()
-            if failure is None:
-                self._tell(done, future.result())
-            elif isinstance(failure, StrandlineError):
-                self._tell(done, self._explained(failure))
-            else:
-                logger.error("a publish could not be handed on", exc_info=failure)
-                self._tell(done, UnavailableError(A_BUG))
+            self._tell(done, future.result() if failure is None else self._explained(failure))
 
         try:
             client = self._linked().client
@@ -167,11 +161,8 @@ class Forwarder:
                 partition=record.partition.partition,
                 message_id=record.message_id,
             )
-        except StrandlineError as error:
+        except Exception as error:  # noqa: BLE001 - whoever published is told
             self._tell(done, self._explained(error))
-        except Exception:
-            logger.exception("a publish could not be handed on")
-            self._tell(done, UnavailableError(A_BUG))
         else:
             future.add_done_callback(finished)
 
@@ -188,11 +179,8 @@ class Forwarder:
                 if record.is_woken:
                     _wait_until_awake(link.client, record.partition)
                 outcome = link.expecting.append(stream, number, handed, expected_offset=expected)
-        except StrandlineError as error:
+        except Exception as error:  # noqa: BLE001 - whoever published is told
             outcome = self._explained(error)
-        except Exception:
-            logger.exception("a publish could not be handed on")
-            outcome = UnavailableError(A_BUG)
         self._tell(done, outcome)
 
     def _linked(self) -> Link:
@@ -206,8 +194,11 @@ class Forwarder:
                 self._link = _connect(self._broker)
             return self._link
 
-    def _explained(self, error: StrandlineError) -> StrandlineError:
-        """What the caller is told: that our token was refused is no fault of its own."""
+    def _explained(self, error: BaseException) -> StrandlineError:
+        """What the caller is told: that our token was refused, or a bug, is no fault of its own."""
+        if not isinstance(error, StrandlineError):
+            logger.error("a publish could not be handed on", exc_info=error)
+            return UnavailableError(A_BUG)
         if not isinstance(error, UnauthenticatedError):
             return error
         if not self._is_stopping:
