@@ -2,7 +2,7 @@
 the change and not the luck of a draw; `make fuzz` draws others, and more of them.
 
 And what pytest-xdist lacks: a worker that is stuck says where, and one that died costs the test it
-died of, not the run. Must not know what the tests are about.
+died of, not the run. And what nats-py's clients lack. Must not know what the tests are about.
 """
 
 import faulthandler
@@ -37,6 +37,21 @@ def pytest_collection_modifyitems(items):
             test._hypothesis_internal_use_settings = settings(own, max_examples=int(EXAMPLES))
         if item.cls is not None and isinstance(getattr(item.cls, "settings", None), settings):
             item.cls.settings = settings(item.cls.settings, max_examples=int(EXAMPLES))
+
+
+@pytest.fixture
+def flushed():
+    """A function that waits until nats-server has all that a stock client was given to say.
+
+    nats-py's ``flush`` writes its PING ahead of what publish and subscribe left in the client's
+    buffer, and only then the buffer: the answer to a second one comes after both.
+    """
+
+    async def flush_twice(client):
+        await client.flush()
+        await client.flush()
+
+    return flush_twice
 
 
 errors_of_worker = pytest.StashKey[int]()

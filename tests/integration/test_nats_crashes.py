@@ -125,7 +125,7 @@ def test_nats_server_never_outlives_the_broker():
         assert (server.nats_url, server.ingest_url) == ports
 
 
-async def test_sigterm_answers_what_was_accepted():
+async def test_sigterm_answers_what_was_accepted(flushed):
     """A graceful stop loses no ack: everything the broker took is answered before it ends."""
     with ProcessServer() as server:
         with strandline.connect(server.flight) as admin:
@@ -134,7 +134,7 @@ async def test_sigterm_answers_what_was_accepted():
         js = client.jetstream()
         assert (await js.publish("s", b"0")).seq == 1
         futures = [await js.publish_async("s", b"%d" % number) for number in range(1, 300)]
-        await client.flush()
+        await flushed(client)
         assert await asyncio.to_thread(server.stop) == 0
         acks = await asyncio.wait_for(asyncio.gather(*futures), 60)
         assert [ack.seq for ack in acks] == list(range(2, 301))

@@ -240,13 +240,13 @@ async def test_tombstone(admin, nc, stream):
     assert (row["key"], row["value"]) == (b"k", None)
 
 
-async def test_liftbridge_envelope(admin, nc, stream):
+async def test_liftbridge_envelope(admin, nc, stream, flushed):
     """A Liftbridge client's raw publish: key, value and headers stored, ack on the ack inbox."""
     name = stream()
     await bound(nc, f"{name}.x")
     inbox = nc.new_inbox()
     acks = await nc.subscribe(inbox)
-    await nc.flush()
+    await flushed(nc)
     message = Message(
         key=b"k", value=b"v", headers=[("h", b"1")], ack_inbox=inbox, correlation_id="c"
     )
@@ -268,7 +268,9 @@ async def test_invalid_envelope_is_recorded_verbatim(admin, nc, stream):
     assert [row["value"] for row in rows(admin, name)] == [payload]
 
 
-async def test_stream_without_pub_ack_leaves_the_reply_to_the_application(admin, server, stream):
+async def test_stream_without_pub_ack_leaves_the_reply_to_the_application(
+    admin, server, stream, flushed
+):
     """With ``pub_ack`` off, a request through nats-server is answered by the application alone."""
     name = stream(pub_ack=False)
     nc = await nats.connect(server.nats_url)
@@ -278,7 +280,7 @@ async def test_stream_without_pub_ack_leaves_the_reply_to_the_application(admin,
         await message.respond(b"from the application")
 
     await nc.subscribe(f"{name}.x", cb=respond)
-    await nc.flush()
+    await flushed(nc)
     reply = await nc.request(f"{name}.x", b"question")
     assert reply.data == b"from the application"
     await nc.close()

@@ -71,7 +71,7 @@ async def test_new_streams_are_bound_and_deleted_ones_let_go(broker, start, conn
             await (await connect(port)).jetstream().publish("late", b"x")
 
 
-async def test_streams_of_a_queue_group_share_through_nats_server(broker, start, connect):
+async def test_streams_of_a_queue_group_share_through_nats_server(broker, start, connect, flushed):
     """nats-server gives each record to one stream of a group, and to every stream outside it."""
     (a,) = broker.add("A", "q", queue_group="g")
     (b,) = broker.add("B", "q", queue_group="g")
@@ -80,7 +80,7 @@ async def test_streams_of_a_queue_group_share_through_nats_server(broker, start,
     client = await connect(front_end.nats_port)
     for _ in range(60):
         await client.publish("q", b"x")
-    await client.flush()
+    await flushed(client)
     await front_end.synced()
     assert len(a.records) + len(b.records) == 60
     assert a.records
@@ -107,7 +107,7 @@ async def test_ingest_can_be_off(broker, start):
     assert front_end.nats_pid is not None
 
 
-async def test_servers_of_the_user_instead_of_a_child(broker, start, connect, tmp_path):
+async def test_servers_of_the_user_instead_of_a_child(broker, start, connect, flushed):
     """With servers of one's own there is no child, and records come all the same."""
     (partition,) = broker.add("S", "a")
     other = await start(ingest_port=-1)
@@ -116,7 +116,7 @@ async def test_servers_of_the_user_instead_of_a_child(broker, start, connect, tm
     assert front_end.nats_pid is None
     client = await connect(other.nats_port)
     await client.publish("a", b"x")
-    await client.flush()
+    await flushed(client)
     await front_end.synced()
     await other.synced()
     assert len(partition.records) == 2
