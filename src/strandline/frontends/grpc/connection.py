@@ -320,9 +320,11 @@ class Connection(asyncio.Protocol):
 
     def mark(self, call: Call) -> None:
         """A call has something to send."""
-        if call.stream_id not in self._marked and call.stream_id in self._calls:
-            self._marked[call.stream_id] = call
-            self._schedule_flush()
+        stream_id = call.stream_id
+        if stream_id not in self._marked and stream_id in self._calls:
+            self._marked[stream_id] = call
+            if not self._is_flush_due:
+                self._schedule_flush()
 
     def _schedule_flush(self) -> None:
         if not self._is_flush_due and not self._is_paused and self._marked:
@@ -354,13 +356,22 @@ class Connection(asyncio.Protocol):
             self._pull()
         room = FLUSH_BYTES_MAX
         while pending := call.pending_bytes:
-            window = min(conn.local_flow_control_window(stream_id), room, pending)
-            if window <= 0:
+            stream = conn.streams.get(stream_id)
+            if stream is None:  # it was ended from the other side just now
+                self._forget(stream_id)
+                return False
+            count = min(
+                pending,
+                room,
+                conn.outbound_flow_control_window,
+                stream.outbound_flow_control_window,
+                conn.max_outbound_frame_size,
+            )
+            if count <= 0:
                 return room <= 0
-            count = min(window, conn.max_outbound_frame_size)
             # As its send_data does; the stream's state stays as it is.
             conn.outbound_flow_control_window -= count
-            conn.streams[stream_id].outbound_flow_control_window -= count
+            stream.outbound_flow_control_window -= count
             self._output.append(data_header(stream_id, count))
             self._output.append(call.taken(count))
             room -= count

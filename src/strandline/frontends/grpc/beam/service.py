@@ -179,10 +179,11 @@ class BeamService:
         limits = self._broker.config.limits
 
         def is_leading(partition: Partition) -> bool:
-            try:
-                self._allow(call, "Append")
-            except StrandlineError as error:
-                raise rpc_error(error) from error
+            if call.asker.is_checked:
+                try:
+                    self._allow(call, "Append")
+                except StrandlineError as error:
+                    raise rpc_error(error) from error
             return self._is_leading(partition)
 
         return AppendStream(
