@@ -24,6 +24,7 @@ from strandline.spark.planning import (
     plan_ranges,
     starting_offsets,
 )
+from strandline.spark.worker import settle
 
 
 @dataclass
@@ -65,5 +66,6 @@ def read_task(
     options: ReadOptions, wanted: OffsetRange, target: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Fetch a range and hand it over as Spark wants it."""
+    settle()
     batches = read_range(options, wanted, target.names)
     return to_spark_batches(batches, target, partition=wanted.partition)

@@ -33,7 +33,7 @@ from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ra
 from strandline.spark.table_open import open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
 from strandline.spark.table_values import Decoding, value_schema
-from strandline.spark.writer import micro_batch
+from strandline.spark.worker import micro_batch, settle
 
 _READ_ROWS = 8192
 _TASK_FILES = 32
@@ -62,6 +62,7 @@ class _Stager:
         self.store = open_store(options, self.schema)
 
     def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
+        settle()
         self.store.create()
         context = TaskContext.get()
         where = f"{context.partitionId()}-{context.attemptNumber()}" if context else "0-0"

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -22,11 +21,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from strandline.errors import InvalidRequestError
 from strandline.spark.connection import client_of
 from strandline.spark.options import WriteOptions
 from strandline.spark.publication import Part, begin_stage, publish
 from strandline.spark.rows import Fingerprint, Routes, check_columns
+from strandline.spark.worker import micro_batch, settle
 
 
 @dataclass
@@ -53,6 +52,7 @@ class _Appender:
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> Appended:
         """Append every row and wait for the acknowledgements."""
+        settle()
         rows = 0
         timeout_s = max(1.0, self.options.retry_timeout_ms / 1000)
         client = client_of(self.options.server)
@@ -65,6 +65,7 @@ class _Appender:
 
     def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
         """Stage every row under the batch of a transaction."""
+        settle()
         fingerprint = Fingerprint()
         with begin_stage(
             self.options.server,
@@ -129,17 +130,3 @@ class StreamAppendWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
         """Leave everything: the batch may be published although Spark believes it failed."""
-
-
-def micro_batch() -> tuple[str, int]:
-    """The query's id and the number of the micro-batch that this task works for.
-
-    Raises:
-        InvalidRequestError: this is no task of a streaming query.
-    """
-    context = TaskContext.get()
-    query = context.getLocalProperty("sql.streaming.queryId") if context else None
-    batch = context.getLocalProperty("streaming.sql.batchId") if context else None
-    if query is None or batch is None:
-        raise InvalidRequestError("a streaming write runs only inside a streaming query")
-    return query, int(batch)

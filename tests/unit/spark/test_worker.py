@@ -1,0 +1,41 @@
+"""What is done to a worker's process, once, and only where it is Spark's."""
+
+import gc
+
+import pytest
+
+from strandline.spark import worker
+
+
+@pytest.fixture(autouse=True)
+def collector(monkeypatch):
+    """A worker without tasks yet; what the test freezes is collected again after it."""
+    monkeypatch.setattr(worker, "_settled", False)
+    before = gc.get_freeze_count()
+    yield
+    if gc.get_freeze_count() > before:
+        gc.unfreeze()
+
+
+def in_task(monkeypatch, *, is_task):
+    """Let Spark say whether a task runs here."""
+    monkeypatch.setattr(worker.TaskContext, "get", lambda: object() if is_task else None)
+
+
+def test_a_worker_is_settled_once(monkeypatch):
+    """The first task freezes what is there; what comes later is collected as ever."""
+    in_task(monkeypatch, is_task=True)
+    before = gc.get_freeze_count()
+    worker.settle()
+    frozen = gc.get_freeze_count()
+    assert frozen > before
+    worker.settle()
+    assert gc.get_freeze_count() == frozen
+
+
+def test_a_process_of_the_user_is_left_alone(monkeypatch):
+    """Outside of tasks nothing is frozen."""
+    in_task(monkeypatch, is_task=False)
+    before = gc.get_freeze_count()
+    worker.settle()
+    assert gc.get_freeze_count() == before
