@@ -196,6 +196,7 @@ class BeamService:
         partition = self._partition()
         if not self._is_leading(partition):
             return pb.DiscardReply(redirect=self._redirect())
+        await know_end(partition)
         first = Offset(max(0, request.firstIndex - 1))
         if first > partition.high_watermark:
             await self._broker.skip_to(self._name, 0, first)
