@@ -83,6 +83,7 @@ JOBS: Final = (
     Job("overhead", "overhead", "--ones 3000 --full 200000"),
     Job("recovery", "recovery", f"--gib 0.5 --runs 1 --load-seconds 1 {SHORT}"),
     Job("beam", "beam", FEW),
+    Job("liftbridge", "liftbridge", f"--records 200000 --runs 1 {SHORT}"),
     Job("idle", "idle", f"--seconds 5 {SHORT}"),
     Job("rebalance", "rebalance", f"--rounds 2 {SHORT}"),
     Job("many", "many", f"--partitions 100 --kills 2 --seconds 5 {SHORT}"),

@@ -6,9 +6,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
-BOTH = ROOT / "tests" / "integration" / "liftbridge"
-ON_BOTH = {"lift", "api", "bare", "stream", "quick"}
-"""Fixtures that come with one broker and with three."""
+ON_BOTH = {
+    "liftbridge": {"lift", "api", "bare", "stream", "quick"},
+    "beam": {"beam", "log"},
+}
+"""Fixtures that come with one broker and with three, by folder of ``integration``."""
 SAME = "the same"
 
 
@@ -44,12 +46,11 @@ def test_every_test_that_the_page_names_is_there():
 
 def test_what_runs_on_three_brokers_too_does():
     """Where the page says so, the test takes a client of one broker and of three."""
-    known = all_tests(BOTH)
-    wrong = [
+    right = {
         name
-        for _, one, three in rows()
-        if three == SAME
-        for name in named(one)
-        if not known.get(name, set()) & ON_BOTH
-    ]
-    assert wrong == []
+        for folder, on_both in ON_BOTH.items()
+        for name, fixtures in all_tests(ROOT / "tests" / "integration" / folder).items()
+        if fixtures & on_both
+    }
+    same = [name for _, one, three in rows() if three == SAME for name in named(one)]
+    assert [name for name in same if name not in right] == []

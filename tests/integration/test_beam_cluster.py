@@ -1,4 +1,7 @@
-"""Beam's log on three brokers: who leads answers, and a discard beyond the end holds everywhere."""
+"""Beam's log on three brokers: who leads answers, and what was answered outlives it.
+
+What the log does on one broker as on three is shown in ``beam/``.
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -105,7 +108,7 @@ def test_what_was_answered_survives_the_leader(logs, servers):
     assert append(successor, b"after") == [2002]
 
 
-def test_discarding_beyond_the_end_moves_the_log_there(logs):
+def test_discarding_beyond_the_end_is_for_the_leader(logs):
     """At its leader; who reads is told, who watches sees it, and others send clients away."""
     log = leader(logs)
     assert append(log, b"a", b"b") == [1, 2]

@@ -49,7 +49,8 @@ class Partition(PartitionAppends):
         log.sealer = sealer
         self.log_id = log_id
         self.leader_epoch = leader_epoch
-        self._led_from = Offset(0)
+        self._led_from: Offset | None = Offset(0)
+        """Where the log ended when this broker began to lead; None: it does not lead."""
         self._last_timestamp = TimestampNs(0)
 
     @property
@@ -59,8 +60,12 @@ class Partition(PartitionAppends):
 
     @property
     def knows_end(self) -> bool:
-        """Whether all that former leaders may have acknowledged is known to be committed here."""
-        return self.high_watermark >= self._led_from
+        """Whether all that may have been acknowledged is known to be committed here; any thread.
+
+        Also where another broker leads: what is known here is all that can be had here.
+        """
+        led_from = self._led_from
+        return not self.is_led or (led_from is not None and self.high_watermark >= led_from)
 
     # The turn
 
@@ -150,7 +155,7 @@ class Partition(PartitionAppends):
         assert not self._chunks, "everything was rejected when the storage failed"
         log.sealer = self.log.sealer
         self.log = log
-        self._led_from = Offset(0)  # whoever leads next says so
+        self._led_from = Offset(0) if self.seat is None else None  # who leads next says so
         self.dedup = self.producers = None
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
@@ -171,6 +176,7 @@ class Partition(PartitionAppends):
         """
         self.seat = seat
         self.needs_sync = True
+        self._led_from = None
         self.high_watermark = high_watermark
         if self.ledger is not None:
             self.keep_ledger(self.log_start_offset)
@@ -181,6 +187,13 @@ class Partition(PartitionAppends):
         self.leader_epoch = leader_epoch
         self.dedup = None  # who led before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
+        self._wake_waiters()
+
+    def follow(self) -> None:
+        """Another broker leads; those who wait for what this one would know look there."""
+        if self._led_from is not None:
+            self._led_from = None
+            self._wake_waiters()
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
@@ -228,7 +241,6 @@ class Partition(PartitionAppends):
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
-        self._led_from = Offset(0)
         self.next_offset = self.log_end_offset
         self._forget_producers()
         self.high_watermark = high_watermark

@@ -261,11 +261,11 @@ def extend(
     on only. Partitions are never taken away.
     """
     from strandline.cli.operate import connected
-    from strandline.protocol.admin import STREAM_INFO, StreamInfo, StreamName
+    from strandline.protocol.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
     from strandline.protocol.cluster import ADD_PARTITIONS, AddPartitions
 
     with connected(server) as connection:
-        [info] = connection.action(STREAM_INFO, StreamName(name=name), StreamInfo)
+        [info] = connection.action(STREAM_INFO, StreamInfoRequest(name=name), StreamInfo)
         more = partitions - len(info.partitions)
         if more < 0:
             raise InvalidRequestError(f"{name} has {len(info.partitions)} partitions already")

@@ -131,7 +131,8 @@ class Brokers:
         Raises:
             UnknownStreamError: there is none.
         """
-        [info] = self.ask(admin.STREAM_INFO, admin.StreamName(name=stream), admin.StreamInfo)
+        body = admin.StreamInfoRequest(name=stream)
+        [info] = self.ask(admin.STREAM_INFO, body, admin.StreamInfo)
         # A broker that was asked as it started did not know of the others yet.
         copies = {at for each in info.partitions for at in each.in_sync}
         if not copies.issubset(self._known):
@@ -234,7 +235,7 @@ class Brokers:
 
 
 _QUICK = frozenset({admin.SERVER_INFO, admin.STREAM_INFO, admin.LIST_STREAMS, admin.OFFSETS})
-"""Actions that a broker answers from memory."""
+"""Actions that a broker answers from memory, a leader of a moment ago within two seconds."""
 
 
 def group(leaders: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

@@ -126,7 +126,9 @@ class RoutedRead:
             self._request.stream,
             admin.OFFSETS,
             admin.Offsets,
-            body=lambda of: admin.OffsetsRequest(name=self._request.stream, at=at, partitions=of),
+            body=lambda of: admin.OffsetsRequest(
+                name=self._request.stream, at=at, partitions=of, of_leader=True
+            ),
         ):
             found |= answer.offsets
         return {number: found[number] for number in numbers}

@@ -72,21 +72,25 @@ class StreamCalls(ABC):
         Raises:
             UnknownStreamError: there is none.
             NotLeaderError: a partition has no leader for too long.
+            UnavailableError: a new leader does not know its end for too long.
         """
         info = self._described(name)
         if not self._brokers.is_cluster:
             return info
         parts = {each.partition: each for each in info.partitions}
-        body = admin.StreamName(name=name)
         for numbers, answer in self._brokers.ask_leaders(
-            name, admin.STREAM_INFO, admin.StreamInfo, body=lambda _: body
+            name,
+            admin.STREAM_INFO,
+            admin.StreamInfo,
+            body=lambda led: admin.StreamInfoRequest(name=name, led=led),
         ):
             parts |= {number: answer.partitions[number] for number in numbers}
         return msgspec.structs.replace(info, partitions=tuple(parts[n] for n in sorted(parts)))
 
     def _described(self, name: str) -> admin.StreamInfo:
         """A stream as any broker knows it."""
-        [info] = self._known.ask(admin.STREAM_INFO, admin.StreamName(name=name), admin.StreamInfo)
+        body = admin.StreamInfoRequest(name=name)
+        [info] = self._known.ask(admin.STREAM_INFO, body, admin.StreamInfo)
         return info
 
     def list_streams(self) -> list[admin.StreamInfo]:
@@ -116,6 +120,7 @@ class StreamCalls(ABC):
 
         Raises:
             UnknownStreamError, OffsetOutOfRangeError: as they say.
+            NotLeaderError, UnavailableError: as ``stream_info``.
         """
         bound = bound_of(at)
         found: dict[int, int] = {}
@@ -123,7 +128,9 @@ class StreamCalls(ABC):
             stream,
             admin.OFFSETS,
             admin.Offsets,
-            body=lambda of: admin.OffsetsRequest(name=stream, at=bound, partitions=of),
+            body=lambda of: admin.OffsetsRequest(
+                name=stream, at=bound, partitions=of, of_leader=True
+            ),
         ):
             found |= answer.offsets
         return dict(sorted(found.items()))

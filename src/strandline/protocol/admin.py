@@ -5,7 +5,7 @@
 | create_stream | StreamConfig | StreamInfo |
 | delete_stream | StreamName | none |
 | truncate_before | TruncateBefore | StreamInfo |
-| stream_info | StreamName | StreamInfo |
+| stream_info | StreamInfoRequest | StreamInfo |
 | list_streams | empty | StreamInfo, one per stream |
 | offsets | OffsetsRequest | Offsets |
 | wait_beyond | WaitRequest | Offsets |
@@ -68,17 +68,26 @@ class StreamName(Message, frozen=True, kw_only=True):
     name: Name
 
 
+_Numbers = Annotated[
+    tuple[PartitionNumber, ...], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)
+]
+
+
+class StreamInfoRequest(Message, frozen=True, kw_only=True):
+    """Describe a stream."""
+
+    name: Name
+    led: _Numbers | None = None
+    """Partitions whose end has to be that of their leader, as ``OffsetsRequest.of_leader``; those
+    of other partitions are what the broker knows, at once."""
+
+
 class TruncateBefore(Message, frozen=True, kw_only=True):
     """Delete a prefix of a partition."""
 
     name: Name
     partition: PartitionNumber = 0
     offset: Count
-
-
-_Numbers = Annotated[
-    tuple[PartitionNumber, ...], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)
-]
 
 
 class OffsetsRequest(Message, frozen=True, kw_only=True):
@@ -88,6 +97,9 @@ class OffsetsRequest(Message, frozen=True, kw_only=True):
     at: Bound = "latest"
     partitions: _Numbers | None = None
     """Those asked about; None: all."""
+    of_leader: bool = False
+    """Be refused where another broker leads them: its copy may end before what was acknowledged.
+    A leader waits a moment until it knows; otherwise the answer is what the broker knows."""
 
 
 _Beyond = Annotated[

@@ -143,7 +143,7 @@ class FollowingBroker(Broker):
         if log.log_start_offset == log.log_end_offset < image.log_start_offset:
             log.restart_at(image.log_start_offset)  # nothing before it will come any more
         log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
-        return Partition(
+        made = Partition(
             name,
             config,
             log,
@@ -152,6 +152,8 @@ class FollowingBroker(Broker):
             admission=self.admission,
             sealer=self.keys.sealer(name, config),
         )
+        made.is_led = False  # until its replica has heard so
+        return made
 
     def _seat_replicas(self) -> bool:
         """Make the replicas that are missing; False if one could not be made."""

@@ -50,6 +50,7 @@ class RemotePartition(Partition):
             leader_epoch=LeaderEpoch(0),
             admission=admission,
         )
+        self.is_led = False
         self.describe(NotLeaderError(f"{name} is kept by other brokers"))
 
     def describe(self, error: NotLeaderError) -> None:

@@ -112,9 +112,11 @@ class ReplicaPublishers:
                 self._around.telemetry.commit_seconds.observe(seconds)
 
     def note_role(self) -> None:
-        """A leadership has begun: number what comes after the log by its epoch."""
+        """A leadership has begun: number what comes after the log by its epoch. Or it has ended."""
         replica, partition = self._replica, self._partition
-        if replica.leader is not None and self._epoch_led != replica.epoch:
+        if replica.leader is None:
+            partition.follow()
+        elif self._epoch_led != replica.epoch:
             self._epoch_led = partition.leader_epoch = replica.epoch
             self._journaled.clear()
             self._around.telemetry.leader_elections += 1

@@ -5,12 +5,13 @@ state does not. Unknown actions are refused with the list of those there are.
 """
 
 import concurrent.futures
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from strandline.broker.access import Asker
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
+from strandline.broker.partition import Partition
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
 from strandline.frontends.flight.access import AccessActions
@@ -21,7 +22,7 @@ from strandline.frontends.flight.info import server_info, stream_info
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.local import LocalActions
 from strandline.frontends.flight.permissions import NEEDS, VISIBLE, check_action
-from strandline.frontends.flight.plan import resolve
+from strandline.frontends.flight.plan import check_led, needs_end, resolve
 from strandline.frontends.flight.quotas import QuotaActions
 from strandline.frontends.flight.transactions import TransactionActions
 from strandline.protocol import admin
@@ -53,7 +54,7 @@ class AdminActions:
             admin.WAIT_BEYOND: self._wait_beyond,
             admin.SERVER_INFO: self._server_info,
             admin.NEW_PRODUCER: self._new_producer,
-            **LocalActions(self._broker).handlers,
+            **LocalActions(self._broker, self._life).handlers,
             **cluster_actions(self._broker, self._change),
             **encryption_actions(self._broker, self._change),
             **TransactionActions(self._broker, self._change).handlers,
@@ -127,20 +128,25 @@ class AdminActions:
         )
         return [stream_info(self._broker.stream(request.name))]
 
-    def _stream_info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
-        request = decode(body, admin.StreamName, what="stream_info")
-        return [stream_info(self._broker.stream(request.name))]
+    def _stream_info(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
+        request = decode(body, admin.StreamInfoRequest, what="stream_info")
+        stream = self._broker.stream(request.name)
+        led = [stream.partition(number) for number in request.led or ()]
+        self._know_end(led, is_cancelled, led=led)
+        return [stream_info(stream)]
 
     def _list_streams(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
         refuse_body(body, admin.LIST_STREAMS)
         return [stream_info(stream) for stream in self._broker.streams()]
 
-    def _offsets(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _offsets(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
         request = decode(body, admin.OffsetsRequest, what="offsets")
         stream = self._broker.stream(request.name)
         partitions = stream.partitions
         if request.partitions is not None:
             partitions = [stream.partition(number) for number in request.partitions]
+        unclear = [each for each in partitions if needs_end(request.at, each)]
+        self._know_end(unclear, is_cancelled, led=partitions if request.of_leader else ())
         return [
             admin.Offsets(
                 offsets={
@@ -149,6 +155,22 @@ class AdminActions:
                 }
             )
         ]
+
+    def _know_end(
+        self,
+        partitions: Iterable[Partition],
+        is_cancelled: Callable[[], bool],
+        *,
+        led: Iterable[Partition],
+    ) -> None:
+        """As ``Life.know_end``; this broker has to lead some before the wait and after it.
+
+        Raises:
+            NotLeaderError: another broker leads one of them.
+        """
+        check_led(led)
+        self._life.know_end(partitions, is_cancelled)
+        check_led(led)
 
     def _wait_beyond(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
         """Long poll: answer as soon as any high watermark passes the offset given for it."""

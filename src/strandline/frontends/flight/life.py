@@ -5,18 +5,24 @@ free its thread promptly; nothing here blocks longer. Any thread may use any met
 woken by the partitions it waits for, and by no others: a thread that wakes in vain costs the rest.
 """
 
+import concurrent.futures
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Final, Self
 
 from strandline.broker.broker import Broker
+from strandline.broker.ends import know_end
+from strandline.broker.partition import Partition
 from strandline.broker.partition_reads import PartitionReads
 from strandline.errors import ShuttingDownError
 
 LISTENER = "flight"
 POLL_S = 0.25
 """How long a thread may wait before it looks whether its client is still there."""
+END_PATIENCE_S: Final = 2.0
+"""How long a new leader may take to know its end: our client gives an attempt three seconds, and
+tries again with what it was told."""
 
 
 class Life:
@@ -31,6 +37,7 @@ class Life:
         """Begin nothing new."""
         self.gave_up = threading.Event()
         """Wait for nothing any more."""
+        self._run_coroutine = broker.run_coroutine
         self._clock = broker.clock
         self._telemetry = broker.telemetry
         self._waiters: list[threading.Event] = []
@@ -60,6 +67,29 @@ class Life:
         while (left_ms := deadline_ms - self.now_ms()) > 0 and not is_cancelled():
             self.stopping.wait(min(left_ms / 1e3, POLL_S))
             self.check()
+
+    def know_end(self, partitions: Iterable[Partition], is_cancelled: Callable[[], bool]) -> None:
+        """Wait until what may have been acknowledged is known, or the client goes away.
+
+        Raises:
+            UnavailableError: a new leader does not know yet.
+            ShuttingDownError: the broker stops.
+        """
+        unknown = [partition for partition in partitions if not partition.knows_end]
+        if not unknown:
+            return
+        self.check()
+        asked = self._run_coroutine(know_end(*unknown, patience_s=END_PATIENCE_S))
+        try:
+            while not asked.done() and not is_cancelled():
+                self.check()
+                concurrent.futures.wait((asked,), POLL_S)
+            if asked.done():
+                asked.result()
+        except concurrent.futures.CancelledError:
+            raise ShuttingDownError("the broker stopped before the end was known") from None
+        finally:
+            asked.cancel()
 
     def notify(self) -> None:
         """Wake all who wait: the broker stops."""

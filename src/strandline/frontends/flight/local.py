@@ -11,7 +11,8 @@ from typing import Any
 from strandline.broker.broker import Broker
 from strandline.broker.partition import Partition
 from strandline.errors import CorruptBatchError, UnavailableError
-from strandline.frontends.flight.plan import plan_read
+from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.plan import ends_needed, plan_read
 from strandline.protocol.local import LOCAL_FILES, LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest, check_request
 from strandline.protocol.wire import decode
@@ -29,18 +30,22 @@ class LocalActions:
 
     Args:
         broker: whose files.
+        life: of the front end.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, life: Life) -> None:
         self._broker = broker
+        self._life = life
         self.handlers: dict[str, Callable[[bytes, Callable[[], bool]], list[Any]]] = {
             LOCAL_FILES: self._local_files
         }
 
-    def _local_files(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _local_files(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
         request = decode(body, ReadRequest, what=LOCAL_FILES)
         check_request(request)
-        plan = plan_read(request, self._broker.stream(request.stream))
+        stream = self._broker.stream(request.stream)
+        self._life.know_end(ends_needed(request, stream), is_cancelled)
+        plan = plan_read(request, stream)
         if not self._broker.config.local_reads or self._broker.image.quotas:
             return [NOTHING]  # what is read from files cannot be metered
         parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)

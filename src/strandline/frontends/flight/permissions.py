@@ -50,7 +50,7 @@ def _on_stream(kind: type[Any], field: str, *operations: Operation) -> Needs:
 
 def _stream_info(body: bytes) -> Iterator[Need]:
     """Where the broker's own streams are led, everybody has to know: coordinators are there."""
-    name = decode(body, admin.StreamName, what=admin.STREAM_INFO).name
+    name = decode(body, admin.StreamInfoRequest, what=admin.STREAM_INFO).name
     if not is_internal(name):
         yield stream(name, *KNOWN_STREAM)
 

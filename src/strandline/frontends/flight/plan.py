@@ -4,13 +4,14 @@ Rules: offsets are resolved once, here, so that a read has a fixed extent whatev
 meanwhile. An offset that does not exist is an error that names those that do.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
-from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
+from strandline.errors import InvalidRequestError, NotLeaderError, OffsetOutOfRangeError
 from strandline.protocol.tickets import AtTimestamp, Bound, ReadRequest
 from strandline.reading.cursor import PartitionRange
 from strandline.record.schema import project
@@ -48,6 +49,42 @@ def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
     return ReadPlan(request, [_range(request, partition) for partition in partitions], schema)
 
 
+def ends_needed(request: ReadRequest, stream: Stream) -> list[Partition]:
+    """Partitions whose end the extent of a read depends on: to be known before ``plan_read``.
+
+    Raises:
+        UnknownPartitionError: a partition the stream does not have.
+    """
+    found = []
+    for partition in _partitions(request, stream):
+        bounds = [_start(request, partition)]
+        if not request.follow:
+            bounds.append("latest" if request.stop is None else request.stop)
+        elif request.stop is not None and not isinstance(request.stop, int):
+            bounds.append(request.stop)  # one who follows waits for an offset to come
+        if any(needs_end(bound, partition) for bound in bounds):
+            found.append(partition)
+    return found
+
+
+def check_led(partitions: Iterable[Partition]) -> None:
+    """Refuse what leaders alone can tell.
+
+    Raises:
+        NotLeaderError: another broker leads one of them.
+    """
+    for partition in partitions:
+        if not partition.is_led:
+            raise NotLeaderError(f"{partition.name} is not led by this broker now; retry")
+
+
+def needs_end(bound: Bound, partition: Partition) -> bool:
+    """Whether where a place is depends on where the partition ends."""
+    if isinstance(bound, int):
+        return bound > partition.stable_offset
+    return bound != "earliest"
+
+
 def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
     """The partitions to read, by number."""
     if request.partition is not None:
@@ -61,9 +98,7 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
     """The extent of one partition's part."""
     if partition.elsewhere is not None:
         raise partition.elsewhere
-    bound: Bound = request.start
-    if request.starts is not None:
-        bound = request.starts[partition.name.partition]
+    bound = _start(request, partition)
     end = partition.stable_offset
     start = resolve(bound, partition)
     may_move = not isinstance(bound, int)
@@ -78,6 +113,13 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
     if isinstance(bound, int) and isinstance(request.stop, int) and stop < start:
         raise InvalidRequestError(f"stop {stop} lies before start {start}")
     return PartitionRange(partition, start, stop, may_move)
+
+
+def _start(request: ReadRequest, partition: Partition) -> Bound:
+    """Where one partition's part begins."""
+    if request.starts is None:
+        return request.start
+    return request.starts[partition.name.partition]
 
 
 def resolve(bound: Bound, partition: Partition) -> Offset:

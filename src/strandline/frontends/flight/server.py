@@ -15,6 +15,7 @@ import pyarrow.flight as fl
 
 from strandline.broker.access import Access, Asker
 from strandline.broker.broker import Broker
+from strandline.broker.stream import Stream
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
 from strandline.frontends.flight.admin import AdminActions
@@ -22,7 +23,7 @@ from strandline.frontends.flight.asker import asker_of, middleware
 from strandline.frontends.flight.guard import typed_errors
 from strandline.frontends.flight.info import Here, flight_info, request_of
 from strandline.frontends.flight.life import Life
-from strandline.frontends.flight.plan import plan_read
+from strandline.frontends.flight.plan import ends_needed, plan_read
 from strandline.frontends.flight.reader import ReadSession
 from strandline.frontends.flight.sockets import cut_connections
 from strandline.frontends.flight.writer import PutSession
@@ -31,7 +32,7 @@ from strandline.frontends.needs import sees_stream
 from strandline.frontends.tls import ServerTls, load_tls
 from strandline.protocol.admin import ACTIONS
 from strandline.protocol.put import PutRequest
-from strandline.protocol.tickets import ReadRequest, check_request, decode_ticket
+from strandline.protocol.tickets import ReadRequest, decode_ticket
 from strandline.protocol.wire import decode
 from strandline.security.acl import Resource
 
@@ -155,7 +156,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         request = decode_ticket(ticket.ticket)
         resource = Resource("stream", request.stream)
         asker.check(resource, "read")
-        plan = plan_read(request, self._broker.stream(request.stream))
+        plan = plan_read(request, self._stream(request, context))
         session = ReadSession(
             plan,
             self._life,
@@ -210,7 +211,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     ) -> fl.FlightInfo:
         """Describe a read, one endpoint per partition."""
         request = self._readable(context, descriptor)
-        return self._info(request, descriptor)
+        return self._info(request, self._stream(request, context), descriptor)
 
     @typed_errors
     def get_schema(
@@ -228,9 +229,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         asker = self._asker(context)
         asker.check_known()
         found = [
-            self._info(ReadRequest(stream=stream.name), fl.FlightDescriptor.for_path(stream.name))
-            for stream in self._broker.streams()
-            if stream.name.encode().startswith(criteria) and sees_stream(asker, stream.name)
+            self._info(ReadRequest(stream=s.name), s, fl.FlightDescriptor.for_path(s.name))
+            for s in self._broker.streams()
+            if s.name.encode().startswith(criteria) and sees_stream(asker, s.name)
         ]
         return iter(found)
 
@@ -260,9 +261,19 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         asker.check(Resource("stream", request.stream), "read")
         return request
 
-    def _info(self, request: ReadRequest, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
-        check_request(request)
+    def _stream(self, request: ReadRequest, context: fl.ServerCallContext) -> Stream:
+        """The stream of a read, as soon as the ends that it asks for are known.
+
+        Raises:
+            StrandlineError: there is none, or as ``ends_needed`` and ``Life.know_end``.
+        """
         stream = self._broker.stream(request.stream)
+        self._life.know_end(ends_needed(request, stream), context.is_cancelled)
+        return stream
+
+    def _info(
+        self, request: ReadRequest, stream: Stream, descriptor: fl.FlightDescriptor
+    ) -> fl.FlightInfo:
         here = Here(self._location(), self._scheme)
         return flight_info(request, stream, descriptor=descriptor, here=here)
 

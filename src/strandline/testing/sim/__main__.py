@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strandline.testing.sim import consensus_aims, metadata, replication, transactions
@@ -137,8 +137,12 @@ def parse_seeds(text: str) -> range:
     return range(int(first), int(last)) if colon else range(int(text))
 
 
-def main() -> int:
-    """Run what the command line asks for; the exit code."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; the exit code.
+
+    Args:
+        words: of the command line; None: of this process.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,7 +151,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=parse_seeds, default=range(200), help="N or FROM:TO (200)")
     parser.add_argument("--events", type=int, default=400, help="length of a trace (400)")
     parser.add_argument("--seconds", type=float, default=30.0, help="longest search for a bug (30)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args(words)
     if arguments.what == "trace":
         for seed in arguments.seeds:
             for event in trace(seed, arguments.events):

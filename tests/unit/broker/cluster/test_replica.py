@@ -197,6 +197,7 @@ def test_a_leader_waits_for_its_own_copies(driver, around, answers, kit):
     assign(driver, ME, 2)
     kit.put(driver.partition, answers, "early")
     assert isinstance(answers.errors["early"], NotLeaderError)
+    assert not driver.partition.knows_end
     around.write()
     around.sync()
     assert driver.partition.leader_epoch == 2
@@ -218,6 +219,21 @@ def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, aro
         driver.flush()
         driver.step(ev.Received(broker, Acked(2, 5, 3, 0)))
     assert (driver.partition.high_watermark, driver.partition.knows_end) == (3, True)
+
+
+def test_who_led_before_knows_the_end_only_when_it_leads_again(driver, around):
+    """What its successor acknowledged meanwhile is not in what it knew of its own time."""
+    assert not driver.partition.knows_end
+    assign(driver, ME, 1)
+    assert driver.partition.knows_end
+    assign(driver, LEADER, 2)
+    copy(driver, around, batch(0, 3), high_watermark=3)
+    around.write()
+    around.sync()
+    assert driver.partition.high_watermark == 3
+    assert not driver.partition.knows_end
+    assign(driver, ME, 3)
+    assert driver.partition.knows_end
 
 
 def test_a_sync_counts_only_what_was_not_cut_since(driver, around):

@@ -5,6 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 
 from strandline.clock import SystemClock
@@ -15,6 +16,7 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.frontends.flight.server import FlightFrontEnd
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_arrow, encode_records
 from strandline.telemetry import Telemetry
@@ -40,6 +42,7 @@ class FakePartition:
         self.in_sync_addresses: tuple[str, ...] = ()
         self.barred_by: Exception | None = None
         self.elsewhere: Exception | None = None
+        self.is_led = self.knows_end = True
         self.appended: list[dict] = []
         self.producers: list = []
         self.refuse: Exception | None = None
@@ -260,3 +263,19 @@ def stream(broker):
 def partition(stream):
     """Its partition."""
     return stream.partitions[0]
+
+
+@pytest.fixture
+def front_end(broker):
+    """A listening front end."""
+    made = FlightFrontEnd(broker, BrokerConfig(flight_port=0))
+    asyncio.run(made.start())
+    yield made
+    asyncio.run(made.stop())
+
+
+@pytest.fixture
+def client(front_end):
+    """A plain Flight client of it."""
+    with fl.connect(("127.0.0.1", front_end.port)) as made:
+        yield made

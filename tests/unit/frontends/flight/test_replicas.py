@@ -39,8 +39,9 @@ class Pair:
 
     def lead(self, number):
         """Let one of them lead."""
-        for copy in self.copies:
+        for place, copy in enumerate(self.copies):
             copy.leader_address = self.addresses[number]
+            copy.is_led = place == number
 
     def store(self, number, *values):
         self.copies[number].store(*values)

@@ -27,22 +27,6 @@ from strandline.protocol.wire import decode, encode
 from strandline.record.schema import RECORD_SCHEMA
 
 
-@pytest.fixture
-def front_end(broker):
-    """A listening front end."""
-    made = FlightFrontEnd(broker, BrokerConfig(flight_port=0))
-    asyncio.run(made.start())
-    yield made
-    asyncio.run(made.stop())
-
-
-@pytest.fixture
-def client(front_end):
-    """A plain Flight client of it."""
-    with fl.connect(("127.0.0.1", front_end.port)) as made:
-        yield made
-
-
 def read(client, **request):
     """Begin a read."""
     return client.do_get(fl.Ticket(encode(ReadRequest(**request))))

@@ -11,6 +11,7 @@ import pyarrow as pa
 from strandline.broker.access import Access
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
+from strandline.broker.ends import know_end
 from strandline.broker.partition import Partition
 from strandline.config import StreamConfig
 from strandline.errors import (
@@ -23,11 +24,11 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
+from strandline.frontends.grpc.address import advertised_host
 from strandline.frontends.grpc.beam.append import AppendStream
 from strandline.frontends.grpc.beam.entries import COLUMNS, entries_of, framed_replies, skips
 from strandline.frontends.grpc.calls import Call, Direct, Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
-from strandline.frontends.grpc.leading import advertised_host, know_end
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
@@ -195,6 +196,7 @@ class BeamService:
         partition = self._partition()
         if not self._is_leading(partition):
             return pb.DiscardReply(redirect=self._redirect())
+        await know_end(partition)
         first = Offset(max(0, request.firstIndex - 1))
         if first > partition.high_watermark:
             await self._broker.skip_to(self._name, 0, first)

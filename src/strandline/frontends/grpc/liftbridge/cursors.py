@@ -12,11 +12,11 @@ from typing import Final
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from strandline.broker.ends import know_end
 from strandline.broker.partition import Partition
 from strandline.errors import StrandlineError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
-from strandline.frontends.grpc.leading import know_end
 from strandline.frontends.grpc.liftbridge.host import CURSORS, Host
 from strandline.frontends.grpc.liftbridge.internal import Store
 from strandline.frontends.grpc.reading import Reader

@@ -18,7 +18,7 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
-from strandline.frontends.grpc.leading import advertised_host
+from strandline.frontends.grpc.address import advertised_host
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.activity import ACTIVITY_STREAM
 from strandline.metadata.commands import PausePartitions

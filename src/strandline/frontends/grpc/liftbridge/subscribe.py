@@ -8,6 +8,7 @@ A subscription that reaches its end says so with RESOURCE_EXHAUSTED, as Liftbrid
 from collections import defaultdict
 from typing import Final, NamedTuple
 
+from strandline.broker.ends import know_end
 from strandline.broker.partition import Partition
 from strandline.errors import (
     PausedError,
@@ -17,7 +18,6 @@ from strandline.errors import (
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
-from strandline.frontends.grpc.leading import know_end
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.messages import COLUMNS, MessageEncoder
 from strandline.frontends.grpc.liftbridge.permissions import allow

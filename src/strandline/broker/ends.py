@@ -1,4 +1,4 @@
-"""Who leads and where: the host that clients are told to dial, and a leader that knows its end.
+"""How far a partition is committed, as far as anybody was told: who asks waits for a new leader.
 
 A new leader may hear only from its followers' acks how far its predecessor had committed, moments
 after it was elected. Who asks for the end meanwhile waits, so that nothing is answered that is
@@ -9,35 +9,33 @@ import asyncio
 from typing import Final
 
 from strandline.broker.partition import Partition
-from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
-from strandline.types import BrokerId
 
 PATIENCE_S: Final = 5.0
 """Longer than followers take to answer; where too few are left it would be for ever."""
 
 
-def advertised_host(config: BrokerConfig) -> str:
-    """The host by which clients of gRPC reach this broker."""
-    host = config.grpc.advertised_host or config.host
-    if host not in ("", "0.0.0.0", "::"):  # noqa: S104  not a bind
-        return host
-    peers, me = config.cluster.peer_addresses, BrokerId(config.cluster.broker_id)
-    return peers[me][0] if me in peers else "localhost"
-
-
-async def know_end(partition: Partition) -> None:
+async def know_end(*partitions: Partition, patience_s: float = PATIENCE_S) -> None:
     """Wait until everything that may have been acknowledged here is known to be committed.
+
+    Args:
+        *partitions: where; of one that this broker does not lead nothing is waited for.
+        patience_s: how long, for all of them.
 
     Raises:
         UnavailableError: not yet; retry.
     """
-    if partition.knows_end:
-        return
+    deadline_s = asyncio.get_running_loop().time() + patience_s
+    for partition in partitions:
+        if not partition.knows_end:
+            await _know_end(partition, deadline_s)
+
+
+async def _know_end(partition: Partition, deadline_s: float) -> None:
     changed = asyncio.Event()
     partition.watch(changed)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout_at(deadline_s):
             while not partition.knows_end and not partition.closed:
                 changed.clear()
                 await changed.wait()
