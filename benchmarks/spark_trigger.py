@@ -59,7 +59,7 @@ def parse_args() -> argparse.Namespace:
         help="micro-batches of a query that count, 2 or more (60)",
     )
     add("--records", type=int, default=1000, help="records in a micro-batch (1000)")
-    add("--seconds", type=float, default=60.0, help="longest a query may take (60)")
+    add("--seconds", type=float, default=300.0, help="longest a query may take (300)")
     return parser.parse_args()
 
 

@@ -91,9 +91,18 @@ class IcebergStore(TableStore):
 
 
 def open_catalog(properties: Mapping[str, str]) -> Catalog:
-    """The catalog of these properties; pyiceberg's own configuration fills in the rest."""
+    """The catalog of these properties; pyiceberg's own configuration fills in the rest.
+
+    Raises:
+        InvalidConfigError: they name no catalog.
+    """
     rest = {key: value for key, value in properties.items() if key != "name"}
-    return load_catalog(properties.get("name", "default"), **rest)
+    try:
+        return load_catalog(properties.get("name", "default"), **rest)
+    except ValueError as error:
+        raise InvalidConfigError(
+            f"cannot open the Iceberg catalog: {error}; give its properties as 'catalog'"
+        ) from error
 
 
 def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema) -> Path:

@@ -18,14 +18,17 @@ def test_a_load_has_defaults():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "lode"}, "lode"),
-        ({"steams": []}, "steams"),
+        ({"kind": "lode"}, "'lode'; did you mean 'load'"),
+        ({"kind": "window"}, "there are: load, copy, transform"),
+        ({"kind": ["load"]}, "'load'"),
+        ({"steams": []}, "'steams'; did you mean 'streams'"),
+        ({"batch_records_max": 9}, "'batch_records_max'; did you mean 'batch_bytes_max'"),
         ({"format": "orc"}, "format"),
         ({"streams": "orders"}, "streams"),
     ],
 )
 def test_a_mistake_is_named(change, message):
-    """An unknown kind or key, or a wrong value, is refused with its name."""
+    """An unknown kind or key is refused with the nearest there is, a wrong value with its key."""
     with pytest.raises(InvalidConfigError, match=message):
         decode_pipeline(LOAD | change)
 

@@ -4,10 +4,13 @@ Rules: plain values, checked when they are decoded; a mistake is named with its 
 taken as they stand. Must not know Spark or YAML.
 """
 
-from typing import Any, Literal
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from strandline.config import refuse_unknown_keys
 from strandline.errors import UNDECODABLE, InvalidConfigError
 
 Trigger = Literal["available_now", "continuous"]
@@ -126,15 +129,31 @@ class Clean(Common, frozen=True, kw_only=True, tag="clean"):
 
 Pipeline = Load | Copy | Transform | Aggregate | Merge | Repartition | Clean
 
+_KINDS: dict[str, type[Common]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Pipeline)
+}
+
 
 def decode_pipeline(values: Any) -> Pipeline:
     """The pipeline that a mapping describes.
 
     Raises:
-        InvalidConfigError: naming the key that is wrong, missing or unknown.
+        InvalidConfigError: naming the key that is wrong, missing or unknown; for what is unknown
+            the nearest that there is.
     """
+    if isinstance(values, Mapping) and "kind" in values:
+        rest = {key: value for key, value in values.items() if key != "kind"}
+        refuse_unknown_keys(rest, _kind_of(values["kind"]), path="")
     try:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:
         raise InvalidConfigError(f"not a pipeline: {error}; see docs/pipelines.md") from error
     return pipeline
+
+
+def _kind_of(name: Any) -> type[Common]:
+    if name not in tuple(_KINDS):
+        near = difflib.get_close_matches(str(name), _KINDS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(_KINDS)}"
+        raise InvalidConfigError(f"no kind of pipeline is called {name!r}; {hint}")
+    return _KINDS[name]

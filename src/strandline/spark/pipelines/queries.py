@@ -13,8 +13,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from strandline.errors import UnavailableError
 from strandline.spark.pipelines.config import Common
+from strandline.spark.pipelines.failures import query_failure
 from strandline.spark.pipelines.unread import oldest_unread_ms
 
 _POLL_S = 0.2
@@ -78,7 +78,7 @@ def wait_for_end(
         report: called with what each micro-batch did.
 
     Raises:
-        UnavailableError: a query failed; its message says why.
+        StrandlineError: a query failed; what ended it, or an ``UnavailableError`` that says why.
     """
     watches = [Watch(query, server) for query in queries]
     is_over = False
@@ -174,7 +174,7 @@ def _await(query: StreamingQuery) -> None:
     try:
         query.awaitTermination(_POLL_S)
     except StreamingQueryException as error:
-        raise UnavailableError(f"query {query.name} failed: {error}") from error
+        raise query_failure(query.name, error) from error
 
 
 @contextlib.contextmanager

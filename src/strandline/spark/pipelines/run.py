@@ -6,6 +6,7 @@ the command line.
 
 from collections.abc import Callable
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -22,6 +23,7 @@ from strandline.spark.pipelines.config import (
     Transform,
 )
 from strandline.spark.pipelines.copy import start_copy
+from strandline.spark.pipelines.failures import refused_description
 from strandline.spark.pipelines.load import start_load
 from strandline.spark.pipelines.merge import start_merge
 from strandline.spark.pipelines.queries import Report, wait_for_end
@@ -43,9 +45,13 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
     """Start the queries of a pipeline; Spark runs them in the background.
 
     Raises:
-        StrandlineError: the description does not fit the streams or tables that are there.
+        StrandlineError: the description does not fit the streams or tables that are there, or
+            Spark cannot make sense of its SQL.
     """
-    return _START[type(config)](spark, config)
+    try:
+        return _START[type(config)](spark, config)
+    except AnalysisException as error:
+        raise refused_description(error) from error
 
 
 def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None = None) -> None:
@@ -57,7 +63,7 @@ def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None
         report: called with what each micro-batch did.
 
     Raises:
-        StrandlineError: as ``start_pipeline``.
-        UnavailableError: a query failed; run the pipeline again, it goes on where it was.
+        StrandlineError: as ``start_pipeline``, or a query failed; run the pipeline again when what
+            it says is mended, it goes on where it was.
     """
     wait_for_end(start_pipeline(spark, config), server=config.server, report=report)

@@ -1,0 +1,47 @@
+"""What went wrong on Spark's side of a pipeline, in one line, as an error of ours.
+
+Rules: Spark's messages carry stack traces and plans, and what we raised in its Python processes
+comes back as text of that kind. Of such a text the line that a user can act on is kept: our own
+error, under its own class; else the last exception of Python; else what Spark says first. The rest
+stays in Spark's log. Must not know which pipeline it is.
+"""
+
+import re
+
+from strandline.errors import (
+    InvalidConfigError,
+    StrandlineError,
+    UnavailableError,
+    all_error_classes,
+)
+
+_RAISED = re.compile(
+    r"^(?P<place>[\w.]*?)(?P<name>\w+(?:Error|Exception)): (?P<text>.+)$", re.MULTILINE
+)
+_OURS = {each.__name__: each for each in all_error_classes()}
+_OUR_PLACE = f"{StrandlineError.__module__}."
+
+
+def query_failure(name: str | None, error: Exception) -> StrandlineError:
+    """Why a query ended.
+
+    Args:
+        name: of the query.
+        error: as Spark raised it.
+    """
+    found = list(_RAISED.finditer(str(error)))
+    ours = [each for each in found if each["place"] == _OUR_PLACE and each["name"] in _OURS]
+    if ours:
+        return _OURS[ours[-1]["name"]](f"query {name} failed: {ours[-1]['text']}")
+    said = found[-1][0] if found else _first_line(error)
+    return UnavailableError(f"query {name} failed: {said}")
+
+
+def refused_description(error: Exception) -> InvalidConfigError:
+    """Why Spark takes no SQL or schema of a pipeline's description."""
+    return InvalidConfigError(f"the pipeline's SQL or schema: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,49 @@
+"""What ended a pipeline is one line that a user can act on, not Spark's stack traces."""
+
+import pytest
+
+from strandline.errors import InvalidConfigError, UnavailableError, UnknownStreamError
+from strandline.spark.pipelines.failures import query_failure, refused_description
+
+HEAD = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+TRACE = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (...):
+  File "writer.py", line 123, in write
+    return self.appender.stage(iterator, txn_id=txn_id, batch=batch)
+"""
+TAIL = """
+ SQLSTATE: 38000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: copy a into b [id = 1, runId = 2]
+"""
+
+
+def test_our_own_error_is_what_ended_a_query():
+    """Its class and message, also when Spark stumbled over it and said more."""
+    line = "strandline.errors.UnknownStreamError: no stream 'smalll'; there are: small"
+    after = "\nDuring handling of the above exception:\nUnboundLocalError: no 'reader'"
+    found = query_failure("copy a into b", RuntimeError(HEAD + TRACE + line + after + TAIL))
+    assert type(found) is UnknownStreamError
+    assert found.message == "query copy a into b failed: no stream 'smalll'; there are: small"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TRACE + "pyarrow.lib.ArrowInvalid: x\nValueError: no number", "ValueError: no number"),
+        ("Python worker failed to connect back.", HEAD + "Python worker failed to connect back."),
+        (TRACE + "strandline.errors.FutureError: hm", "strandline.errors.FutureError: hm"),
+    ],
+)
+def test_what_is_not_ours_is_unavailable(text, message):
+    """The last exception of Python, else what Spark says first; one line."""
+    found = query_failure("q", RuntimeError(HEAD + text + TAIL))
+    assert type(found) is UnavailableError
+    assert found.message.splitlines() == [f"query q failed: {message}"]
+
+
+def test_sql_that_spark_refuses_is_the_description_s_mistake():
+    """Spark begins its message with an empty line, and ends it with plans."""
+    found = refused_description(RuntimeError("\n[PARSE_SYNTAX_ERROR] at 'SELEKT'\n\n== SQL ==\n"))
+    assert type(found) is InvalidConfigError
+    assert found.message.endswith("schema: [PARSE_SYNTAX_ERROR] at 'SELEKT'")
+    assert refused_description(RuntimeError("")).message.endswith("RuntimeError")
