@@ -34,7 +34,8 @@ BROKERS ?= 1
 KILL_TESTS := kill_rounds cluster_processes cluster_clients transactions_kill consumer_groups_kills
 KILL_SEED ?= $(SEED)
 
-.PHONY: help demo test check bench bench-cluster sim sim-mutants fuzz kills chaos crash-pipelines
+.PHONY: help demo test check bench bench-cluster sim sim-mutants fuzz kills chaos pipelines
+.PHONY: crash-pipelines
 .PHONY: docs setup format clean
 
 help: ## List these targets
@@ -80,6 +81,10 @@ kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARG
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
+
+pipelines: $(READY) ## Run every pipeline file of the docs on Spark, twice where that matters
+	@PIPELINE_FILES=copy,transform,aggregate,merge,repartition,clean,load,parquet \
+		$(BIN)/pytest -p no:cacheprovider tests/spark/test_pipeline_files.py $(ARGS)
 
 crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge them (RUNS=n BROKERS=3)
 	@$(BIN)/python tests/spark/crash --runs $(RUNS) --brokers $(BROKERS) --seed $(SEED) \

@@ -74,7 +74,8 @@ class _Stager:
                 file_bytes=self.options.file_bytes,
                 decode=decoding.rows if self.options.values != "raw" else None,
             )
-            named = (each.rename_columns(self.records.names) for each in batches)
+            gathered = sized_batches(batches)
+            named = (each.rename_columns(self.records.names) for each in gathered)
             rows = stage(self.store, named, settings)
             return Staged(txn_id, batch, rows, decoding.finish())
 

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from strandline.spark.arrow import sized_batches
 from strandline.spark.connection import client_of
 from strandline.spark.options import WriteOptions
 from strandline.spark.publication import Part, begin_stage, publish
@@ -57,7 +58,7 @@ class _Appender:
         timeout_s = max(1.0, self.options.retry_timeout_ms / 1000)
         client = client_of(self.options.server)
         with self.routes.producers(client, timeout_s=timeout_s) as producers:
-            for batch in batches:
+            for batch in sized_batches(batches):
                 for piece in self.routes.pieces(batch):
                     producers[piece.stream].append_batch(piece.rows, partition=piece.partition)
                 rows += batch.num_rows
@@ -73,7 +74,7 @@ class _Appender:
             timeout_ms=self.options.retry_timeout_ms,
             stage_timeout_ms=self.options.stage_timeout_ms,
         ) as stage:
-            for each in batches:
+            for each in sized_batches(batches):
                 fingerprint += Fingerprint.of(each)
                 for piece in self.routes.pieces(each):
                     stage.append_batch(piece.stream, piece.rows, partition=piece.partition)
