@@ -69,8 +69,8 @@ INTRO: Final = (
     "to the operating system; our sink is exactly once, its records are on disk. Aims are ratios "
     "of records per second: both systems have the same cores, for Spark and broker together. "
     "A second of Spark's CPU, JVM and Python together, gives other ratios, which stand below; a "
-    "streaming query of ours begins with a second of it for a Python process. Values are random "
-    "bytes, not compressed by either."
+    "streaming query of ours begins by starting a Python process, whose imports alone take 0.7 s. "
+    "Values are random bytes, not compressed by either."
 )
 
 

@@ -1,6 +1,7 @@
 """A Spark source that yields record batches out of memory, and a sink that drops them.
 
-They have the shape of ours and do nothing else: what no Python source or sink can exceed.
+They have the shape of ours and do nothing else: what a Python source or sink can hardly exceed.
+Ours spare their workers' garbage collector (``strandline.spark.worker``), which these do not.
 
 Rules: values are random bytes, batches have about 1 MiB and come from a ring, so that they are read
 from memory and not from the processor's cache; offsets are right, so that a table may be loaded.

@@ -323,8 +323,7 @@ class Connection(asyncio.Protocol):
         stream_id = call.stream_id
         if stream_id not in self._marked and stream_id in self._calls:
             self._marked[stream_id] = call
-            if not self._is_flush_due:
-                self._schedule_flush()
+            self._schedule_flush()
 
     def _schedule_flush(self) -> None:
         if not self._is_flush_due and not self._is_paused and self._marked:

@@ -66,6 +66,7 @@ class BeamService:
         self._metering = metering
         self._pool = pool
         self._name = broker.config.grpc.beam_stream
+        self._resource = Resource("stream", self._name)
         self._listener: GrpcListener | None = None
         self._making: asyncio.Task[None] | None = None
         self._is_ready = False
@@ -173,18 +174,17 @@ class BeamService:
         Raises:
             UnauthenticatedError, NotAllowedError: it may not.
         """
-        call.asker.check(Resource("stream", self._name), *NEEDS[rpc])
+        call.asker.check(self._resource, *NEEDS[rpc])
 
     def _open_append(self, call: Call) -> AppendStream:
         self._allow(call, "Append")
         limits = self._broker.config.limits
 
         def is_leading(partition: Partition) -> bool:
-            if call.asker.is_checked:
-                try:
-                    self._allow(call, "Append")
-                except StrandlineError as error:
-                    raise rpc_error(error) from error
+            try:
+                self._allow(call, "Append")
+            except StrandlineError as error:
+                raise rpc_error(error) from error
             return self._is_leading(partition)
 
         return AppendStream(
