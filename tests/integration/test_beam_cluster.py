@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+import strandline
+from strandline.errors import UnknownStreamError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
@@ -34,13 +36,18 @@ def servers(tmp_path):
         print(server.data_dir.name, "said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
+def start(servers):
+    """Start brokers, all at once."""
+    with ThreadPoolExecutor() as together:
+        list(together.map(ProcessServer.start, servers))
+
+
 @pytest.fixture
 def logs(servers, grpc_stub):
     """The log as each broker serves it."""
     channels = []
     try:
-        with ThreadPoolExecutor() as together:
-            list(together.map(ProcessServer.start, servers))
+        start(servers)
         addresses = [f"127.0.0.1:{server.ready['beam_port']}" for server in servers]
         channels += map(grpc.insecure_channel, addresses)
         service = pb.DESCRIPTOR.services_by_name["Log"]
@@ -65,10 +72,41 @@ def leader(logs):
 
 
 def append(log, *values):
-    """One request; the indexes of what it stored."""
-    request = pb.AppendRequest(sequence=1, proposals=values)
-    [reply] = log.Append(iter([request]), timeout=TIMEOUT_S)
-    return list(reply.ok.indexes)
+    """One request, again while too few copies are in sync; the indexes of what it stored."""
+    request, deadline = pb.AppendRequest(sequence=1, proposals=values), time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            [reply] = log.Append(iter([request]), timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return list(reply.ok.indexes)
+
+
+def test_the_log_has_three_copies_though_one_broker_starts_late(servers):
+    """It is made when all are there: what is made with two has two for ever."""
+    start(servers[:2])
+    flight = ",".join(server.flight for server in servers[:2])
+    with strandline.connect(flight, timeout_s=TIMEOUT_S) as client:
+        client.create_stream("other", replicas=2)  # both are in service
+        time.sleep(2)  # they would have made it
+        assert not is_made(client)
+        servers[2].start()
+        deadline = time.monotonic() + TIMEOUT_S
+        while not is_made(client):
+            assert time.monotonic() < deadline, "it is not made"
+            time.sleep(0.1)
+        assert client.stream_info("beam").config.replicas == len(IDS)
+
+
+def is_made(client):
+    """Whether the stream is there."""
+    try:
+        return bool(client.stream_info("beam"))
+    except UnknownStreamError:
+        return False
 
 
 def test_who_does_not_lead_redirects(logs, servers):

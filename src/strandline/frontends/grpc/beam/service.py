@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import shutil
 from concurrent.futures import Executor
 from typing import Final
@@ -37,6 +38,8 @@ from strandline.frontends.tasks import end_task, start_task
 from strandline.security.acl import Operation, Resource
 from strandline.types import Offset
 
+logger = logging.getLogger(__name__)
+
 NAME: Final = "logspec.Log"
 NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
     "Append": ("publish",),
@@ -49,6 +52,7 @@ NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
 INFO_INTERVAL_S: Final = 1.0
 """Changes that no commit announces, such as a discard, are seen after so long."""
 RETRY_S: Final = 1.0
+COPIES_MAX: Final = 3
 REQUEST_SLACK_BYTES: Final = 1 << 20
 
 
@@ -110,7 +114,12 @@ class BeamService:
         await end_task(self._making)
 
     async def _make_stream(self) -> None:
-        """See to it that there is the stream; in a cluster as soon as it decides anything."""
+        """See to it that there is the stream; in a cluster as soon as there is room for its copies.
+
+        It is never given fewer because a broker is late: it would keep what it was made with.
+        """
+        replicas = max(1, min(COPIES_MAX, len(self._broker.config.cluster.peers)))
+        waits_for = ""
         while True:
             known = {stream.name: stream for stream in self._broker.streams()}
             if self._name in known:
@@ -119,7 +128,6 @@ class BeamService:
                         f"grpc.beam_stream {self._name!r} has several partitions; Beam's log has 1"
                     )
                 return
-            replicas = max(1, min(3, len(self._broker.image.brokers)))
             config = StreamConfig(
                 name=self._name,
                 subject=self._name,
@@ -131,9 +139,12 @@ class BeamService:
                 await self._broker.create_stream(config)
             except StreamExistsError:
                 continue  # another broker was first
-            except UnavailableError:
+            except UnavailableError as error:
                 if not isinstance(self._broker, ClusterBroker):
                     raise
+                if str(error) != waits_for:
+                    waits_for = str(error)
+                    logger.info("stream %r is not made yet: %s", self._name, waits_for)
                 await asyncio.sleep(RETRY_S)
 
     def _methods(self) -> dict[bytes, Method | Direct]:
