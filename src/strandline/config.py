@@ -128,9 +128,7 @@ class JournalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The journal shared by all partitions."""
 
     file_bytes: int = 64 << 20
-    """Size of one preallocated journal file."""
-    checkpoint_bytes: int = 128 << 20
-    """Checkpoint, and recycle journal files, after this much has been written."""
+    """Size of one preallocated journal file. When it is full, a checkpoint frees it for new use."""
     checkpoint_interval_ms: int = 30_000
 
 

@@ -1,7 +1,11 @@
 """When to take checkpoints: often enough that recovery is short, seldom enough to be cheap.
 
 ``storage.recovery.Checkpointer`` knows how; only its middle step waits for the disk, and that one
-runs beside the loop. A spare journal file is made ready here too, so that no turn waits for one.
+runs beside the loop. A checkpoint is due when a journal file is full, which then is the spare that
+the next roll needs. Where none is in time a file is made here, so that no turn waits for one.
+
+Segments are written back a little at a time: all that a checkpoint syncs at once would keep the
+disk from the journal, and turns waiting, for a tenth of a second and more (docs/adr/0031).
 
 Rule: whatever runs beside the loop does so under ``lock``; who holds it may cancel ``run``, reopen
 the journal or let go of the data directory, and no thread is still writing to it.
@@ -9,18 +13,26 @@ the journal or let go of the data directory, and no thread is still writing to i
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from strandline.clock import Clock
 from strandline.config import JournalConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+WRITE_BACK_BYTES = 4 << 20
+"""How much is written between two looks at what can be written back."""
+WRITE_BACK_PAUSE_S = 0.004
+WRITE_BACK_STEPS_MAX = 16
+LOGS_PER_FILE = 256
+"""A checkpoint syncs each log: where there are more, more files may be full before it is due."""
 
 
 class CheckpointSchedule:
@@ -50,12 +62,14 @@ class CheckpointSchedule:
         """Held while a thread writes; whoever deletes, reopens or closes logs holds it too."""
         self._last_ms = clock.monotonic_ms()
         self._last_sequence = -1
+        self._written_back_bytes = 0
         self._retry_ms: dict[str, float] = {}
 
     def attach(self, storage: Recovered) -> None:
         """Use this storage from now on."""
         self._storage = storage
         self._last_sequence = -1
+        self._written_back_bytes = storage.journal.written_bytes
 
     async def run(self) -> None:
         """Check for ever; what cannot be done now is tried again at the next interval."""
@@ -64,10 +78,12 @@ class CheckpointSchedule:
             storage = self._storage
             if storage is None or storage.journal.poisoned:
                 continue
-            if storage.journal.spares == 0:
+            if storage.journal.needs_spare:
                 await self._attempt("spare journal file", self._allocate_spare)
             if self._is_due(storage):
                 await self._attempt("checkpoint", self.checkpoint)
+            if storage.journal.written_bytes - self._written_back_bytes >= WRITE_BACK_BYTES:
+                await self._attempt("writing back", self._write_back)
 
     async def _attempt(self, what: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do one of the two; one that fails does not keep the other from being done."""
@@ -89,10 +105,17 @@ class CheckpointSchedule:
             if not storage.journal.poisoned:
                 await asyncio.to_thread(storage.journal.allocate_spare)
 
+    async def _write_back(self) -> None:
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            self._written_back_bytes = storage.journal.written_bytes
+            await asyncio.to_thread(write_back, list(storage.logs.values()))
+
     def _is_due(self, storage: Recovered) -> bool:
-        """Whether enough was written, or something was and enough time has passed."""
+        """Whether journal files are full, or something was written and enough time has passed."""
         journal = storage.journal
-        if journal.bytes_since_recycle >= self._config.checkpoint_bytes:
+        if journal.full_files and journal.full_files * LOGS_PER_FILE >= len(storage.logs):
             return True
         age_ms = self._clock.monotonic_ms() - self._last_ms
         is_changed = journal.last_sequence != self._last_sequence
@@ -115,3 +138,12 @@ class CheckpointSchedule:
             self._last_sequence = pending.checkpoint.sequence
             self._last_ms = self._clock.monotonic_ms()
             self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)
+
+
+def write_back(logs: Iterable[Log]) -> None:
+    """Let the disk begin with segments, with pauses in which it can sync the journal."""
+    for log in logs:
+        for _ in range(WRITE_BACK_STEPS_MAX):
+            if not log.write_back():
+                break
+            time.sleep(WRITE_BACK_PAUSE_S)

@@ -7,6 +7,7 @@ the disk. Knows nothing of what the bytes mean.
 """
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -21,6 +22,11 @@ ZEROS = bytes(1 << 20)
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 Bytes = bytes | bytearray | memoryview
 
@@ -124,6 +130,15 @@ class Disk:
             os.fdatasync(fd)
         except OSError as error:
             raise translated(error, "syncing") from error
+
+    def write_back(self, fd: int, position: int, length: int) -> None:
+        """Begin to write a part of a file to the disk, where the system can be asked to.
+
+        Nothing is durable for it, and what fails is told by the next ``fdatasync``: on Linux a
+        range that is not waited for takes no error away from it (fs/sync.c).
+        """
+        if _sync_file_range is not None:
+            _sync_file_range(fd, position, length, SYNC_FILE_RANGE_WRITE)
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory survive a power loss."""

@@ -128,9 +128,26 @@ class Journal:
         return self._total_bytes - self._recycled_bytes
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of all entries there are and ever were since it was opened."""
+        return self._total_bytes
+
+    @property
     def spares(self) -> int:
         """Files ready for use; with none, the next roll creates one while its caller waits."""
         return len(self._spares)
+
+    @property
+    def full_files(self) -> int:
+        """Files that a checkpoint would make spares of."""
+        return len(self._full)
+
+    @property
+    def needs_spare(self) -> bool:
+        """Whether to make a file: none is spare, and a checkpoint may not free one in time."""
+        if self._spares or self._current is None:
+            return not self._spares
+        return not self._full or self._position > self._current.capacity // 2
 
     def append(self, parts: Sequence[tuple[LogId, Bytes]]) -> int:
         """Write one entry; it survives a power loss only once synced.

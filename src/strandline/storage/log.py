@@ -300,6 +300,14 @@ class Log(LogReads):
             max_timestamp=active.max_timestamp,
         )
 
+    def write_back(self) -> bool:
+        """Let the disk begin with some of what the next ``flush`` would wait for; any thread.
+
+        Returns:
+            Whether there was enough to begin with.
+        """
+        return not self._closed and self._layout.segments[-1].write_back()
+
     def flush(self) -> None:
         """Make everything up to the last ``checkpoint`` survive a power loss; any thread.
 

@@ -16,6 +16,9 @@ from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, IndexFile
 from strandline.storage.segment_reads import INDEX_SUFFIX, TIMES_SUFFIX, SegmentReads
 
 PENDING_BYTES_MAX = 32 << 10
+WRITE_BACK_BYTES = 1 << 20
+"""Enough for the disk to write it in one go, and little enough for a sync of the journal that has
+to wait for it (about 1 ms per MiB)."""
 
 
 class Segment(SegmentReads):
@@ -129,11 +132,26 @@ class Segment(SegmentReads):
             self._disk.truncate(file.fd, position)
             self._disk.fdatasync(file.fd)
             self.synced_bytes = min(self.synced_bytes, position)
+            self.written_back_bytes = min(self.written_back_bytes, position)
 
     def seal(self) -> None:
         """No more appends; readers get it memory-mapped from here on."""
         self.write_pending()
         self.sealed = True
+
+    def write_back(self) -> bool:
+        """Let the disk begin with ``WRITE_BACK_BYTES`` more; may run on any thread.
+
+        Returns:
+            Whether so much was in the file that was neither synced nor begun with.
+        """
+        begun = max(self.written_back_bytes, self.synced_bytes)
+        if self.written_bytes - begun < WRITE_BACK_BYTES:
+            return False
+        file = self.file
+        self._disk.write_back(file.fd, begun, WRITE_BACK_BYTES)
+        self.written_back_bytes = begun + WRITE_BACK_BYTES
+        return True
 
     def sync(self) -> None:
         """Make the bytes written so far survive a power loss; may run on any thread."""

@@ -58,7 +58,7 @@ class SegmentReads:
     __slots__ = (
         "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "first_timestamp",
         "has_durable_name", "index", "indexed_bytes", "max_timestamp", "next_offset", "path",
-        "sealed", "size", "synced_bytes", "times",
+        "sealed", "size", "synced_bytes", "times", "written_back_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -73,6 +73,7 @@ class SegmentReads:
         self.has_durable_name = False
         self._pinned: mmap.mmap | None = None
         self.synced_bytes = 0
+        self.written_back_bytes = 0
         self.indexed_bytes = -1
         self.index: SparseIndex | None = SparseIndex()
         self.times: SparseIndex | None = SparseIndex()

@@ -288,7 +288,7 @@ def make_stream():
     """Create a stream and give its partition 0."""
 
     async def make(broker, name="s", **settings):
-        config = StreamConfig(name=name, subject=name, segment_bytes=64 << 10, **settings)
+        config = StreamConfig(name=name, subject=name, **{"segment_bytes": 64 << 10, **settings})
         return (await broker.create_stream(config)).partition(0)
 
     return make

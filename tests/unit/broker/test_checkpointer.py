@@ -1,10 +1,13 @@
 """When checkpoints are taken, and that they never get in the way of anything else."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from strandline.broker import checkpointer
 from strandline.errors import UnknownStreamError
+from strandline.storage import segment
 
 
 @pytest.fixture
@@ -34,15 +37,54 @@ async def test_a_checkpoint_is_due_by_time_if_something_changed(broker, write, k
     assert broker._storage.journal.bytes_since_recycle == 0
 
 
-async def test_a_checkpoint_is_due_by_bytes(open_broker, make_stream, answers, kit):
-    """After so many bytes of journal, at once."""
-    broker = await open_broker(journal={"checkpoint_bytes": 50_000})
-    partition = await make_stream(broker)
-    for number in range(5):
-        kit.put(partition, answers, number, value=bytes(20_000))
+async def test_a_full_journal_file_is_the_next_spare(broker, write, kit):
+    """A checkpoint is due at once, and two files do however much is written."""
+    journal = broker._storage.journal
+    for _ in range(20):  # a file holds three
+        await kit.until(lambda: journal.spares == 1)
+        await write(1, size=20_000)
+    await kit.until(lambda: journal.spares == 1 and not journal.full_files)
+    assert broker.telemetry.checkpoint_seconds.count >= 6
+    assert len(list(journal.directory.iterdir())) == 2
+
+
+async def test_segments_are_written_back_a_little_at_a_time(
+    open_broker, make_stream, answers, kit, disk, monkeypatch
+):
+    """Each part of a segment once, long before a checkpoint is due."""
+    asked = []
+    monkeypatch.setattr(checkpointer, "WRITE_BACK_BYTES", 100_000)
+    monkeypatch.setattr(segment, "WRITE_BACK_BYTES", 40_000)
+    monkeypatch.setattr(disk, "write_back", lambda _, *part: asked.append(part))
+    broker = await open_broker(journal={"file_bytes": 16 << 20})
+    partition = await make_stream(broker, segment_bytes=16 << 20)
+    for parts in (3, 6, 9):
+        before = len(answers.order)
+        kit.put(partition, answers, *range(before, before + 12), value=bytes(10_000))
+        await answers.wait(before + 12)
+        await kit.until(partial(has_length, asked, parts))
+    assert asked == [(part * 40_000, 40_000) for part in range(9)]
+    assert not broker._storage.journal.full_files
+
+
+def has_length(found, length):
+    """Whether so many were found."""
+    return len(found) == length
+
+
+async def test_with_many_logs_more_files_are_full_before_a_checkpoint(
+    open_broker, make_stream, answers, kit, monkeypatch
+):
+    """A checkpoint syncs each log, so it is not taken for every few records of each."""
+    monkeypatch.setattr(checkpointer, "LOGS_PER_FILE", 2)
+    broker = await open_broker()
+    partition = await make_stream(broker, partitions=5)
+    journal, taken = broker._storage.journal, broker.telemetry.checkpoint_seconds
+    for number, full in enumerate((0, 1, 2, 0, 1)):
+        kit.put(partition, answers, number, value=bytes(50_000))
         await answers.wait(number + 1)
-    await kit.until(lambda: broker.telemetry.checkpoint_seconds.count)
-    await kit.until(lambda: broker._storage.journal.bytes_since_recycle < 50_000)
+        await kit.until(lambda full=full: journal.full_files == full and journal.spares)
+    assert taken.count == 1
 
 
 async def test_a_spare_journal_file_is_made_ready(broker, write, kit):

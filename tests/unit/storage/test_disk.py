@@ -58,6 +58,19 @@ def test_short_reads_are_completed(tmp_path, monkeypatch):
     assert disk.pread(file.fd, 8, 9) == b"j"
 
 
+def test_writing_back_loses_nothing_and_needs_no_file_to_be_open(tmp_path):
+    """What is written is there before and after; a descriptor that is none is nobody's error."""
+    disk, path = Disk(), tmp_path / "file"
+    fd = disk.open(path, write=True, create=True)
+    disk.pwrite(fd, b"abc" * 100_000, 0)
+    disk.write_back(fd, 0, 100_000)
+    disk.write_back(fd, 100_000, 1 << 40)
+    assert path.read_bytes() == b"abc" * 100_000
+    disk.fdatasync(fd)
+    disk.close(fd)
+    disk.write_back(fd, 0, 1)
+
+
 def test_real_errors_are_translated_everywhere(tmp_path):
     """Every method turns the system's refusal into an error of ours."""
     disk = Disk()

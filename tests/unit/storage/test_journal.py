@@ -163,6 +163,27 @@ def test_steady_state_creates_no_files(open_journal, make_batch, tmp_path):
     assert sorted((tmp_path / "journal").iterdir()) == files
 
 
+def test_a_file_is_wanted_where_no_checkpoint_frees_one_in_time(open_journal, make_batch):
+    """At the start; and when the last file is half full while others wait for a checkpoint."""
+    journal = open_journal(file_bytes=FILE_BYTES * 8)
+    assert journal.needs_spare
+    journal.allocate_spare()
+    assert not journal.needs_spare
+    journal.append([(LogId(1), make_batch(0))])
+    assert journal.needs_spare, "nothing is full that could be used again"
+    journal.allocate_spare()
+    while not journal.full_files:
+        journal.append([(LogId(1), make_batch(0, size=FILE_BYTES))])
+    assert not journal.needs_spare, "a checkpoint frees the one that is full"
+    for _ in range(4):
+        journal.append([(LogId(1), make_batch(0, size=FILE_BYTES))])
+    assert journal.needs_spare, "it does not come"
+    journal.sync()
+    journal.recycle(journal.last_sequence)
+    assert not journal.needs_spare
+    assert not journal.full_files
+
+
 def test_entry_larger_than_a_file_gets_a_larger_file(open_journal, make_batch, tmp_path):
     """An entry of any size is stored; its outsized file is not kept as a spare."""
     journal = open_journal()
