@@ -13,14 +13,12 @@ the journal or let go of the data directory, and no thread is still writing to i
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from strandline.clock import Clock
 from strandline.config import JournalConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
-from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import Telemetry
 
@@ -106,11 +104,17 @@ class CheckpointSchedule:
                 await asyncio.to_thread(storage.journal.allocate_spare)
 
     async def _write_back(self) -> None:
+        """Let the disk begin with segments, with pauses in which it can sync the journal."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
             self._written_back_bytes = storage.journal.written_bytes
-            await asyncio.to_thread(write_back, list(storage.logs.values()))
+            for log in list(storage.logs.values()):
+                for _ in range(WRITE_BACK_STEPS_MAX):
+                    if not log.can_write_back:
+                        break
+                    await asyncio.to_thread(log.write_back)
+                    await asyncio.sleep(WRITE_BACK_PAUSE_S)
 
     def _is_due(self, storage: Recovered) -> bool:
         """Whether journal files are full, or something was written and enough time has passed."""
@@ -138,12 +142,3 @@ class CheckpointSchedule:
             self._last_sequence = pending.checkpoint.sequence
             self._last_ms = self._clock.monotonic_ms()
             self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)
-
-
-def write_back(logs: Iterable[Log]) -> None:
-    """Let the disk begin with segments, with pauses in which it can sync the journal."""
-    for log in logs:
-        for _ in range(WRITE_BACK_STEPS_MAX):
-            if not log.write_back():
-                break
-            time.sleep(WRITE_BACK_PAUSE_S)

@@ -300,13 +300,16 @@ class Log(LogReads):
             max_timestamp=active.max_timestamp,
         )
 
-    def write_back(self) -> bool:
-        """Let the disk begin with some of what the next ``flush`` would wait for; any thread.
+    @property
+    def can_write_back(self) -> bool:
+        """Whether the disk could begin with some of what the next ``flush`` would wait for."""
+        return not self._closed and self._layout.segments[-1].can_write_back
 
-        Returns:
-            Whether there was enough to begin with.
-        """
-        return not self._closed and self._layout.segments[-1].write_back()
+    def write_back(self) -> None:
+        """Let it begin with the next part; any thread."""
+        active = self._layout.segments[-1]  # another one may take its place meanwhile
+        if not self._closed and active.can_write_back:
+            active.write_back()
 
     def flush(self) -> None:
         """Make everything up to the last ``checkpoint`` survive a power loss; any thread.

@@ -139,19 +139,18 @@ class Segment(SegmentReads):
         self.write_pending()
         self.sealed = True
 
-    def write_back(self) -> bool:
-        """Let the disk begin with ``WRITE_BACK_BYTES`` more; may run on any thread.
-
-        Returns:
-            Whether so much was in the file that was neither synced nor begun with.
-        """
+    @property
+    def can_write_back(self) -> bool:
+        """Whether ``WRITE_BACK_BYTES`` are in the file that were neither synced nor begun with."""
         begun = max(self.written_back_bytes, self.synced_bytes)
-        if self.written_bytes - begun < WRITE_BACK_BYTES:
-            return False
+        return self.written_bytes - begun >= WRITE_BACK_BYTES
+
+    def write_back(self) -> None:
+        """Let the disk begin with so much more; may run on any thread."""
+        begun = max(self.written_back_bytes, self.synced_bytes)
         file = self.file
         self._disk.write_back(file.fd, begun, WRITE_BACK_BYTES)
         self.written_back_bytes = begun + WRITE_BACK_BYTES
-        return True
 
     def sync(self) -> None:
         """Make the bytes written so far survive a power loss; may run on any thread."""
