@@ -12,6 +12,7 @@ Invariants (``check.py`` states them as code):
   empty again: its last member stays in it, alive or not, because it alone has what was committed.
 """
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -255,6 +256,9 @@ def unknown_stream_message(name: str, streams: dict[str, StreamImage]) -> str:
     """The sentence for an unknown stream: what to do instead."""
     if not streams:
         return f"no stream {name!r}; create it with 'strandline stream create {name} --subject …'"
+    near = difflib.get_close_matches(name, streams, n=1)
+    if near:
+        return f"no stream {name!r}; did you mean {near[0]!r}?"
     some = ", ".join(sorted(streams)[:5])
     more = ", …" if len(streams) > 5 else ""
     return f"no stream {name!r}; there are: {some}{more}"

@@ -45,6 +45,8 @@ def test_unknown_names_say_what_there_is():
     """Asking for an unknown stream or partition names those that exist."""
     image = create(partitions=2)
     with pytest.raises(UnknownStreamError, match="there are: orders"):
+        image.stream("payments")
+    with pytest.raises(UnknownStreamError, match=r"did you mean 'orders'\?"):
         image.stream("order")
     with pytest.raises(UnknownStreamError, match="create it with"):
         MetadataImage().stream("order")
