@@ -268,7 +268,7 @@ def test_the_loads_have_every_record_in_columns(stream, path, second, directory,
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("no-stream", "unknown_stream", "no stream 'ordres'; there are: "),
+        ("no-stream", "unknown_stream", "no stream 'ordres'; did you mean 'orders'[?]"),
         ("no-output", "unknown_stream", "query transform .* failed: no stream 'smal'"),
         ("no-column", "invalid_config", "SQL .*`valeu` cannot be resolved. Did you mean .*`value`"),
         ("no-key", "invalid_config", "'kye'; did you mean 'key'"),
