@@ -3,19 +3,21 @@
 A line that begins with ``>`` is a command, the lines after it are what came of it, ``#`` explains.
 ``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before a commit.
 
-Commands: ``brokers 1 2 3 [min_isr=n]`` · ``elect b [isr=..] [to=..] [unclean]`` · ``append b n`` ·
-``flush b`` · ``sync b`` · ``run``: flush, sync and deliver until all is quiet, saying only what
-matters · ``deliver [a->b]`` · ``drop|repeat|reverse|hold|unhold a->b`` · ``cut|mend b``: all links
-of a broker · ``crash b``: lose what is unsynced · ``wipe b`` · ``start b`` · ``lost|back a b``: a
-notices its link to b · ``decide|refuse``: metadata on the oldest proposal · ``isr 1,2``: metadata
-by itself · ``time n`` · ``damage b first`` · ``retain b offset`` · ``resign b`` · ``status`` ·
-``put b v v``: a batch of numbered records, of which ``v % 101`` is the key, and every fourth
-deletes it · ``compact b``: what it holds then, as far as all replicas have its null values.
+Commands: ``brokers 1 2 3 [min_isr=n] [reads=one]`` · ``elect b [isr=..] [to=..] [unclean]`` ·
+``append b n`` · ``flush b`` · ``sync b`` · ``run``: flush, sync and deliver until all is quiet,
+saying only what matters · ``deliver [a->b]`` · ``drop|repeat|reverse|hold|unhold a->b`` ·
+``cut|mend b``: all links of a broker · ``crash b``: lose what is unsynced · ``wipe b`` ·
+``start b`` · ``lost|back a b``: a notices its link to b · ``decide|refuse``: metadata on the oldest
+proposal · ``isr 1,2``: metadata by itself · ``forget b``: it is told that a disk was lost ·
+``time n`` · ``damage b first`` · ``retain b offset`` · ``resign b`` · ``status`` · ``put b v v``: a
+batch of numbered records, of which ``v % 101`` is the key, and every fourth deletes it ·
+``compact b``: what it holds then, as far as all replicas have its null values.
 """
 
 from collections import deque
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from strandline.replication import effects as fx
@@ -149,6 +151,8 @@ class Story:
                 log.reset_to(offset)
             case fx.ReadLog(follower, session, offset, _):
                 found = log.seen.between(offset, log.seen.end)
+                if self.reads_one:
+                    found = found[:1]
                 refs, buffers = tuple(s.ref for s in found), tuple(s.payload for s in found)
                 return ev.BatchesRead(follower, session, offset, refs, buffers)
             case fx.ReadRange(to, first, after):
@@ -161,7 +165,8 @@ class Story:
 
     # Commands
 
-    def brokers(self, *numbers, min_isr="1"):
+    def brokers(self, *numbers, min_isr="1", reads=""):
+        self.reads_one = reads == "one"
         self.numbers = tuple(map(int, numbers))
         self.assigned = ev.Assigned(0, None, self.numbers, self.numbers, 0, int(min_isr))
         for number in self.numbers:
@@ -185,9 +190,9 @@ class Story:
     def elect(self, leader, *flags, isr=None, to=None):
         old = self.assigned
         members = old.isr if isr is None else tuple(map(int, isr.split(",")))
-        self.assigned = ev.Assigned(
-            old.epoch + 1, int(leader), old.replicas, members, old.version + 1, old.min_isr,
-            "unclean" in flags,
+        self.assigned = msgspec.structs.replace(
+            old, epoch=old.epoch + 1, leader=int(leader), isr=members, version=old.version + 1,
+            unclean="unclean" in flags,
         )  # fmt: skip
         self.proposals.clear()
         for number in self.replicas if to is None else map(int, to.split(",")):
@@ -307,11 +312,16 @@ class Story:
 
     def isr(self, members, number=None):
         old, isr = self.assigned, tuple(map(int, members.split(",")))
-        self.assigned = ev.Assigned(
-            old.epoch, old.leader, old.replicas, isr, old.version + 1, old.min_isr
-        )
+        self.assigned = msgspec.structs.replace(
+            old, isr=isr, version=old.version + 1, unclean=False,
+            filling=tuple(b for b in old.filling if b not in isr),
+        )  # fmt: skip
         changed = ev.IsrChanged(old.epoch, old.version + 1, isr)
         self.step(number or old.leader, changed)
+
+    def forget(self, number):
+        self.assigned = msgspec.structs.replace(self.assigned, filling=(int(number),))
+        self.isr(listed([b for b in self.assigned.isr if b != int(number)]))
 
     def refuse(self):
         number, proposal = self.proposals.popleft()

@@ -65,7 +65,7 @@ def _check_partitions(image: MetadataImage) -> Iterator[str]:
 
 def _check_sets(name: PartitionName, partition: PartitionImage) -> Iterator[str]:
     replicas, isr = set(partition.replicas), set(partition.isr)
-    for label in ("replicas", "isr", "last_known_safe", "adding", "removing"):
+    for label in ("replicas", "isr", "last_known_safe", "adding", "removing", "filling"):
         members = getattr(partition, label)
         if len(set(members)) != len(members):
             yield f"{name}: {label} {members} names a broker twice"
@@ -77,6 +77,8 @@ def _check_sets(name: PartitionName, partition: PartitionImage) -> Iterator[str]
         yield f"{name}: leader {partition.leader} is not in the ISR {partition.isr}"
     if isr & set(partition.last_known_safe):
         yield f"{name}: in the ISR and outside of it"
+    if set(partition.filling) & {*partition.isr, *partition.last_known_safe}:
+        yield f"{name}: {partition.filling} are being filled, and relied on"
     if set(partition.adding) & set(partition.removing):
         yield f"{name}: a replica comes and goes"
     if partition.replicas and not partition.target:

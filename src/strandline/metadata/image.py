@@ -104,6 +104,9 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Replicas that a reassignment brings in; members of ``replicas``."""
     removing: tuple[BrokerId, ...] = ()
     """Replicas that leave once those being added are in sync; members of ``replicas``."""
+    filling: tuple[BrokerId, ...] = ()
+    """Replicas that were never in sync since they were added or lost their disk: what they have is
+    a part, which one leadership has to fill whole if the log is compacted; ascending."""
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
     """The last one whose leader an operator ordered although it may lack committed records: a copy
     that comes from before it agrees with the leader at any price."""

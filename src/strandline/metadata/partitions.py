@@ -9,6 +9,8 @@ Rules:
   nobody in the ISR can (KIP-966). With ``min_isr`` members in the ISR commits go on, and whoever is
   outside is safe no longer;
 - a reassignment adds first and removes last, so that it never lowers the number of copies;
+- a replica that is added, or whose disk was lost, is *filling* until it is in the ISR: others may
+  have removed null values meanwhile that it lacks;
 - the log start offset only grows, but for an unclean election: the new leader may not have come so
   far, and what it then takes must not be deleted for having the offset of something older.
 
@@ -153,8 +155,18 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
     if partition.isr and not isr:
         raise RefusedError("last_replica", "it is the last in-sync replica")
     safe = tuple(b for b in partition.last_known_safe if b != broker)
-    version = next_version(partition.version)
-    return msgspec.structs.replace(partition, isr=isr, last_known_safe=safe, version=version)
+    return msgspec.structs.replace(
+        partition,
+        isr=isr,
+        last_known_safe=safe,
+        filling=filling_with(partition, (broker,)),
+        version=next_version(partition.version),
+    )
+
+
+def filling_with(partition: PartitionImage, new: Iterable[BrokerId]) -> Replicas:
+    """Who is filling, and some whose copies begin now."""
+    return tuple(sorted({*partition.filling, *new}))
 
 
 def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
@@ -164,6 +176,7 @@ def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
     """
     leaving = tuple(b for b in partition.replicas if b not in target)
     adding = tuple(b for b in target if b not in partition.replicas or b in partition.adding)
+    new = [b for b in target if b not in partition.replicas]
     replicas = target + leaving
     if (replicas, adding, leaving) == (partition.replicas, partition.adding, partition.removing):
         return partition
@@ -172,6 +185,7 @@ def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
         replicas=replicas,
         adding=adding,
         removing=leaving,
+        filling=filling_with(partition, new),
         version=next_version(partition.version),
     )
 
@@ -202,7 +216,10 @@ def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
         raise RefusedError("not_ready", why)
     target = partition.target
     isr = tuple(b for b in partition.isr if b in target)
-    kept = msgspec.structs.replace(partition, replicas=target, adding=(), removing=())
+    filling = tuple(b for b in partition.filling if b in target)
+    kept = msgspec.structs.replace(
+        partition, replicas=target, adding=(), removing=(), filling=filling
+    )
     return _changed(kept, isr, leader=kept.leader, min_isr=min_isr)
 
 
@@ -224,6 +241,7 @@ def _changed(
         isr=isr,
         leader=leader,
         last_known_safe=safe_outside(partition, isr, min_isr=min_isr),
+        filling=tuple(b for b in partition.filling if b not in isr),
         leader_epoch=next_epoch(partition.leader_epoch) if is_new else partition.leader_epoch,
         version=next_version(partition.version),
     )

@@ -27,6 +27,9 @@ class Assigned(msgspec.Struct, frozen=True):
     min_isr: int = 1
     unclean: bool = False
     """An operator ordered this leader by name: committed records may be lost to agree with it."""
+    filling: tuple[BrokerId, ...] = ()
+    """Of a compacted log: replicas never in sync since they were added or lost their disk. Nothing
+    in the ISR of this or a later version is among them."""
 
 
 class IsrChanged(msgspec.Struct, frozen=True):

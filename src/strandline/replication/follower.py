@@ -14,12 +14,15 @@ Rules:
 - The log is cut only where the leader of this epoch says that the logs part, back to the last epoch
   both know, as often as it takes (KIP-101, KIP-279), and never below the high watermark, unless an
   operator chose the leader knowing that.
+- A copy of a compacted log that was never in sync is filled by one leadership, or anew: a null
+  value may be gone from one leader while another still has the record it deletes (ADR 0027).
 - ``Acked`` only tells of what our own sync covered.
 - Only the wait for the answer to ``Fetch`` is timed: the leader asks if it misses something.
 
 Invariants:
 - while streaming, all of the log is the leader's, so ``min(heard, durable)`` is committed here;
-- the high watermark never goes back, unless the leader was elected uncleanly.
+- the high watermark never goes back, unless the leader was elected uncleanly, or the copy is filled
+  anew.
 
 Must not know what a batch holds or where the log is.
 """
@@ -146,6 +149,15 @@ class Follower:
             self.standing = Standing.FETCHING
             self.deadline_ms = now_ms + self._limits.resend_ms
         return []
+
+    def start_over(self) -> list[Effect]:
+        """Empty a copy that is being filled, and that another leadership began."""
+        log = self.log
+        offset = log.log_start_offset
+        if offset == log.log_end_offset:
+            return []
+        log.reset_to(offset)
+        return [ResetTo(offset), Committed(offset)]
 
     # Copying
 

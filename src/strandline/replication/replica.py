@@ -94,6 +94,8 @@ class Replica:
         self._incarnation = incarnation
         self._replicas: tuple[BrokerId, ...] = ()
         self._version = -1
+        self._filled_by: LeaderEpoch | None = None
+        """While our copy is being filled: the leadership that does so."""
 
     # What the broker may ask
 
@@ -236,17 +238,34 @@ class Replica:
         )
         self._role = follower
         refusing: list[Effect] = [Refusing(Refusal.NOT_LEADER)] if was_accepting else []
-        return refusing + follower.start(now_ms)
+        return refusing + self._start_over(follower, event) + follower.start(now_ms)
 
     def _assigned_again(self, event: Assigned, now_ms: int) -> list[Effect]:
         """The same epoch again: the ISR or the replicas may have changed in it."""
         if event.epoch != self.epoch:
             return []
+        effects: list[Effect] = []
         if self.follower is not None and event.version > self._version:
             # Somebody new may lack what all had: the leader will say.
             self.follower.everywhere = Offset(0)
+            effects = self._start_over(self.follower, event)
+            if effects:
+                effects += self.follower.start(now_ms)
         self._version, self._replicas = max(event.version, self._version), event.replicas
-        return self.leader.reassigned(event, now_ms) if self.leader is not None else []
+        return self.leader.reassigned(event, now_ms) if self.leader is not None else effects
+
+    def _start_over(self, follower: Follower, event: Assigned) -> list[Effect]:
+        """Empty our copy if it is being filled and this leadership did not begin it.
+
+        Whoever lives again does not know who began it, which is seldom and costs time only.
+        """
+        before = self._filled_by
+        self._filled_by = event.epoch if self.me in event.filling else None
+        if self._filled_by in (None, before):
+            return []
+        effects = follower.start_over()
+        self._forget_damage()
+        return effects
 
     # Messages
 

@@ -5,7 +5,7 @@ Invariants:
 - ``durable_offset <= log_end_offset``: how far the log is certain to survive a crash. Below the log
   start it means that not even the start is durable yet;
 - the high watermark never goes back while the replica lives, except where an operator chose to
-  lose records.
+  lose records, or a copy that nobody relies on yet is filled anew.
 """
 
 from strandline.replication.epochs import Entry, EpochList

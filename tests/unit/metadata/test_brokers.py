@@ -166,6 +166,7 @@ def test_a_lost_disk_is_forgotten_by_name(cluster):
     version = made.partition().version
     made.must(ForgetDirectory(2))
     assert made.partition().last_known_safe == ()
+    assert made.partition().filling == (2,), "what it gets on its new disk is a part"
     assert made.partition().version > version, "what was under way for it must not apply"
     assert made.register(2, run="r2", directory="new").is_applied
     assert made.do(Unfence((BrokerRun(2, ""),))).reason == "stale_incarnation"

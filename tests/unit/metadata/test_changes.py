@@ -237,6 +237,47 @@ def test_a_move_is_called_off_by_moving_back(cluster):
     assert (made.partition().replicas, made.partition().isr) == ((1, 2, 3), (1, 2, 3))
 
 
+def test_a_replica_is_filling_until_it_is_in_sync(cluster):
+    """From when it is added, over elections; who was there from the first record never is."""
+    made = cluster(4)
+    made.create("s", (1, 2, 3))
+    made.isr(1, 2)
+    move(made, 1, 2, 4)
+    assert made.partition().filling == (4,)
+    made.elect(2)
+    move(made, 1, 2, 4, 3)
+    assert made.partition().filling == (4,)
+    made.isr(1, 2, 4)
+    assert made.partition().filling == ()
+    made.isr(1, 2)
+    move(made, 1, 2, 4)
+    assert made.partition().filling == (), "it was in sync once"
+
+
+def test_a_replica_that_leaves_before_it_is_in_sync_is_filling_when_it_is_back(cluster):
+    """Whatever is left on its disk."""
+    made = cluster(4)
+    made.create("s", (1, 2, 3))
+    move(made, 4, 2, 3)
+    move(made, 1, 2, 3)
+    assert finish(made).is_applied
+    assert made.partition().filling == ()
+    move(made, 1, 2)
+    assert finish(made).is_applied
+    move(made, 1, 2, 3)
+    assert made.partition().filling == (3,)
+
+
+def test_an_unclean_leader_is_not_filling(cluster):
+    """What it has is what there is."""
+    made = cluster(4)
+    made.create("s", (1, 2))
+    move(made, 1, 3, 4)
+    made.fence(1, 2)
+    made.elect(3, reason="unclean")
+    assert made.partition().filling == (4,)
+
+
 def test_a_move_that_would_stop_appends_waits(cluster):
     """The replicas that stay have to be enough to commit, if there are enough now."""
     made = cluster(4)

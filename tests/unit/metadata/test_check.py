@@ -31,6 +31,8 @@ def image(cluster):
         ({"last_known_safe": (3,)}, "in the ISR and outside"),
         ({"isr": (1, 2), "last_known_safe": (3,)}, "while commits go on"),
         ({"replicas": (1, 2, 3, 9)}, "replica 9 is no broker"),
+        ({"filling": (2,)}, "relied on"),
+        ({"filling": (4,)}, "not all replicas"),
         ({"adding": (1,), "removing": (1,)}, "comes and goes"),
         ({"removing": (1, 2, 3)}, "no replica is to stay"),
         ({"log_id": 2}, "not below the next one"),

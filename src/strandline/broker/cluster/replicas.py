@@ -452,14 +452,16 @@ def _assignment(
         name: of the partition.
         is_older: the copy comes from before an unclean election.
     """
+    config = image.streams[name.stream].config
     return ev.Assigned(
         epoch=partition.leader_epoch,
         leader=partition.leader,
         replicas=partition.replicas,
         isr=partition.isr,
         version=partition.version,
-        min_isr=image.streams[name.stream].config.min_isr,
+        min_isr=config.min_isr,
         unclean=is_older,
+        filling=partition.filling if config.compact else (),
     )
 
 

@@ -8,7 +8,7 @@ readers work while things break, heals everything, and asks for what must then b
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strandline.errors import StrandlineError
 from strandline.replication import effects as fx
@@ -26,6 +26,7 @@ CLIENTS = BrokerId(99)
 BEAT_MS = 150
 RETRY_MS = 200
 PATIENCE_MS = 900
+LOSSES_FROM_MS = 1_200
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,19 @@ class Cluster:
         self.full_disk = rng.choice((0.0, 0.0, 0.02))
         self.is_encoding = seed % 8 == 0
         self.is_ordered = rng.random() < 0.6
+        self.lazy = self.ids[-1] if seed % 4 == 0 else None
+        """Never compacts, so that it still has what others have done with, and keeps its disk while
+        the others lose theirs one after the other."""
+        if self.lazy is not None:  # a new disk is not filled in one go
+            self.limits = replace(self.limits, window_bytes=200, read_bytes=10)
         self._arrivals_ms: dict[tuple[int, int], float] = {}
         self.sync_ms = dict.fromkeys(self.ids, 0.5)
         partitions, self.checkers = [], []
         for number in range(rng.randint(1, 3)):
             min_isr = rng.choice((1, 2, 2))
-            partitions.append(Partition(tuple(self.ids), min_isr, tuple(self.ids)))
-            is_compacted = (seed + number) % 3 == 0
+            is_compacted = self.lazy is not None or (seed + number) % 3 == 0
+            everybody = tuple(self.ids)
+            partitions.append(Partition(everybody, min_isr, everybody, is_compacted))
             checker = Checker(number, world, min_isr=min_isr, is_compacted=is_compacted)
             self.checkers.append(checker)
         self.oracle = Oracle(world, partitions)
@@ -194,7 +201,7 @@ class Cluster:
         def answer(offset: int | None) -> None:
             if not done[0]:
                 done[0] = True
-                pause_ms = 1.0 if offset is not None else 30.0
+                pause_ms = self._pause_ms if offset is not None else 30.0
                 self.world.after(rng.uniform(0.2, 2.0) * pause_ms, again)
 
         def again() -> None:
@@ -213,6 +220,12 @@ class Cluster:
         if not publish.is_taken:
             publish.is_taken = True
             self.brokers[leader].take(number, publish)
+
+    @property
+    def _pause_ms(self) -> float:
+        """Between records of a publisher; longer if disks are lost, for keys to be left alone."""
+        is_slow = self.lazy is not None and self.world.now_ms >= LOSSES_FROM_MS
+        return 200.0 if is_slow else 1.0
 
     def reader(self, number: int) -> None:
         """Read on, each time from any replica."""
@@ -316,11 +329,33 @@ class Cluster:
         """Compaction on one replica, and on another a little later."""
         rng = self._compaction
         broker = self.brokers[rng.choice(self.ids)]
-        if broker.alive and self.world.now_ms >= broker.paused_until:
+        is_ready = broker.alive and self.world.now_ms >= broker.paused_until
+        if is_ready and broker.id != self.lazy:
             broker.compact(number, rng.choice((0.5, 1.0)))
             if broker.id in self.isr(number):
                 self.checkers[number].same_state(broker.id, broker.hosted[number].exposed)
         self.world.after(rng.uniform(20, 200), self.compact, number)
+
+    def replace_disk(self, number: int) -> None:
+        """A disk is lost, and another leads while the new one is filled; again a little later."""
+        if self.is_calm:
+            return
+        rng = self._compaction
+        lost = self.brokers[rng.choice([b for b in self.ids if b != self.lazy])]
+        self.crash(lost, down_ms=rng.choice((20, 200)), is_wiped=True)
+        self._interrupt(lost, number, rng.uniform(0.1, 0.9))
+        self.world.after(rng.uniform(600, 1200), self.replace_disk, number)
+
+    def _interrupt(self, filled: SimBroker, number: int, share: float) -> None:
+        """Let the lazy one lead until a new disk has a share of what there is, and another then."""
+        partition = self.oracle.partitions[number]
+        if self.is_calm or filled.id not in partition.filling:
+            return
+        has_share = filled.logs[number].seen.end > share * self.checkers[number].committed
+        if has_share == (partition.leader == self.lazy):
+            self._elect(number)
+        if not has_share:
+            self.world.after(20, self._interrupt, filled, number, share)
 
     def elect_fast(self, number: int) -> None:
         """Leaders change faster than they can replicate, as one of them is cut off."""
@@ -485,10 +520,12 @@ def _live(cluster: Cluster, chaos_ms: float) -> None:
         cluster.reader(number)
         if cluster.checkers[number].is_compacted:
             cluster.compact(number)
+            if cluster.lazy is not None and not number:
+                world.after(LOSSES_FROM_MS, cluster.replace_disk, number)
         for _ in range(world.rng.randint(1, 4)):
             cluster.published += 1
             world.after(world.rng.uniform(1, 20), cluster.publisher, number, cluster.published)
-    world.after(200, cluster.misbehave)
+    world.after(200 if cluster.lazy is None else LOSSES_FROM_MS, cluster.misbehave)
     world.run_until(chaos_ms)
     cluster.calm()
     world.run_until(chaos_ms + 4_000)

@@ -288,6 +288,10 @@ class SimBroker:
             case fx.ResetTo():
                 self._world.counts["reset"] += 1
                 log.reset_to(effect.offset)
+                if effect.offset < hosted.exposed:
+                    self._world.counts["started over"] += 1
+                    around.checkers[number].started_over(self.id, isr=around.isr(number))
+                    hosted.exposed = effect.offset
             case fx.ProposeIsr():
                 around.propose(self, number, effect)
             case fx.Refusing():

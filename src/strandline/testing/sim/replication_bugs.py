@@ -235,6 +235,10 @@ def _as_far_as_committed(self: Replica) -> Offset:
     return self.log.high_watermark
 
 
+def _go_on_filling(*_: object) -> list[Effect]:
+    return []
+
+
 REPLICATION_BUGS: Final = (
     Replacement(
         "a follower acks what it has not synced", "flush", _ack_what_is_not_synced, (Follower,)
@@ -301,6 +305,9 @@ REPLICATION_BUGS: Final = (
         "everywhere",
         property(_as_far_as_committed),
         (Replica,),
+    ),
+    Replacement(
+        "one leader goes on filling where another began", "start_over", _go_on_filling, (Follower,)
     ),
     Replacement(
         "who ends within a filler is given nothing", "at", _give_nothing_of_a_filler, (Image,)

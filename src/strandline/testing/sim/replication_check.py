@@ -53,6 +53,11 @@ class Checker:
             self._commit(broker, after, isr)
         self._agree(broker, log.seen, first=max(before, log.seen.start), after=after)
 
+    def started_over(self, broker: int, *, isr: tuple[int, ...]) -> None:
+        """A replica empties its log; nobody may rely on it, now or since its disk was new."""
+        if broker in isr or broker not in self.wiped:
+            self.fail(f"broker {broker} empties its log, ISR {isr}, wiped {sorted(self.wiped)}")
+
     def _agree(self, broker: int, image: Image, *, first: int, after: int) -> None:
         """Whether what a replica holds is what was exposed first."""
         if self.is_compacted:
@@ -114,6 +119,7 @@ class Checker:
         for member in isr:
             if not self._has_synced(member, 0, self.committed):
                 self.fail(f"ISR {isr}, but {member} lacks what is committed to {self.committed}")
+            self.same_state(member, self.committed)
 
     def _has_synced(self, broker: int, first: int, after: int) -> bool:
         """Whether the disk of a broker holds the new truth."""

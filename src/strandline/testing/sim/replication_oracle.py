@@ -3,7 +3,8 @@
 Rules, which are those of the real one: an epoch has one leader, of one life of a broker; a leader
 comes out of the ISR; the ISR never becomes empty; a change of the ISR is compare-and-set, decided
 once, and adds only brokers that are alive; to register is to lose the leaderships of one's earlier
-life. It is reached over the faulty network.
+life; whose disk was replaced is *filling* until it is in the ISR. It is reached over the faulty
+network.
 """
 
 from dataclasses import dataclass, field
@@ -25,9 +26,11 @@ class Partition:
     replicas: tuple[BrokerId, ...]
     min_isr: int
     isr: tuple[BrokerId, ...]
+    is_compacted: bool = False
     leader: BrokerId | None = None
     epoch: int = 0
     version: int = 0
+    filling: set[BrokerId] = field(default_factory=set)
     decided: dict[tuple[int, int], IsrChanged | IsrRefused] = field(default_factory=dict)
 
     def assignment(self) -> Assigned:
@@ -39,6 +42,7 @@ class Partition:
             self.isr,
             self.version,
             self.min_isr,
+            filling=tuple(sorted(self.filling)) if self.is_compacted else (),
         )
 
 
@@ -99,6 +103,7 @@ class Oracle:
         for partition in self.partitions:
             assert partition.isr != (broker,), "the last in-sync replica is not wiped"
             self._remove(partition, broker)
+            partition.filling.add(broker)
             if partition.leader == broker:
                 self._elect(partition, avoid=broker)
 
@@ -159,6 +164,7 @@ class Oracle:
             return IsrRefused(proposal.epoch, proposal.proposal)
         self._world.counts["isr grew" if added else "isr shrank"] += 1
         partition.isr = proposal.isr
+        partition.filling -= set(proposal.isr)
         partition.version += 1
         self._world.note(f"isr {partition.isr} {partition.version}")
         return IsrChanged(proposal.epoch, partition.version, partition.isr)

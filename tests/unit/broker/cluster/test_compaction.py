@@ -4,8 +4,10 @@ import shutil
 
 import pytest
 
+from strandline.broker.cluster.move_rate import MoveRate
 from strandline.metadata.commands import ForgetDirectory
 from strandline.record.codec import decode_batches
+from strandline.types import PartitionName
 
 PAD = b"." * 3000
 DELAY_MS = 1
@@ -42,6 +44,7 @@ def keys_kept(partition):
 @pytest.fixture
 async def compacted(cluster):
     """Three brokers with a compacted stream, and what tests do with it."""
+    cluster.settings["cleaner_interval_ms"] = 3_600_000  # tests say when
     await cluster.start(1, 2, 3)
     await cluster.create(compact=True, tombstone_delay_ms=DELAY_MS)
     await cluster.isr(1, 2, 3)
@@ -146,6 +149,42 @@ async def test_a_null_value_waits_for_a_copy_that_is_away(compacted):
     await compacted.clean(rounds=3)
     for number in (1, 2, 3):
         assert b"gone" not in keys_kept(compacted.partition(number)), number
+
+
+async def test_leaders_change_while_a_copy_is_made(compacted):
+    """One gives it a record, the other has done with the null value that deletes it."""
+    await compacted.put_records((b"gone", b"value" + PAD), *numbered(30, 5))
+    await compacted.put_records(*numbered(30, 5))
+    await compacted.put_records((b"gone", None), *numbered(30, 5))
+    for what in (b"one", b"two", b"three"):  # a batch tells who has those before
+        await compacted.settled()
+        await compacted.put_records((b"last", what))
+    await compacted.settled()
+    leader = await compacted.leader()
+    other, third = (n for n in (1, 2, 3) if n != leader)
+    await compacted.clean(other, rounds=3)
+    assert b"gone" not in keys_kept(compacted.partition(other))
+    assert b"gone" in keys_kept(compacted.partition(leader))
+    orders = compacted.brokers[leader].operations
+    directory = compacted.partition(third).log.directory
+    await orders.reassign("s", 0, (leader, other))
+    await compacted.kit.until(lambda: not directory.exists(), seconds=60)
+
+    # The first slice is copied at once, the next one after hours.
+    compacted.brokers[leader].membership.replicas._move_rate = MoveRate(1)
+    await orders.reassign("s", 0, (leader, other, third))
+    end = compacted.partition(leader).log_end_offset
+    await compacted.until_caught_up(third, 1)
+    assert compacted.partition(third).log_end_offset < end
+    assert b"gone" in state(compacted.partition(third))
+    assert compacted.image().filling == (third,)
+
+    await orders.elect(PartitionName("s", 0), other, is_unclean=False)
+    await compacted.until_caught_up(third, end)
+    await compacted.isr(1, 2, 3)
+    assert compacted.image().filling == ()
+    for number in (1, 2, 3):
+        assert b"gone" not in state(compacted.partition(number)), number
 
 
 async def test_the_scrub_reads_compacted_copies(compacted):

@@ -237,3 +237,19 @@ async def test_a_copy_from_before_an_unclean_election_agrees_with_the_new_leader
     driver.replica.log.epochs.note(2, 1)
     hear(4, 2)
     assert [event.unclean for event in heard] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+async def test_a_copy_that_is_filling_is_told_so_if_it_matters(cluster, is_compacted):
+    """Without compaction all leaders have the same, and a copy need not start over."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(compact=is_compacted)
+    leader = await cluster.leader()
+    other = next(n for n in (1, 2, 3) if n != leader)
+    replicas = cluster.brokers[other].membership.replicas
+    heard = []
+    [driver] = replicas.drivers.values()
+    driver.step = heard.append
+    lost = msgspec.structs.replace(cluster.image(), filling=(other,), leader_epoch=9)
+    replicas.assign(replicas.image.with_partitions({S0: lost}))
+    assert [event.filling for event in heard] == [(other,) if is_compacted else ()]

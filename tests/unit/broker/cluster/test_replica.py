@@ -302,6 +302,26 @@ def test_a_lost_leadership_tells_that_the_outcome_is_unknown(driver, answers, ki
         assert "Nats-Msg-Id" in answers.errors[token].message
 
 
+def test_a_copy_that_is_filling_starts_over_under_another_leader(driver, around):
+    """Its log is empty, and readers see nothing, until the new leader has given it all."""
+    told = ev.Assigned(1, LEADER, (1, 2, 3), (2, 3), 1, 1, filling=(ME,))
+    driver.step(told)
+    copy(driver, around, batch(0, 3), batch(3, 3), high_watermark=9)
+    around.write()
+    around.sync()
+    assert driver.partition.high_watermark == 6
+    driver.step(msgspec.structs.replace(told, epoch=2, leader=OTHER, version=2))
+    assert (driver.log.log_start_offset, driver.log.log_end_offset) == (0, 0)
+    assert driver.partition.high_watermark == 0
+    fetch = around.last(Fetch)
+    assert (fetch.epoch, fetch.end_offset) == (2, 0)
+    refs, data = zip(batch(0, 4), strict=True)
+    driver.step(ev.Received(OTHER, Replicate(2, fetch.session, 0, 9, refs), data))
+    around.write()
+    around.sync()
+    assert around.last(Acked).durable_offset == driver.partition.high_watermark == 4
+
+
 def test_a_compacted_copy_that_loses_committed_records_begins_anew(driver, around):
     """What was cut had replaced records that compaction removed here: only the leader has those."""
     driver.partition.config = msgspec.structs.replace(CONFIG, compact=True)
