@@ -56,9 +56,9 @@ class Cluster:
         )
         self.ids = [BrokerId(n) for n in range(1, rng.choice((3, 3, 5)) + 1)]
         self.full_disk = rng.choice((0.0, 0.0, 0.02))
-        self.is_encoding = seed % 8 == 0
+        self.is_encoding = seed % 8 == 1
         self.is_ordered = rng.random() < 0.6
-        self.lazy = self.ids[-1] if seed % 4 == 0 else None
+        self.lazy = self.ids[-1] if seed % 8 == 0 else None
         """Never compacts, so that it still has what others have done with, and keeps its disk while
         the others lose theirs one after the other."""
         if self.lazy is not None:  # a new disk is not filled in one go
