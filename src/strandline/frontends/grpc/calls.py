@@ -11,7 +11,7 @@ sent no more than the stream's window.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -22,11 +22,14 @@ from strandline.frontends.grpc.status import RpcError, Status
 from strandline.frontends.metering import Allowance
 
 if TYPE_CHECKING:
+    from h2.stream import H2Stream
+
     from strandline.frontends.grpc.connection import Connection
 
 OUTPUT_BYTES_HIGH = 512 << 10
 INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
+A_BUG: Final = "internal error; see the broker's log"
 
 MessageT = TypeVar("MessageT", bound=Message)
 Handler = Callable[["Call"], Awaitable[None]]
@@ -49,6 +52,22 @@ class Taker(Protocol):
 
     def take(self, messages: list[bytes]) -> None:
         """Messages have come.
+
+        Raises:
+            RpcError: the call ends.
+        """
+        ...
+
+    def take_whole(self, buffer: bytes, start: int, end: int) -> bool:
+        """Bytes have come behind the last message; take them if they are one whole message.
+
+        Args:
+            buffer: holds them.
+            start: of them; of the prefix, if they are a message.
+            end: of them.
+
+        Returns:
+            False: nothing was done, and they come again by ``take``, with what belongs to them.
 
         Raises:
             RpcError: the call ends.
@@ -96,7 +115,9 @@ class Call:
         "output_at",
         "publishes",
         "reads",
+        "short_way",
         "status",
+        "stream",
         "stream_id",
         "taker",
         "task",
@@ -129,6 +150,9 @@ class Call:
         self.timer: asyncio.TimerHandle | None = None
         self.has_begun = False
         """Whether the response's headers were sent."""
+        self.stream: H2Stream | None = None
+        """h2's, from then on until it ends; what goes the short way needs no more."""
+        self.short_way = connection.short_way
         self.input_ended = False
         self.status: Status | None = None
         """How it ended; None while it goes on."""
@@ -173,6 +197,17 @@ class Call:
         if is_full:
             self.held_bytes += flow_bytes
         return not is_full
+
+    @property
+    def is_between(self) -> bool:
+        """Whether its taker waits for the next message, and nothing else has to see that."""
+        return (
+            self.taker is not None
+            and self._deframer.is_between
+            and not (self.held_bytes or self.is_measured or self.input_ended)
+            and self.status is None
+            and self.publishes is None
+        )
 
     def end_input(self) -> None:
         """The caller has sent everything."""
@@ -229,6 +264,12 @@ class Call:
 
     # Out
 
+    def begun(self, stream: "H2Stream") -> None:
+        """The response's headers were sent."""
+        self.has_begun = True
+        if self.status is None and self.reads is None:
+            self.stream = stream
+
     def send(self, message: Message) -> None:
         """Queue a message."""
         self.send_framed(framed(message.SerializeToString()))
@@ -283,10 +324,14 @@ class Call:
     def finish(self, status: Status, text: str = "") -> None:
         """End it once what is queued was sent."""
         if self.status is None:
-            self.status, self.text = status, text
+            self.status, self.text, self.stream = status, text, None
             if self.timer is not None:
                 self.timer.cancel()
             self._connection.mark(self)
+
+    def fail(self) -> None:
+        """End it because of a bug."""
+        self.finish(Status.INTERNAL, A_BUG)
 
     def abort(self, error: RpcError) -> None:
         """End it from outside: its handler stops, if it has begun at all."""

@@ -9,7 +9,8 @@ frames out keeps their windows too: h2 does not know of what it did not see.
 """
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 from h2.errors import ErrorCodes
 
@@ -39,18 +40,14 @@ class FrameError(Exception):
         self.code = code
 
 
-class Data(NamedTuple):
-    """A frame that carries data."""
-
-    stream_id: int
-    flags: int
-    payload: bytes
+Data = tuple[int, int, bytes, int, int]
+"""A DATA frame: stream, flags, and the bytes that hold its payload, from where to where."""
 
 
 class Cutter:
     """Cuts what comes into DATA frames and bytes for h2, in order."""
 
-    __slots__ = ("_greeting", "_is_in_headers", "_rest")
+    __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest")
 
     def __init__(self) -> None:
         self._rest = b""
@@ -59,36 +56,47 @@ class Cutter:
         """How much of the client's greeting is missing."""
         self._is_in_headers = False
 
-    def feed(self, data: bytes) -> list[Data | bytes]:
-        """What is whole now."""
-        if self._rest:
-            data = self._rest + data
-        found: list[Data | bytes] = []
-        begin, size = 0, len(data)
-        position = min(self._greeting, size)
-        self._greeting -= position
-        while size - position >= HEADER_BYTES:
+    def feed(self, data: bytes) -> Iterator[Data | bytes]:
+        """What is whole now; to be taken to its end, or not fed any more."""
+        position = 0
+        while self._rest and position < len(data):  # only that frame is copied
+            stop = position + self._missing
+            joined, self._rest = self._rest + data[position:stop], b""
+            yield from self._cut(joined, 0)
+            position = stop
+        if position < len(data):
+            yield from self._cut(data, position)
+
+    def _cut(self, data: bytes, position: int) -> Iterator[Data | bytes]:
+        """What is whole from a position on; the rest is kept."""
+        begin, size = position, len(data)
+        if self._greeting:
+            position = min(self._greeting, size)
+            self._greeting -= position
+        while True:
+            start = position + HEADER_BYTES
+            if start > size:
+                self._missing = start - size
+                break
             high, low, kind, flags, stream_id = HEADER.unpack_from(data, position)
-            length = high << 8 | low
-            end = position + HEADER_BYTES + length
-            if length > FRAME_BYTES_MAX:
+            end = start + (high << 8 | low)
+            if end - start > FRAME_BYTES_MAX:
                 position = size  # h2 says what is wrong with it
                 break
             if end > size:
+                self._missing = end - size
                 break
             if kind == DATA and not self._is_in_headers:
                 if begin < position:
-                    found.append(data[begin:position])
-                payload = data[position + HEADER_BYTES : end]
-                found.append(Data(stream_id & STREAM_MASK, flags, payload))
+                    yield data[begin:position]
+                yield stream_id & STREAM_MASK, flags, data, start, end
                 begin = end
             elif kind in (HEADERS, CONTINUATION):
                 self._is_in_headers = not flags & END_HEADERS
             position = end
-        if begin < position:
-            found.append(data[begin:position])
         self._rest = data[position:]
-        return found
+        if begin < position:
+            yield data[begin:position]
 
 
 class Inflow:

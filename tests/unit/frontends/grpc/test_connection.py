@@ -15,7 +15,7 @@ from strandline.frontends.grpc.calls import Call, Method
 from strandline.frontends.grpc.calls import Direct as DirectMethod
 from strandline.frontends.grpc.connection import RESETS_MAX, Connection
 from strandline.frontends.grpc.frames import data_header
-from strandline.frontends.grpc.framing import framed
+from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.status import Status
 from strandline.telemetry import Telemetry
@@ -102,8 +102,27 @@ class Direct:
                 raise ValueError("a bug")
             self.call.send_framed(framed(message))
 
+    def take_whole(self, buffer, start, end):
+        return False
+
     def end_input(self):
         self.call.finish(Status.OK)
+
+
+class Whole(Direct):
+    """Echoes what comes whole, the short way, and counts it."""
+
+    count = 0
+
+    def take_whole(self, buffer, start, end):
+        message = buffer[start:end]
+        if message == framed(b"bug"):
+            raise ValueError("a bug")
+        if message != framed(message[PREFIX_BYTES:]):
+            return False
+        Whole.count += 1
+        self.call.short_way.answer(self.call, framed(b"short"))
+        return True
 
 
 METHODS = {
@@ -112,6 +131,7 @@ METHODS = {
     b"/s/Fail": Method(fail),
     b"/s/Wait": Method(wait),
     b"/s/Direct": DirectMethod(Direct, 1 << 20),
+    b"/s/Whole": DirectMethod(Whole, 1 << 20),
 }
 
 
@@ -360,6 +380,44 @@ async def test_a_bug_in_who_takes_messages_is_its_own(caplog):
     client.h2.send_data(3, framed(b"z"), end_stream=True)
     await client.exchange()
     assert client.trailers[b"grpc-status"] == b"0"
+
+
+async def test_frames_that_are_one_message_go_the_short_way():
+    """Behind the first one: for ever, as the windows are given back, and in order with the rest."""
+    client = Client()
+    client.begin(1, b"/s/Whole")
+    piece, before = framed(b"x" * 16_000), Whole.count
+    client.h2.send_data(1, framed(b"first"))
+    await client.exchange(rounds=2)
+    for _ in range(1000):
+        client.h2.send_data(1, piece)
+        await client.exchange(rounds=1)
+    assert Whole.count - before == 1000
+    # Two in a frame, one that is whole, and one that ends the call.
+    client.h2.send_data(1, framed(b"a") + framed(b"b"))
+    await client.exchange(rounds=2)
+    client.h2.send_data(1, framed(b"c"))
+    client.h2.send_data(1, framed(b"d"), end_stream=True)
+    await client.exchange()
+    rest = framed(b"a") + framed(b"b") + framed(b"short") + framed(b"d")
+    assert client.data == framed(b"first") + framed(b"short") * 1000 + rest
+    assert client.trailers[b"grpc-status"] == b"0"
+
+
+async def test_a_bug_on_the_short_way_is_its_own(caplog):
+    """INTERNAL for its call, and the connection goes on."""
+    client = Client()
+    for call in (1, 3):
+        client.begin(call, b"/s/Whole")
+        client.h2.send_data(call, framed(b"first"))
+    await client.exchange()
+    client.h2.send_data(1, framed(b"bug"))
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"13"
+    assert "a bug" in caplog.text
+    client.h2.send_data(3, framed(b"z"))
+    await client.exchange()
+    assert client.data == framed(b"first") * 2 + framed(b"short")
 
 
 async def test_who_is_full_is_sent_no_more_than_the_window():

@@ -1,12 +1,15 @@
 """Append: requests as they come, replies in their order, none before its proposals are safe.
 
-Invariant: ``_due`` holds the replies of all requests that are not answered, in order; its head is
-the next to be sent. After a redirect, a full disk or a failure nothing more is sent.
+A request of one proposal in one DATA frame is cut out of it by hand, and its reply is written by
+hand: protobuf and a message of its own cost as much as storing the record.
+
+Invariants: the requests from ``_answered`` on up to ``_sequence`` are under way; ``_early`` holds
+those of their replies that are known before their turn. After a redirect, a full disk or a failure
+nothing more is sent.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +19,7 @@ from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, NotLeaderError, StrandlineError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.frontends.grpc.calls import Call, parsed
-from strandline.frontends.grpc.framing import framed
+from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
 from strandline.types import Offset, PartitionName
 
@@ -28,20 +31,30 @@ DUE_MAX: Final = 1024
 OVER: Final = RpcError(Status.OK, "")
 
 
-class Due:
-    """The reply to one request; a responder's token."""
+SHORT_HEAD: Final = b"\0\0\0%c%c\x08%b\x12%c"
+LONG_HEAD: Final = SHORT_HEAD + b"%c"
+"""What a request of one proposal begins with: gRPC's prefix, the sequence, the proposal's size."""
+SHORT_MAX: Final = 127
+"""Bytes of a proposal whose size is one byte."""
+ONE_INDEX: Final = b"\0\0\0\0%c\x0a%c\x08%b\x12%c%b"
+"""The reply to it: prefix, ok, the sequence, one index."""
 
-    __slots__ = ("count", "ending", "is_first", "reply", "sequence")
 
-    def __init__(self, sequence: int, count: int) -> None:
-        self.sequence = sequence
-        self.count = count
-        self.is_first = False
-        """Whether the responder is told the offset of the first proposal, not of the last."""
-        self.reply: bytes | None = None
-        """As it is sent, once it is known."""
-        self.ending: RpcError | None = None
-        """How the stream ends behind it."""
+class Several(NamedTuple):
+    """A request of several proposals, as a responder's token; of one, that is its sequence."""
+
+    sequence: int
+    proposals: int
+    is_first: bool
+    """Whether the responder is told the offset of the first proposal, not of the last."""
+
+
+class Reply(NamedTuple):
+    """The reply to a request, as it is sent."""
+
+    data: bytes
+    ending: RpcError | None = None
+    """How the stream ends behind it."""
 
 
 class AppendStream:
@@ -70,13 +83,14 @@ class AppendStream:
         self._record_bytes_max = limits.record_bytes
         self._is_leading = is_leading
         self._redirect = redirect
-        self._due: deque[Due] = deque()
-        self._sequence = 0
+        self._sequence = self._answered = 0
+        self._early: dict[int, Reply] = {}
+        self._is_redirected = False
 
     @property
     def is_full(self) -> bool:
         """Whether so many requests are under way that the sender is to wait."""
-        return len(self._due) >= DUE_MAX
+        return self._sequence - self._answered >= DUE_MAX
 
     def take(self, messages: list[bytes]) -> None:
         """Append the proposals of requests.
@@ -84,15 +98,53 @@ class AppendStream:
         Raises:
             RpcError: no request, a wrong sequence, or a proposal that is too large.
         """
+        if self._is_redirected:
+            return
         if self._is_leading(self._partition):
             for message in messages:
                 if self._call.status is not None:
                     return  # a reply has ended the stream: nothing counts behind it
                 self._append(parsed(pb.AppendRequest, message))
         else:
-            due = Due(0, 0)
-            self._due.append(due)
-            self._settle(due, pb.AppendReply(redirect=self._redirect()), OVER)
+            self._is_redirected = True
+            self._sequence += 1
+            self._settle(self._sequence, pb.AppendReply(redirect=self._redirect()), OVER)
+
+    def take_whole(self, buffer: bytes, start: int, end: int) -> bool:
+        """Append the proposal of a request that has one; anything else is for ``take``.
+
+        Raises:
+            RpcError: who sends may not append any more.
+        """
+        sequence = self._sequence + 1
+        message_bytes = end - start - PREFIX_BYTES
+        packed = varint(sequence)
+        size = message_bytes - len(packed) - 3
+        if size > SHORT_MAX:
+            size -= 1
+            head = LONG_HEAD % (
+                message_bytes >> 8,
+                message_bytes & 0xFF,
+                packed,
+                size & 0x7F | 0x80,
+                size >> 7,
+            )
+        elif size >= 0:
+            head = SHORT_HEAD % (0, message_bytes, packed, size)
+        else:
+            return False
+        if (
+            not buffer.startswith(head, start)
+            or size > self._record_bytes_max
+            or sequence - self._answered >= DUE_MAX
+            or self._is_redirected
+            or not self._is_leading(self._partition)
+        ):
+            return False
+        self._sequence = sequence
+        value = buffer[end - size : end]
+        self._partition.append(value, subject=self._subject, responder=self, token=sequence)
+        return True
 
     def _append(self, request: pb.AppendRequest) -> None:
         proposals = request.proposals
@@ -107,24 +159,23 @@ class AppendStream:
                     f"{self._record_bytes_max}"
                 )
                 raise RpcError(Status.INVALID_ARGUMENT, text)
-        count = len(proposals)
-        due = Due(self._sequence, count)
-        self._due.append(due)
+        sequence, count = self._sequence, len(proposals)
         if not count:
-            self._settle(due, pb.AppendReply(ok=pb.AppendReply.OK(sequence=due.sequence)))
+            self._settle(sequence, pb.AppendReply(ok=pb.AppendReply.OK(sequence=sequence)))
         elif count >= COLUMNS_FROM:
-            due.is_first = True
             batch = pa.RecordBatch.from_arrays([_column(proposals)], ["value"])
-            self._partition.append_arrow(batch, responder=self, token=due)
+            token = Several(sequence, count, is_first=True)
+            self._partition.append_arrow(batch, responder=self, token=token)
         else:
             append, subject = self._partition.append, self._subject
             for value in proposals[:-1]:
                 append(value, subject=subject)
+            due = sequence if count == 1 else Several(sequence, count, is_first=False)
             append(proposals[-1], subject=subject, responder=self, token=due)
 
     def end_input(self) -> None:
         """No requests will come; the stream ends with the last reply."""
-        if not self._due:
+        if self._answered == self._sequence:
             self._call.finish(Status.OK)
 
     def acked(
@@ -136,53 +187,61 @@ class AppendStream:
         duplicate: bool,  # noqa: ARG002  proposals have no ids
     ) -> None:
         """The proposals are safe."""
-        assert isinstance(token, Due), "given with the records"
-        if token.count == 1:
-            token.reply = one_index(token.sequence, offset + 1)
-            self._send()
+        if isinstance(token, Several):
+            first = offset if token.is_first else offset - token.proposals + 1
+            indexes = range(first + 1, first + 1 + token.proposals)
+            ok = pb.AppendReply.OK(sequence=token.sequence, indexes=indexes)
+            self._settle(token.sequence, pb.AppendReply(ok=ok))
             return
-        first = offset if token.is_first else offset - token.count + 1
-        indexes = range(first + 1, first + 1 + token.count)
-        ok = pb.AppendReply.OK(sequence=token.sequence, indexes=indexes)
-        self._settle(token, pb.AppendReply(ok=ok))
+        assert isinstance(token, int), "given with the record"
+        reply, call = one_index(token, offset + 1), self._call
+        if token != self._answered + 1:
+            self._early[token] = Reply(reply)
+            return
+        self._answered = token
+        call.short_way.answer(call, reply)
+        if self._early or call.input_ended or call.held_bytes:
+            self._send()
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """They are not, or nobody knows."""
-        assert isinstance(token, Due), "given with the records"
+        sequence = token.sequence if isinstance(token, Several) else token
+        assert isinstance(sequence, int), "given with the records"
         if isinstance(error, NotLeaderError):
-            self._settle(token, pb.AppendReply(redirect=self._redirect()), OVER)
+            self._settle(sequence, pb.AppendReply(redirect=self._redirect()), OVER)
         elif isinstance(error, DiskFullError):
-            self._settle(token, pb.AppendReply(full=True), OVER)
+            self._settle(sequence, pb.AppendReply(full=True), OVER)
         else:
-            token.reply, token.ending = b"", rpc_error(error)
+            self._early[sequence] = Reply(b"", rpc_error(error))
             self._send()
 
-    def _settle(self, due: Due, reply: pb.AppendReply, ending: RpcError | None = None) -> None:
+    def _settle(self, sequence: int, reply: pb.AppendReply, ending: RpcError | None = None) -> None:
         """The reply to a request is known."""
-        due.reply, due.ending = framed(reply.SerializeToString()), ending
+        self._early[sequence] = Reply(framed(reply.SerializeToString()), ending)
         self._send()
 
     def _send(self) -> None:
         """Send the replies whose turn has come."""
-        due, call = self._due, self._call
-        while due and (reply := due[0].reply) is not None:
-            call.send_framed(reply)
-            ending = due.popleft().ending
-            if ending is not None:
-                due.clear()
-                call.finish(ending.status, ending.text)
-        if not due and call.input_ended:
+        call = self._call
+        while (reply := self._early.pop(self._answered + 1, None)) is not None:
+            self._answered += 1
+            call.send_framed(reply.data)
+            if reply.ending is not None:
+                self._answered = self._sequence
+                call.finish(reply.ending.status, reply.ending.text)
+        under_way = self._sequence - self._answered
+        if not under_way and call.input_ended:
             call.finish(Status.OK)
-        elif call.held_bytes and len(due) <= DUE_MAX // 2:
+        elif call.held_bytes and under_way <= DUE_MAX // 2:
             call.let_go()
 
 
 def one_index(sequence: int, index: int) -> bytes:
     """The reply to a request of one proposal, by hand: it is the most frequent message there is."""
     first, packed = varint(sequence), varint(index)
-    size = len(first) + len(packed) + 3
-    head = bytes((0, 0, 0, 0, size + 2, 0x0A, size, 0x08))
-    return b"%b%b\x12%c%b" % (head, first, len(packed), packed)
+    index_bytes = len(packed)
+    size = len(first) + index_bytes + 3
+    return ONE_INDEX % (size + 2, size, first, index_bytes, packed)
 
 
 def varint(value: int) -> bytes:
@@ -193,12 +252,7 @@ def varint(value: int) -> bytes:
         return bytes((value & 0x7F | 0x80, value >> 7))
     if value < 1 << 21:
         return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80)) + varint(value >> 14)
 
 
 def _column(values: Sequence[bytes]) -> pa.Array:

@@ -190,13 +190,16 @@ class BeamService:
     def _open_append(self, call: Call) -> AppendStream:
         self._allow(call, "Append")
         limits = self._broker.config.limits
+        is_checked = call.asker.is_checked
+        is_alone = not isinstance(self._broker, ClusterBroker)
 
-        def is_leading(partition: Partition) -> bool:
-            try:
-                self._allow(call, "Append")
-            except StrandlineError as error:
-                raise rpc_error(error) from error
-            return self._is_leading(partition)
+        def is_leading(partition: Partition) -> bool:  # for each request: no more than it takes
+            if is_checked:
+                try:
+                    self._allow(call, "Append")
+                except StrandlineError as error:
+                    raise rpc_error(error) from error
+            return is_alone or self._is_leading(partition)
 
         return AppendStream(
             call, self._partition(), limits, is_leading=is_leading, redirect=self._redirect
