@@ -26,6 +26,11 @@ class Seat(Protocol):
         ...
 
     @property
+    def is_gathering(self) -> bool:
+        """Whether enough is on its way to other replicas: what comes now is better gathered."""
+        ...
+
+    @property
     def everywhere(self) -> Offset:
         """Records below are committed, and every replica has them."""
         ...

@@ -4,6 +4,9 @@ Group commit falls out of it: one write and one sync per turn, whatever the numb
 connections and partitions. While a slow sync runs in its thread the loop goes on accepting; what
 it accepts is the next turn.
 
+What goes to other replicas is gathered while two chunks of a partition are on their way there: a
+turn costs each of them as much as dozens of records do (docs/adr/0032).
+
 Rules: only one turn is between write and answer at a time, so at most one journal entry is
 unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. Whoever is taken
 into a turn is answered exactly once, whatever happens in it. A failed journal write or sync
@@ -32,6 +35,9 @@ from strandline.storage.disk import Bytes
 from strandline.storage.journal import Journal
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset
+
+GATHERING_MS_MAX = 20.0
+"""Longer than most commits take; behind a replica that is slower turns go on as they come."""
 
 
 class Written(NamedTuple):
@@ -81,6 +87,7 @@ class Turn:
         self._under_way: list[Taken] = []
         self._raw = RawWrites()
         self._is_busy = False
+        self._gathering: set[Partition] = set()
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.turn_end_callbacks: list[Callable[[], None]] = []
@@ -102,7 +109,8 @@ class Turn:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        return not self._is_busy and not self._admission.dirty and self._raw.is_idle
+        is_gathered = not any(partition.has_pending for partition in self._gathering)
+        return not self._is_busy and not self._admission.dirty and is_gathered and self._raw.is_idle
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, if one is, has been answered."""
@@ -124,6 +132,13 @@ class Turn:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._run)
+
+    def go_on_with(self, partition: Partition) -> None:
+        """Take what was gathered into a turn: something was committed, or that takes too long."""
+        if partition in self._gathering:
+            self._gathering.remove(partition)
+            self._admission.dirty.append(partition)
+            self.wake()
 
     def _run(self) -> None:
         """One turn, unless one is still syncing: its end starts the next."""
@@ -178,6 +193,10 @@ class Turn:
             if room <= 0 or records <= 0:
                 admission.dirty = dirty[index:] + admission.dirty
                 break
+            if partition.seat is not None and partition.seat.is_gathering:
+                self._gathering.add(partition)
+                self._loop.call_later(GATHERING_MS_MAX / 1e3, self.go_on_with, partition)
+                continue
             chunks, taken_bytes, taken_records = partition.take(room, records)
             room -= taken_bytes
             records -= taken_records
@@ -390,7 +409,7 @@ class Turn:
         is_first = self._admission.refusal is None
         if is_first:
             self._admission.refusal = error
-        for partition in self._admission.dirty:
+        for partition in (*self._admission.dirty, *self._gathering):
             self._reject(partition, [], error)
         self._raw.refuse(error)
         self._telemetry.journal_poisoned = 1

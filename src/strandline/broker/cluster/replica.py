@@ -310,6 +310,11 @@ class ReplicaDriver:
         self.step(ev.LogStartMoved(self.log.log_start_offset))
 
     @property
+    def is_gathering(self) -> bool:
+        """Whether what comes now is better gathered."""
+        return self.publishers.is_gathering
+
+    @property
     def everywhere(self) -> Offset:
         """Records below are committed, and every replica has them."""
         return self.replica.everywhere

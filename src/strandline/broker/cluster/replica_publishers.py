@@ -11,12 +11,15 @@ from typing import Protocol
 
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting
+from strandline.broker.turn import GATHERING_MS_MAX
 from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
 from strandline.replication.effects import Refusal
 from strandline.replication.replica import Replica
 from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset
 
+CHUNKS_UNDER_WAY = 2
+"""One is on the disks while the other is on its way; with more, each turn has less to carry."""
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
 
 
@@ -31,6 +34,10 @@ class Surroundings(Protocol):
 
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers that their records are as safe as they asked."""
+        ...
+
+    def committed(self, partition: Partition) -> None:
+        """More of its records are committed."""
         ...
 
     def not_leader(self, partition: Partition) -> NotLeaderError:
@@ -62,6 +69,14 @@ class ReplicaPublishers:
     def has_waiting(self) -> bool:
         """Whether anybody waits for records to be committed."""
         return bool(self._uncommitted)
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether chunks are on their way to other replicas, and have not been for long."""
+        journaled = self._journaled
+        if len(journaled) < CHUNKS_UNDER_WAY:
+            return False
+        return self._around.precise_ms() - journaled[0][1] < GATHERING_MS_MAX
 
     def end(self, error: StrandlineError) -> None:
         """The replica is dropped: accept nothing more, and tell all who wait."""
@@ -98,6 +113,7 @@ class ReplicaPublishers:
             return
         self._partition.commit(offset)
         self._measure(offset)
+        self._around.committed(self._partition)
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= offset:
             self._around.answer(self._partition, uncommitted.popleft()[1])

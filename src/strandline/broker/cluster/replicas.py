@@ -336,6 +336,10 @@ class Replicas:
         waiting.clear()
         self._wake()
 
+    def committed(self, partition: Partition) -> None:
+        """What was gathered for the other replicas meanwhile can follow."""
+        self.turn.go_on_with(partition)
+
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Read files beside the loop."""
         reading = self._loop.run_in_executor(None, work)

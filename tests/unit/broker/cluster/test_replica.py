@@ -7,6 +7,7 @@ import pytest
 
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.partition import Admission, Partition
+from strandline.broker.turn import GATHERING_MS_MAX
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
@@ -48,6 +49,7 @@ class Around:
         self.driver = None
         self.was_cut = False
         self.rates = {}
+        self.time_ms, self.committed_to = 0.0, []
 
     def _submit(self, write):
         self.waiting.append(write)
@@ -79,7 +81,10 @@ class Around:
         return 0
 
     def precise_ms(self):
-        return 0.0
+        return self.time_ms
+
+    def committed(self, partition):
+        self.committed_to.append(partition.high_watermark)
 
     def send(self, _, effect):
         self.sent.append((effect.to, effect.message))
@@ -282,6 +287,30 @@ def test_acks_come_as_late_as_they_promise(driver, around, answers, kit):
         driver.step(ev.Received(broker, Acked(1, 5, 2, 0)))
     assert answers.acks == {"disk": 0, "all": 1}
     assert driver.partition.high_watermark == 2
+
+
+def test_what_comes_is_gathered_while_two_chunks_are_on_their_way(driver, around, answers, kit):
+    """Until one of them is committed, or that takes longer than commits do."""
+    assign(driver, ME, 1)
+    for number in (0, 1):
+        assert not driver.is_gathering
+        kit.put(driver.partition, answers, number)
+        for chunk, end in write_chunks(driver):
+            driver.synced(chunk, end)
+        around.time_ms += 5
+    assert driver.is_gathering
+    for broker in (LEADER, OTHER):
+        driver.step(ev.Received(broker, Fetch(1, 5, 0, -1, "i")))
+        driver.step(ev.Received(broker, Acked(1, 5, 0, 0)))
+        driver.flush()
+        driver.step(ev.Received(broker, Acked(1, 5, 1, 0)))
+    assert around.committed_to == [1]
+    assert not driver.is_gathering
+    kit.put(driver.partition, answers, 2)
+    write_chunks(driver)
+    assert driver.is_gathering
+    around.time_ms = 5 + GATHERING_MS_MAX
+    assert not driver.is_gathering
 
 
 def test_a_lost_leadership_tells_that_the_outcome_is_unknown(driver, answers, kit):
