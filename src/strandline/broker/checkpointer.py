@@ -84,7 +84,7 @@ class CheckpointSchedule:
                 await self._attempt("writing back", self._write_back)
 
     async def _attempt(self, what: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do one of the two; one that fails does not keep the other from being done."""
+        """Do one of the three; one that fails does not keep the others from being done."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._retry_ms.get(what, now_ms):
             return

@@ -109,8 +109,9 @@ class Turn:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        is_gathered = not any(partition.has_pending for partition in self._gathering)
-        return not self._is_busy and not self._admission.dirty and is_gathered and self._raw.is_idle
+        if self._is_busy or self._admission.dirty or not self._raw.is_idle:
+            return False
+        return not any(partition.has_pending for partition in self._gathering)
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, if one is, has been answered."""

@@ -129,7 +129,7 @@ class Journal:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of all entries there are and ever were since it was opened."""
+        """Bytes of the entries it was opened with and of all that were written since."""
         return self._total_bytes
 
     @property
@@ -145,9 +145,10 @@ class Journal:
     @property
     def needs_spare(self) -> bool:
         """Whether to make a file: none is spare, and a checkpoint may not free one in time."""
-        if self._spares or self._current is None:
-            return not self._spares
-        return not self._full or self._position > self._current.capacity // 2
+        if self._spares:
+            return False
+        current = self._current
+        return current is None or not self._full or self._position > current.capacity // 2
 
     def append(self, parts: Sequence[tuple[LogId, Bytes]]) -> int:
         """Write one entry; it survives a power loss only once synced.

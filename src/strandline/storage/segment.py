@@ -142,15 +142,18 @@ class Segment(SegmentReads):
     @property
     def can_write_back(self) -> bool:
         """Whether ``WRITE_BACK_BYTES`` are in the file that were neither synced nor begun with."""
-        begun = max(self.written_back_bytes, self.synced_bytes)
-        return self.written_bytes - begun >= WRITE_BACK_BYTES
+        return self.written_bytes - self._begun_bytes >= WRITE_BACK_BYTES
 
     def write_back(self) -> None:
         """Let the disk begin with so much more; may run on any thread."""
-        begun = max(self.written_back_bytes, self.synced_bytes)
-        file = self.file
+        begun, file = self._begun_bytes, self.file
         self._disk.write_back(file.fd, begun, WRITE_BACK_BYTES)
         self.written_back_bytes = begun + WRITE_BACK_BYTES
+
+    @property
+    def _begun_bytes(self) -> int:
+        """How much of the file the disk has, or has begun with."""
+        return max(self.written_back_bytes, self.synced_bytes)
 
     def sync(self) -> None:
         """Make the bytes written so far survive a power loss; may run on any thread."""

@@ -35,6 +35,7 @@ from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
 from strandline.frontends.metering import Metering
 from strandline.frontends.tasks import end_task, start_task
+from strandline.metadata.internal_streams import COPIES_MAX
 from strandline.security.acl import Operation, Resource
 from strandline.types import Offset
 
@@ -52,7 +53,6 @@ NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
 INFO_INTERVAL_S: Final = 1.0
 """Changes that no commit announces, such as a discard, are seen after so long."""
 RETRY_S: Final = 1.0
-COPIES_MAX: Final = 3
 REQUEST_SLACK_BYTES: Final = 1 << 20
 
 
