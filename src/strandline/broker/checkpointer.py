@@ -13,18 +13,20 @@ the journal or let go of the data directory, and no thread is still writing to i
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from strandline.clock import Clock
 from strandline.config import JournalConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+PENDING_STEP_BYTES = 512 << 10
 WRITE_BACK_BYTES = 4 << 20
 """How much is written between two looks at what can be written back."""
 WRITE_BACK_PAUSE_S = 0.004
@@ -136,9 +138,26 @@ class CheckpointSchedule:
             storage = self._storage
             assert storage is not None, "attached at start"
             started_ms = self._clock.monotonic_ms()
+            await _write_pending(storage.logs.values())
             pending = storage.checkpointer.begin(storage.logs)
             await asyncio.to_thread(storage.checkpointer.write, pending)
             storage.checkpointer.finish(pending)
             self._last_sequence = pending.checkpoint.sequence
             self._last_ms = self._clock.monotonic_ms()
             self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)
+
+
+async def _write_pending(logs: Iterable[Log]) -> None:
+    """Write what logs have in memory only, a little at a time: turns come in between.
+
+    Raises:
+        DiskFullError: no space.
+        LogPoisonedError: now or earlier a write failed.
+    """
+    room = PENDING_STEP_BYTES
+    for log in list(logs):
+        room -= log.pending_bytes
+        log.write_pending()
+        if room <= 0:
+            await asyncio.sleep(0)
+            room = PENDING_STEP_BYTES

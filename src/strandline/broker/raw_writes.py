@@ -53,6 +53,11 @@ class RawWrites:
         """Whether nothing waits and nothing is between write and answer."""
         return not self._waiting and not self._under_way
 
+    @property
+    def logs(self) -> list[Log]:
+        """Which the turn writes to."""
+        return [write.log for write in self._under_way]
+
     def submit(self, write: RawWrite) -> None:
         """Take part in the next turn."""
         self._waiting.append(write)

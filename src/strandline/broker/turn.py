@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from strandline.broker.admission import Admission
+from strandline.broker.late_writes import LateWrites
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting, reject_waiting
 from strandline.broker.raw_writes import RawWrite, RawWrites
@@ -86,6 +87,7 @@ class Turn:
         self._is_scheduled = False
         self._under_way: list[Taken] = []
         self._raw = RawWrites()
+        self._late = LateWrites(loop, self.poison)
         self._is_busy = False
         self._gathering: set[Partition] = set()
         self._passing: list[asyncio.Future[None]] = []
@@ -173,6 +175,7 @@ class Turn:
         written = self._write()
         parts += [(item.partition.log_id, item.batch) for item in written]
         if parts and self._journal_write(parts):
+            self._note_logs(written)
             for item in written:
                 if item.chunk.early:
                     self._answer(item.partition, item.chunk.early)
@@ -254,6 +257,13 @@ class Turn:
             return False
         return True
 
+    def _note_logs(self, written: list[Written]) -> None:
+        """Let what the logs were given be written to their segments."""
+        for log in self._raw.logs:
+            self._late.note(log)
+        for item in written:
+            self._late.note(item.partition.log)
+
     def _sync(self, written: list[Written], *, is_sending: bool) -> None:
         """Make the entry durable, in the way that suits the disk, then answer.
 
@@ -272,6 +282,7 @@ class Turn:
         if not needs_sync and self._raw.is_idle:
             self._complete(written)
             return
+        journal.begin_sync()
         if self._syncer.is_inline:
             if is_sending:
                 self._loop.call_soon(self._end_with, lambda: self._sync_here(written))
@@ -291,6 +302,7 @@ class Turn:
             self._end_with(lambda: finish(error, took_ms))
 
         self._syncer.submit(fd, done)
+        self._late.write()
 
     def _sync_here(self, written: list[Written]) -> None:
         """Sync on the loop, then answer.
@@ -299,6 +311,7 @@ class Turn:
             LogPoisonedError: the sync failed.
         """
         assert self._journal is not None, "a turn ends with the journal it began with"
+        self._late.write()
         started_ms = self._clock.monotonic_ms()
         self._journal.sync()
         self._synced(self._clock.monotonic_ms() - started_ms)
@@ -369,6 +382,7 @@ class Turn:
             self.wake()
         for callback in self.turn_end_callbacks:
             callback()
+        self._late.go_on()
 
     def _reject(self, partition: Partition, chunks: list[Chunk], error: StrandlineError) -> None:
         """Give up taken chunks and whatever the partition accepted after them."""

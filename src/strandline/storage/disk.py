@@ -208,11 +208,15 @@ class Disk:
             raise translated(error, f"reading {path}") from error
 
     def write_whole(self, path: Path, data: Bytes) -> None:
-        """Replace the contents of a small file; neither atomic nor synced."""
+        """Replace the contents of a small file; neither atomic nor synced.
+
+        It is cut at the end only: ext4 takes one that is emptied and written again for a
+        replacement that must not be lost, and writes it to the disk as soon as it is closed.
+        """
         fd = self.open(path, write=True, create=True)
         try:
-            self.truncate(fd, 0)
             self.pwrite(fd, data, 0)
+            self.truncate(fd, len(data))
         finally:
             self.close(fd)
 

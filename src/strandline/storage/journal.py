@@ -83,6 +83,7 @@ class Journal:
         self._scan: JournalScan | None = scan
         self._current: _File | None = None
         self._position = 0
+        self._begun_position = 0
         self._full: list[_File] = []
         self._spares: list[_File] = []
         self._number = scan.last_number
@@ -199,6 +200,13 @@ class Journal:
             self._marks.append((sequence, self._total_bytes))
         return sequence
 
+    def begin_sync(self) -> None:
+        """Let the disk begin with what ``sync`` will wait for: there may be work in between."""
+        current, begun = self._current, self._begun_position
+        if current is not None and self._position > begun and not self.poisoned:
+            self.disk.write_back(current.file.fd, begun, self._position - begun)
+            self._begun_position = self._position
+
     def sync(self) -> None:
         """Make every entry survive a power loss.
 
@@ -313,6 +321,7 @@ class Journal:
         self._number = fresh.number
         self._current = fresh
         self._position = FILE_HEADER_BYTES
+        self._begun_position = 0
         self._scan = None
         return fresh
 

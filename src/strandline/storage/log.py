@@ -13,7 +13,7 @@ leaves it as it was. Does not decode records and knows nothing of the journal.
 from collections.abc import Sequence
 from pathlib import Path
 
-from strandline.errors import DiskFullError, LogPoisonedError
+from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
 from strandline.record.batch import HEADER_BYTES, TIMESTAMP_MIN, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
@@ -21,7 +21,7 @@ from strandline.storage.log_directory import delete_log_directory
 from strandline.storage.log_reads import LogReads
 from strandline.storage.log_redo import START_NAME, LogRedo, format_start
 from strandline.storage.scan import header_at
-from strandline.storage.segment import Segment
+from strandline.storage.segment import WORTH_WRITING_BYTES, Segment
 from strandline.types import Offset, Position
 
 
@@ -43,6 +43,8 @@ class Log(LogReads):
         self.segment_age_ms = segment_age_ms
         self._disk = disk
         self._stable_base = 0
+        self._is_held_up = False
+        """Whether what is in memory only could not be written when it was last tried."""
         if log_start_offset > segments[-1].next_offset:
             # What was removed was not durable itself; its offsets stay used all the same.
             segments[-1].seal()
@@ -109,6 +111,8 @@ class Log(LogReads):
         """
         if self.poisoned or self._closed:
             raise self._refusal()
+        if self._is_held_up:
+            self.write_pending()
         active = self._layout.segments[-1]
         assert header.base_offset == active.next_offset, "offsets are dense"
         try:
@@ -126,6 +130,35 @@ class Log(LogReads):
             return False  # only fillers yet
         span = header.last_timestamp - active.first_timestamp
         return span > self.segment_age_ms * 1_000_000 > 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of batches that are in memory only."""
+        return self._layout.segments[-1].pending_bytes
+
+    @property
+    def can_write_pending(self) -> bool:
+        """Whether they are worth a system call."""
+        return self.pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
+
+    def write_pending(self) -> None:
+        """Write the batches that are in memory only; not synced.
+
+        Raises:
+            DiskFullError: no space; they stay in memory, and the log is as before.
+            LogPoisonedError: now or earlier a write failed.
+        """
+        if self.poisoned:
+            raise self._refusal()
+        try:
+            self._layout.segments[-1].write_pending()
+        except LogPoisonedError:
+            self.poisoned = True
+            raise
+        except UnavailableError:
+            self._is_held_up = True
+            raise
+        self._is_held_up = False
 
     def roll(self) -> None:
         """Seal the active segment, if it holds anything, and begin a new one.
@@ -283,14 +316,8 @@ class Log(LogReads):
             DiskFullError: no space to write what was gathered in memory; the log is as before.
             LogPoisonedError: now or earlier a write failed.
         """
-        if self.poisoned:
-            raise self._refusal()
+        self.write_pending()
         active = self._layout.segments[-1]
-        try:
-            active.write_pending()
-        except LogPoisonedError:
-            self.poisoned = True
-            raise
         return LogCheckpoint(
             segment_base=Offset(active.base_offset),
             position=Position(active.size),

@@ -1,9 +1,9 @@
 """One segment: consecutive batches of a log in one file, named after its first offset.
 
-Rules: an active segment grows at its end only and gathers small batches in memory before writing
-them (the journal has them already, and a thousand partitions would otherwise cost a thousand system
-calls a turn); a sealed one is memory-mapped and never changes, but for damage that is mended. One
-thread appends; ``segment_reads`` says what others may do meanwhile. Knows nothing of others.
+Rules: an active segment grows at its end only and gathers batches in memory until it is told to
+write them (the journal has them already, and nobody has to wait for it); a sealed one is
+memory-mapped and never changes, but for damage that is mended. One thread appends;
+``segment_reads`` says what others may do meanwhile. Knows nothing of others.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,11 @@ from strandline.storage.disk import Bytes, Disk
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, IndexFile
 from strandline.storage.segment_reads import INDEX_SUFFIX, TIMES_SUFFIX, SegmentReads
 
-PENDING_BYTES_MAX = 32 << 10
+PENDING_BYTES_MAX = 1 << 20
+"""What would be more than this is written at once."""
+WORTH_WRITING_BYTES = 32 << 10
+INDEX_LAG_BYTES = 1 << 20
+"""So much of an active segment the index files may be behind: who opens it looks through that."""
 WRITE_BACK_BYTES = 1 << 20
 """Enough for the disk to write it in one go, and little enough for a sync of the journal that has
 to wait for it (about 1 ms per MiB)."""
@@ -59,6 +63,11 @@ class Segment(SegmentReads):
         self.note(header, size)
         self.size = size + length
         self.next_offset = header.base_offset + header.last_offset_delta + 1
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are in memory only."""
+        return self.size - self._tail[0]
 
     def write_pending(self) -> None:
         """Hand what was gathered in memory to the system; not synced.
@@ -167,6 +176,8 @@ class Segment(SegmentReads):
         """Write the index files if they are behind; not synced; may run on any thread."""
         index, times, size = self.index, self.times, self.written_bytes
         if index is None or times is None or self.indexed_bytes == size or not size:
+            return
+        if not self.sealed and size - max(self.indexed_bytes, 0) < INDEX_LAG_BYTES:
             return
         next_offset = self.next_offset if size == self.size else -1
         for kind, suffix, entries in (

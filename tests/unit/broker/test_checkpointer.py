@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -48,14 +49,38 @@ async def test_a_full_journal_file_is_the_next_spare(broker, write, kit):
     assert len(list(journal.directory.iterdir())) == 2
 
 
+async def test_turns_come_between_the_writes_of_a_checkpoint(
+    open_broker, make_stream, answers, kit, disk, monkeypatch
+):
+    """Many logs with a little in memory each do not hold up publishers all at once."""
+    monkeypatch.setattr(checkpointer, "PENDING_STEP_BYTES", 1)
+    broker = await open_broker()
+    streams = [await make_stream(broker, f"s{number}") for number in range(20)]
+    for stream in streams:
+        kit.put(stream, answers, stream.name.stream)
+    await answers.wait(20)
+    checkpoint = asyncio.create_task(broker._checkpoints.checkpoint())
+    await kit.until(lambda: disk.count("write", "/logs/"))
+    kit.put(streams[0], answers, "between")
+    await answers.wait(21)
+    assert disk.count("write", "/logs/") < 20
+    await checkpoint
+    assert disk.count("write", "*.log") >= 20
+
+
 async def test_segments_are_written_back_a_little_at_a_time(
     open_broker, make_stream, answers, kit, disk, monkeypatch
 ):
     """Each part of a segment once, long before a checkpoint is due."""
     asked = []
+
+    def write_back(fd, *part):
+        if "/logs/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            asked.append(part)
+
     monkeypatch.setattr(checkpointer, "WRITE_BACK_BYTES", 100_000)
     monkeypatch.setattr(segment, "WRITE_BACK_BYTES", 40_000)
-    monkeypatch.setattr(disk, "write_back", lambda _, *part: asked.append(part))
+    monkeypatch.setattr(disk, "write_back", write_back)
     broker = await open_broker(journal={"file_bytes": 16 << 20})
     partition = await make_stream(broker, segment_bytes=16 << 20)
     for parts in (3, 6, 9):

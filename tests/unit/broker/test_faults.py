@@ -11,6 +11,7 @@ import pytest
 
 from strandline.config import LimitsConfig
 from strandline.errors import LogPoisonedError
+from strandline.storage.segment import PENDING_BYTES_MAX
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ async def test_a_full_disk_for_segments_rejects_and_heals(
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
     disk.fill("/logs/")
-    kit.put(partition, answers, "big", value=bytes(40_000))
+    kit.put(partition, answers, "big", value=bytes(PENDING_BYTES_MAX))
     kit.put(partition, answers, "after")
     await settle(broker, answers, 3)
     assert answers.codes == {"big": "disk_full", "after": "disk_full"}
@@ -55,14 +56,32 @@ async def test_a_full_disk_for_segments_rejects_and_heals(
     assert broker.telemetry.disk_full == 0
 
 
+async def test_what_only_the_journal_had_space_for_is_kept(
+    broker, partition, answers, disk, kit, settle
+):
+    """Acked as the journal has it, though its segment had no space; what comes next is refused."""
+    disk.fill("/logs/")
+    kit.put(partition, answers, "first", value=bytes(40_000))
+    await settle(broker, answers, 1)
+    kit.put(partition, answers, "second")
+    await settle(broker, answers, 2)
+    assert (answers.acks, answers.codes) == ({"first": 0}, {"second": "disk_full"})
+    assert kit.values(partition) == [bytes(40_000)]
+    disk.mend()
+    kit.put(partition, answers, "third", value=b"3")
+    await settle(broker, answers, 3)
+    assert answers.acks == {"first": 0, "third": 1}
+    assert kit.values(partition) == [bytes(40_000), b"3"]
+
+
 async def test_a_full_disk_for_one_partition_spares_the_others(
     broker, make_stream, answers, disk, kit, settle
 ):
     """A partition that finds no space loses its own records only."""
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     disk.fill(f"/logs/{one.log_id:08d}")
-    kit.put(one, answers, "lost", value=bytes(40_000))
-    kit.put(two, answers, "kept", value=bytes(40_000))
+    kit.put(one, answers, "lost", value=bytes(PENDING_BYTES_MAX))
+    kit.put(two, answers, "kept", value=bytes(PENDING_BYTES_MAX))
     await settle(broker, answers, 2)
     assert answers.codes == {"lost": "disk_full"}
     assert answers.acks == {"kept": 0}
@@ -130,7 +149,7 @@ async def test_too_many_open_files_for_a_segment_costs_its_records_only(
 ):
     """Out of descriptors for a segment: its records get a retriable error, nothing is poisoned."""
     disk.fail("create", ".log", code=errno.EMFILE)
-    kit.put(partition, answers, "a", value=bytes(40_000))
+    kit.put(partition, answers, "a", value=bytes(PENDING_BYTES_MAX))
     await settle(broker, answers, 1)
     assert answers.codes == {"a": "unavailable"}
     assert broker.admission.refusal is None

@@ -142,7 +142,7 @@ async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, mon
     await first.groups.commit("g", {"s": {0: 1}})
     await first.stop()
     monkeypatch.setattr("strandline.broker.office.LOAD_WAIT_S", 0.01)
-    gate = disk.hold("read", "logs", after=2)  # recovery looks where the log ends
+    gate = disk.hold("read", "logs", after=3)  # recovery looks where the log ends
     second = await open_broker()
     with pytest.raises(StillLoadingError):
         await second.groups.positions("g")

@@ -126,3 +126,11 @@ def test_descriptor_closes_with_its_last_user(tmp_path):
     del file
     with pytest.raises(LogPoisonedError):
         disk.pwrite(fd, b"x", 0)
+
+
+def test_a_shorter_file_replaces_a_longer_one(tmp_path):
+    """Nothing of the old contents is left."""
+    disk = Disk()
+    for data in (b"abcdefghij", b"xyz", b""):
+        disk.write_whole(tmp_path / "f", data)
+        assert disk.read_bytes(tmp_path / "f") == data

@@ -11,6 +11,7 @@ from strandline.storage.offset_index import (
     SparseIndex,
     decode_index,
 )
+from strandline.storage.segment import INDEX_LAG_BYTES
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_reopened_indexes(open_log, make_batch, damage):
     before = [(s.index.positions, s.times.keys) for s in log.segments]
     at = log.checkpoint()
     log.flush()
-    for segment in log.segments:
+    for segment in log.segments[:-1]:
         for suffix in (".index", ".timeindex"):
             path = segment.path.with_suffix(suffix)
             assert path.exists()
@@ -98,6 +99,25 @@ def test_reopened_indexes(open_log, make_batch, damage):
         assert again.offset_for_timestamp(wanted) == expected_offset(wanted)
     loaded = [segment.load_indexes() for segment in again.segments]
     assert [(index.positions, times.keys) for index, times in loaded] == before
+
+
+def test_index_files_of_an_active_segment_lag(open_log, make_batch):
+    """They are written when it has grown by a good deal, and reach as far as it was then."""
+    log = open_log(segment_bytes=1 << 30)
+    path = log.segments[-1].path.with_suffix(".index")
+
+    def grow(length):
+        batch = make_batch(log.log_end_offset, 1, size=length)
+        log.append(batch, read_header(batch))
+        log.checkpoint()
+        log.flush()
+        return path.stat().st_size if path.exists() else 0
+
+    assert grow(INDEX_LAG_BYTES // 2) == 0
+    written = grow(INDEX_LAG_BYTES // 2)
+    assert written
+    assert grow(INDEX_LAG_BYTES // 2) == written
+    assert grow(INDEX_LAG_BYTES // 2) > written
 
 
 def test_index_is_sparse(open_log, make_batch):

@@ -45,6 +45,32 @@ def contents(journal, after=0):
     ]
 
 
+def test_the_disk_begins_with_what_a_sync_will_wait_for(
+    open_journal, make_batch, disk, monkeypatch
+):
+    """Each part of a file once; of a poisoned journal none."""
+    begun = []
+    monkeypatch.setattr(disk, "write_back", lambda _, *part: begun.append(part))
+    journal = open_journal()
+    journal.begin_sync()
+    assert begun == []
+    journal.append([(LogId(1), make_batch(0))])
+    end = journal._position
+    for _ in range(2):
+        journal.begin_sync()
+        assert begun == [(0, end)]
+    journal.append([(LogId(1), make_batch(1))])
+    journal.begin_sync()
+    assert begun == [(0, end), (end, journal._position - end)]
+    journal.append([(LogId(1), make_batch(2, 1, size=FILE_BYTES))])  # another file
+    journal.begin_sync()
+    assert begun[2] == (0, journal._position)
+    journal.append([(LogId(1), make_batch(3))])
+    journal.poison()
+    journal.begin_sync()
+    assert len(begun) == 3
+
+
 def test_entries_come_back_in_order(open_journal, make_batch):
     """What was appended is replayed: sequences, log ids and bytes."""
     journal = open_journal()

@@ -11,7 +11,7 @@ from strandline.errors import (
     ShuttingDownError,
 )
 from strandline.record.batch import read_header
-from strandline.storage.segment import PENDING_BYTES_MAX
+from strandline.storage.segment import PENDING_BYTES_MAX, WORTH_WRITING_BYTES
 
 
 def append(log, batch):
@@ -141,7 +141,7 @@ def test_small_batches_are_gathered(open_log, make_batch, disk):
 
 def test_no_space_leaves_the_log_as_it_was(open_log, fill, make_batch, read_all, disk):
     """A full disk refuses a batch, keeps the others, and heals without reopening."""
-    log = open_log(segment_bytes=1 << 20)
+    log = open_log(segment_bytes=8 << 20)
     batches = fill(log, 3, size=PENDING_BYTES_MAX)
     disk.fail_write_after(1000)
     big = make_batch(log.log_end_offset, 1, size=PENDING_BYTES_MAX)
@@ -152,6 +152,37 @@ def test_no_space_leaves_the_log_as_it_was(open_log, fill, make_batch, read_all,
     assert read_all(log) == b"".join(batches)
     append(log, big)
     assert read_all(log) == b"".join([*batches, big])
+
+
+def test_what_was_gathered_is_written_when_asked(open_log, make_batch, disk):
+    """It is worth it from some size on; a log that is gone is not written."""
+    log = open_log(segment_bytes=1 << 20)
+    append(log, make_batch(0, 1, size=WORTH_WRITING_BYTES // 2))
+    assert (log.can_write_pending, log.pending_bytes) == (False, log.size_bytes)
+    append(log, make_batch(1, 1, size=WORTH_WRITING_BYTES // 2))
+    assert log.can_write_pending
+    log.write_pending()
+    assert (log.pending_bytes, len(disk.unsynced)) == (0, 1)
+    append(log, make_batch(2, 1, size=WORTH_WRITING_BYTES))
+    log.close()
+    assert not log.can_write_pending
+
+
+def test_what_could_not_be_written_comes_first(open_log, make_batch, read_all, disk):
+    """A batch is refused while those before it have no space on the disk."""
+    log = open_log(segment_bytes=1 << 20)
+    first, second = make_batch(0, 1, size=WORTH_WRITING_BYTES), make_batch(1)
+    append(log, first)
+    disk.full = True
+    with pytest.raises(DiskFullError):
+        log.write_pending()
+    with pytest.raises(DiskFullError):
+        append(log, second)
+    assert read_all(log) == first
+    disk.full = False
+    append(log, second)
+    assert log.pending_bytes == len(second)
+    assert read_all(log) == first + second
 
 
 def test_no_space_for_gathered_batches_keeps_them(open_log, fill, make_batch, read_all, disk):

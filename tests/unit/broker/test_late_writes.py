@@ -1,0 +1,80 @@
+"""Segments are written in the shadow of the journal's sync, or after the answers."""
+
+import pytest
+
+from strandline.broker import late_writes
+from strandline.errors import LogPoisonedError
+from strandline.storage.segment import PENDING_BYTES_MAX, WORTH_WRITING_BYTES
+
+pytestmark = pytest.mark.usefixtures("without_spares")
+
+
+def written(disk):
+    """What was written and synced, in order, repeats left out."""
+    kinds = ("journal" if "/journal/" in path else "log" for _, path in disk.seen)
+    steps = [f"{name} {kind}" for (name, _), kind in zip(disk.seen, kinds, strict=True)]
+    wanted = [step for step in steps if step.startswith(("write", "sync"))]
+    return [step for before, step in zip([None, *wanted], wanted, strict=False) if step != before]
+
+
+async def test_a_segment_is_written_while_the_journal_is(broker, partition, answers, disk, kit):
+    """After the journal's write, which the disk is busy with, and before its sync is waited for."""
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    disk.seen.clear()
+    kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
+    await answers.wait(2)
+    assert written(disk) == ["write journal", "write log", "sync journal"]
+
+
+async def test_without_a_sync_publishers_do_not_wait(broker, make_stream, answers, disk, kit):
+    """A stream with acks 'memory' is answered first."""
+    partition = await make_stream(broker, acks="memory")
+    told = []
+    broker.on_turn_end(lambda: told.append(disk.count("write", "*.log")))
+    kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
+    await answers.wait(1)
+    await kit.until(lambda: disk.count("write", "*.log") == 1)
+    assert told[0] == 0
+
+
+async def test_many_segments_take_several_rounds(
+    broker, make_stream, answers, disk, kit, monkeypatch
+):
+    """A turn writes so much of what its logs have gathered; the rest follows by itself."""
+    monkeypatch.setattr(late_writes, "ROUND_BYTES", 3 * WORTH_WRITING_BYTES)
+    streams = [await make_stream(broker, f"s{number}") for number in range(10)]
+    in_turn = []
+    broker.on_turn_end(lambda: in_turn.append(disk.count("write", "*.log")))
+    for stream in streams:
+        kit.put(stream, answers, stream.name.stream, value=bytes(WORTH_WRITING_BYTES))
+    await answers.wait(10)
+    assert in_turn[0] == 3
+    await kit.until(lambda: disk.count("write", "*.log") == 10)
+    assert [kit.values(stream) for stream in streams] == 10 * [[bytes(WORTH_WRITING_BYTES)]]
+
+
+async def test_a_log_that_goes_meanwhile_is_left_alone(broker, make_stream, answers, kit, disk):
+    """A stream that is deleted before its turn comes leaves no file behind."""
+    partition = await make_stream(broker, acks="memory")
+    directory = partition.log.directory
+    kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
+    broker.on_turn_end(partition.log.delete)
+    await answers.wait(1)
+    await broker.quiesce()
+    assert not directory.exists()
+
+
+async def test_a_failed_write_is_answered_and_heals(broker, partition, answers, disk, kit):
+    """EIO on a segment before the sync: the turn is refused, and what was acked stays."""
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    disk.fail("write", "*.log", times=1)
+    kit.put(partition, answers, "b", value=bytes(WORTH_WRITING_BYTES))
+    await answers.wait(2)
+    assert isinstance(answers.errors["b"], LogPoisonedError)
+    await kit.until(lambda: broker.admission.refusal is None)
+    kit.put(partition, answers, "c", value=bytes(PENDING_BYTES_MAX))
+    await answers.wait(3)
+    assert kit.values(partition)[0] == b"a"
+    assert kit.values(partition)[-1] == bytes(PENDING_BYTES_MAX)
