@@ -53,7 +53,10 @@ def test_ctrl_c_ends_a_wait(strandline_url, wait):
         with pytest.raises(subprocess.TimeoutExpired):
             program.wait(1)
         program.send_signal(signal.SIGINT)
-        _, errors = program.communicate(timeout=60)
+        try:
+            _, errors = program.communicate(timeout=60)
+        finally:
+            program.kill()  # else leaving the block would wait for it without end
     assert "KeyboardInterrupt" in errors
     assert program.returncode != 0
 

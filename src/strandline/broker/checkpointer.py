@@ -99,10 +99,12 @@ class CheckpointSchedule:
             self._retry_ms[what] = now_ms + self._config.checkpoint_interval_ms
 
     async def _allocate_spare(self) -> None:
+        """Make a file, unless logs wait for the space: only what they have is checkpointed."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
             if not storage.journal.poisoned:
+                await _write_pending(storage.logs.values())
                 await asyncio.to_thread(storage.journal.allocate_spare)
 
     async def _write_back(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strandline.broker import checkpointer
-from strandline.errors import UnknownStreamError
+from strandline.errors import DiskFullError, UnknownStreamError
 from strandline.storage import segment
 
 
@@ -59,13 +59,33 @@ async def test_turns_come_between_the_writes_of_a_checkpoint(
     for stream in streams:
         kit.put(stream, answers, stream.name.stream)
     await answers.wait(20)
-    checkpoint = asyncio.create_task(broker._checkpoints.checkpoint())
-    await kit.until(lambda: disk.count("write", "/logs/"))
-    kit.put(streams[0], answers, "between")
+    written = []
+    broker.on_turn_end(lambda: written.append(disk.count("write", "*.log")))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(broker._checkpoints.checkpoint())
+        await asyncio.sleep(0)
+        kit.put(streams[0], answers, "between")
     await answers.wait(21)
-    assert disk.count("write", "/logs/") < 20
-    await checkpoint
+    assert 0 < written[0] < 20
     assert disk.count("write", "*.log") >= 20
+
+
+async def test_a_spare_file_does_not_take_the_space_that_logs_wait_for(
+    broker, partition, answers, kit, disk
+):
+    """On a disk that was full: only once logs have theirs can a checkpoint free journal files."""
+    await kit.until(lambda: broker._storage.journal.spares)
+    disk.fill("/logs/")
+    kit.put(partition, answers, "journaled", value=bytes(40_000))
+    await answers.wait(1)
+    broker._storage.journal._spares.clear()
+    made = disk.count("create", "/journal/")
+    with pytest.raises(DiskFullError):
+        await broker._checkpoints._allocate_spare()
+    assert disk.count("create", "/journal/") == made
+    disk.mend()
+    await broker._checkpoints._allocate_spare()
+    assert disk.count("create", "/journal/") > made
 
 
 async def test_segments_are_written_back_a_little_at_a_time(
