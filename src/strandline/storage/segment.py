@@ -133,6 +133,8 @@ class Segment(SegmentReads):
         self.size = position
         self._hints = {}
         self._tail = (min(written, position), [bytes(kept)] if kept else [])
+        if position < self.indexed_bytes:
+            self.indexed_bytes = -1
         if self.index is not None and self.times is not None:
             self.index = self.index.cut(position)
             self.times = self.times.cut(position)
@@ -177,7 +179,7 @@ class Segment(SegmentReads):
         index, times, size = self.index, self.times, self.written_bytes
         if index is None or times is None or self.indexed_bytes == size or not size:
             return
-        if not self.sealed and size - max(self.indexed_bytes, 0) < INDEX_LAG_BYTES:
+        if not self.sealed and self._may_indexes_lag(size):
             return
         next_offset = self.next_offset if size == self.size else -1
         for kind, suffix, entries in (
@@ -187,6 +189,13 @@ class Segment(SegmentReads):
             about = IndexFile(kind, size, next_offset, self.max_timestamp)
             self._disk.write_whole(self.path.with_suffix(suffix), entries.cut(size).encode(about))
         self.indexed_bytes = size
+
+    def _may_indexes_lag(self, size: int) -> bool:
+        """Whether the files are right as far as they reach, if there are any, and near enough."""
+        is_unknown = self.indexed_bytes < 0
+        if is_unknown and self._disk.exists(self.path.with_suffix(INDEX_SUFFIX)):
+            return False  # of what was here before
+        return size - max(self.indexed_bytes, 0) < INDEX_LAG_BYTES
 
     def successor(self) -> "Segment":
         """An empty segment of the same name, for batches that will take this one's place."""

@@ -120,6 +120,32 @@ def test_index_files_of_an_active_segment_lag(open_log, make_batch):
     assert grow(INDEX_LAG_BYTES // 2) > written
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_index_files_tell_nothing_of_what_was_cut(open_log, make_batch, is_sealed):
+    """What took its place has other batches, and the files may be as far behind as they like."""
+    log = open_log(segment_bytes=1 << 30)
+
+    def grow(count, size):
+        for _ in range(count):
+            batch = make_batch(log.log_end_offset, 1, size=size)
+            log.append(batch, read_header(batch))
+
+    grow(40, INDEX_LAG_BYTES // 20)
+    if is_sealed:
+        log.roll()
+    log.checkpoint()
+    log.flush()
+    log.truncate_to(5)
+    grow(30, INDEX_LAG_BYTES // 14)
+    at = log.checkpoint()
+    log.flush()
+    index, times = log.segments[-1].index, log.segments[-1].times
+    [segment] = open_log(at, segment_bytes=1 << 30).segments
+    found = segment.load_indexes()
+    assert (found[0].positions, found[0].keys) == (index.positions, index.keys)
+    assert (found[1].positions, found[1].keys) == (times.positions, times.keys)
+
+
 def test_index_is_sparse(open_log, make_batch):
     """There is about one entry per interval, and one per large batch."""
     log = filled(open_log, make_batch)
