@@ -123,6 +123,7 @@ class Telemetry(Collector):
     # What came in.
     records_appended: int = counter("Records stored.")
     bytes_appended: int = counter("Bytes of encoded batches stored.")
+    bulk_bytes: int = counter("Bytes of large copies stored in segments only, past the journal.")
     batches_appended: int = counter("Batches stored.")
     acks: int = counter("Publishes acknowledged, duplicates included.")
     duplicates: int = counter("Publishes recognised as repeats of a stored record.")

@@ -1,17 +1,12 @@
 """Real brokers whose files were damaged while they were stopped: everything is served, whole."""
 
-import urllib.request
-
 import pytest
 
 import strandline
-from strandline.client.connection import Connection
-from strandline.protocol import admin
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.protocol.tickets import ReadRequest
 from strandline.record.batch import read_header
 
-IDS = (1, 2, 3)
+from .clusters import figure, in_sync, leader_of, read_at
+
 COUNT = 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,26 +28,6 @@ def load(cluster, kit):
     return values
 
 
-def status(server):
-    connection = Connection(server.flight, timeout_s=5)
-    try:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
-    finally:
-        connection.close()
-    assert found.partitions, "it has just started"
-    return found.partitions[0]
-
-
-def leader_of(cluster):
-    leader = status(cluster[2]).leader
-    assert leader is not None
-    return leader
-
-
-def in_sync(cluster):
-    assert all(tuple(status(server).isr) == IDS for server in cluster.values())
-
-
 def damage(server):
     """Flip a bit in the second batch of each segment, and in the first and third of the last."""
     files = sorted((server.data_dir / "logs").rglob("*.log"))
@@ -71,42 +46,19 @@ def damage(server):
     return damaged
 
 
-def values_at(server, kit):
-    """Everything, in one read at this very broker, once it knows that all of it is committed."""
-    connection = Connection(server.flight, timeout_s=30)
-
-    def is_committed():
-        name = admin.StreamName(name="orders")
-        [info] = connection.action(admin.STREAM_INFO, name, admin.StreamInfo)
-        assert info.partitions[0].high_watermark == COUNT
-
-    try:
-        kit.persist(is_committed)
-        read = connection.read(ReadRequest(stream="orders", partition=0, stop=COUNT))
-        return read.read_all()["value"].to_pylist()
-    finally:
-        connection.close()
-
-
-def figure(server, name):
-    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-
 def test_damaged_files_of_followers_and_leaders_are_mended(cluster, kit):
     """Whoever leads, each broker in turn finds its damage while it serves, and serves all of it."""
     values = load(cluster, kit)
     leader = leader_of(cluster)
-    follower = next(number for number in IDS if number != leader)
+    follower = next(number for number in cluster if number != leader)
     for victim in (follower, leader):
         assert cluster[victim].stop() == 0
         count = damage(cluster[victim])
         cluster[victim].start()
         kit.persist(lambda: in_sync(cluster))
-        assert values_at(cluster[victim], kit) == values
+        assert read_at(cluster[victim], kit, count=COUNT) == values
         assert figure(cluster[victim], "strandline_repaired_batches_total") == count
         assert figure(cluster[victim], "strandline_failed_repairs_total") == 0
         assert any("were mended" in line for line in cluster[victim].errors)
     for server in cluster.values():
-        assert values_at(server, kit) == values
+        assert read_at(server, kit, count=COUNT) == values

@@ -30,6 +30,8 @@ PENDING_STEP_BYTES = 512 << 10
 WRITE_BACK_BYTES = 4 << 20
 """How much is written between two looks at what can be written back."""
 WRITE_BACK_PAUSE_S = 0.004
+BULK_BYTES_MAX = 256 << 20
+"""What recovery may have to look through that is in segments only."""
 WRITE_BACK_STEPS_MAX = 16
 LOGS_PER_FILE = 256
 """A checkpoint syncs each log: where there are more, more files may be full before it is due."""
@@ -62,6 +64,7 @@ class CheckpointSchedule:
         """Held while a thread writes; whoever deletes, reopens or closes logs holds it too."""
         self._last_ms = clock.monotonic_ms()
         self._last_sequence = -1
+        self._last_bulk_bytes = 0
         self._written_back_bytes = 0
         self._retry_ms: dict[str, float] = {}
 
@@ -125,8 +128,11 @@ class CheckpointSchedule:
         journal = storage.journal
         if journal.full_files and journal.full_files * LOGS_PER_FILE >= len(storage.logs):
             return True
+        bulk_bytes = self._telemetry.bulk_bytes - self._last_bulk_bytes
+        if bulk_bytes >= BULK_BYTES_MAX:
+            return True
         age_ms = self._clock.monotonic_ms() - self._last_ms
-        is_changed = journal.last_sequence != self._last_sequence
+        is_changed = bulk_bytes > 0 or journal.last_sequence != self._last_sequence
         return is_changed and age_ms >= self._config.checkpoint_interval_ms
 
     async def checkpoint(self) -> None:
@@ -142,10 +148,11 @@ class CheckpointSchedule:
             started_ms = self._clock.monotonic_ms()
             await _write_pending(storage.logs.values())
             pending = storage.checkpointer.begin(storage.logs)
+            bulk_bytes = self._telemetry.bulk_bytes
             await asyncio.to_thread(storage.checkpointer.write, pending)
             storage.checkpointer.finish(pending)
             self._last_sequence = pending.checkpoint.sequence
-            self._last_ms = self._clock.monotonic_ms()
+            self._last_ms, self._last_bulk_bytes = self._clock.monotonic_ms(), bulk_bytes
             self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)
 
 

@@ -48,6 +48,10 @@ class RawWrites:
         """Whether anything waits for the next turn."""
         return bool(self._waiting)
 
+    def has(self, log_id: LogId) -> bool:
+        """Whether anything for a log waits, or is between write and answer."""
+        return any(write.log_id == log_id for write in (*self._waiting, *self._under_way))
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
@@ -76,7 +80,7 @@ class RawWrites:
         failed: dict[LogId, StrandlineError] = {}
         self._under_way = taken
         for write in taken:
-            error = failed.get(write.log_id) or self._append(write)
+            error = failed.get(write.log_id) or append_whole(write)
             if error is None:
                 parts += [(write.log_id, batch) for batch in write.batches]
             else:
@@ -87,23 +91,6 @@ class RawWrites:
             self._tell([write for write in taken if write.log_id in failed], failed)
         return parts
 
-    def _append(self, write: RawWrite) -> StrandlineError | None:
-        """Append all of it, or nothing: then say why.
-
-        Raises:
-            LogPoisonedError: a write failed, or could not be undone.
-        """
-        before = write.log.log_end_offset
-        try:
-            for batch in write.batches:
-                write.log.append(batch, read_header(batch))
-        except LogPoisonedError:
-            raise
-        except StrandlineError as error:
-            _cut(write.log, before)
-            return error
-        return None
-
     def undo(self, error: StrandlineError) -> None:
         """The turn's journal entry could not be written: take everything back out.
 
@@ -112,7 +99,7 @@ class RawWrites:
         """
         under_way, self._under_way = self._under_way, []
         for write in reversed(under_way):
-            _cut(write.log, read_header(write.batches[0]).base_offset)
+            cut_log(write.log, read_header(write.batches[0]).base_offset)
         for write in under_way:
             write.done(error)
 
@@ -140,12 +127,30 @@ class RawWrites:
         for write in writes:
             first.setdefault(write.log_id, write)
         for write in first.values():
-            _cut(write.log, read_header(write.batches[0]).base_offset)
+            cut_log(write.log, read_header(write.batches[0]).base_offset)
         for write in writes:
             write.done(errors[write.log_id])
 
 
-def _cut(log: Log, offset: int) -> None:
+def append_whole(write: RawWrite) -> StrandlineError | None:
+    """Append all of it to its log, unsynced, or nothing: then say why.
+
+    Raises:
+        LogPoisonedError: a write failed, or could not be undone.
+    """
+    before = write.log.log_end_offset
+    try:
+        for batch in write.batches:
+            write.log.append(batch, read_header(batch))
+    except LogPoisonedError:
+        raise
+    except StrandlineError as error:
+        cut_log(write.log, before)
+        return error
+    return None
+
+
+def cut_log(log: Log, offset: int) -> None:
     """Remove what a write that failed has left.
 
     Raises:

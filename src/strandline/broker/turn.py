@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from strandline.broker.admission import Admission
+from strandline.broker.bulk_writes import BulkWrites
 from strandline.broker.late_writes import LateWrites
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting, reject_waiting
@@ -88,6 +89,9 @@ class Turn:
         self._under_way: list[Taken] = []
         self._raw = RawWrites()
         self._late = LateWrites(loop, self.poison)
+        self._bulk = BulkWrites(
+            loop, telemetry=telemetry, on_poisoned=self.poison, go_on=self._submit
+        )
         self._is_busy = False
         self._gathering: set[Partition] = set()
         self._passing: list[asyncio.Future[None]] = []
@@ -111,24 +115,31 @@ class Turn:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        if self._is_busy or self._admission.dirty or not self._raw.is_idle:
+        if self._is_busy or self._admission.dirty:
+            return False
+        if not (self._raw.is_idle and self._bulk.is_idle):
             return False
         return not any(partition.has_pending for partition in self._gathering)
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, if one is, has been answered."""
+        await self._bulk.passed()
         if self._is_busy:
             answered: asyncio.Future[None] = self._loop.create_future()
             self._passing.append(answered)
             await answered
 
     def submit(self, write: RawWrite) -> None:
-        """Write finished batches in the next turn; see ``raw_writes``."""
+        """Write finished batches in the next turn, or past it; see ``raw_`` and ``bulk_writes``."""
         if self._admission.refusal is not None:
             self._loop.call_soon(write.done, self._admission.refusal)
-            return
-        self._raw.submit(write)
-        self.wake()
+        elif not self._bulk.holds(write):
+            self._submit(write)
+
+    def _submit(self, write: RawWrite) -> None:
+        if self._raw.has(write.log_id) or not self._bulk.begin([write]):
+            self._raw.submit(write)
+            self.wake()
 
     def wake(self) -> None:
         """Run a turn in the loop's next round, after every socket that is ready was read."""
@@ -427,6 +438,7 @@ class Turn:
         for partition in (*self._admission.dirty, *self._gathering):
             self._reject(partition, [], error)
         self._raw.refuse(error)
+        self._bulk.refuse(error)
         self._telemetry.journal_poisoned = 1
         if is_first:
             self._on_poisoned(error)

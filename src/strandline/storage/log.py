@@ -3,11 +3,13 @@
 ``log_start_offset <= ... <= log_end_offset``, half-open. ``append``, ``roll``, ``truncate_to``,
 ``truncate_before``, ``checkpoint``, ``replace`` and ``delete`` belong to one thread; everything
 else may run on any number of threads meanwhile: readers take the tuple of segments once and keep
-what they hold alive. ``flush`` may run on another thread too.
+what they hold alive. ``flush`` and ``sync_written`` may run on other threads,
+too, also at the same time.
 
 Rules: a batch is served only if its checksum is right; damage raises ``CorruptBatchError`` that
 says where reading can go on. A failed write or sync poisons the log; a full disk does not, and
-leaves it as it was. Does not decode records and knows nothing of the journal.
+leaves it as it was. Does not decode records and knows nothing of the journal, but for whether
+what was appended may do without it.
 """
 
 from collections.abc import Sequence
@@ -45,6 +47,7 @@ class Log(LogReads):
         self._stable_base = 0
         self._is_held_up = False
         """Whether what is in memory only could not be written when it was last tried."""
+        self._cuts, self._cuts_noted, self._cuts_checkpointed = 1, 0, 0
         if log_start_offset > segments[-1].next_offset:
             # What was removed was not durable itself; its offsets stay used all the same.
             segments[-1].seal()
@@ -160,6 +163,15 @@ class Log(LogReads):
             raise
         self._is_held_up = False
 
+    @property
+    def can_do_without_journal(self) -> bool:
+        """Whether recovery would find here what is durable, though no journal has it.
+
+        Not before a checkpoint knows the log as it is since it was last cut: until then the journal
+        may have batches that were cut, and recovery would put them back over what came after.
+        """
+        return self._cuts == self._cuts_checkpointed and not (self._closed or self.poisoned)
+
     def roll(self) -> None:
         """Seal the active segment, if it holds anything, and begin a new one.
 
@@ -197,6 +209,7 @@ class Log(LogReads):
             raise self._out_of_range(offset)
         if offset >= self.log_end_offset:
             return self.log_end_offset
+        self._cuts += 1
         try:
             self._cut(offset)
         except (LogPoisonedError, DiskFullError):
@@ -267,6 +280,7 @@ class Log(LogReads):
             LogPoisonedError: a write failed.
         """
         assert offset > self.log_end_offset, "up to the end, truncate_before does"
+        self._cuts += 1
         self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
         old = self._layout.segments
         self._arrange([Segment(self.directory, Offset(offset), disk=self._disk)])
@@ -317,6 +331,7 @@ class Log(LogReads):
             LogPoisonedError: now or earlier a write failed.
         """
         self.write_pending()
+        self._cuts_noted = self._cuts
         active = self._layout.segments[-1]
         return LogCheckpoint(
             segment_base=Offset(active.base_offset),
@@ -345,28 +360,49 @@ class Log(LogReads):
             DiskFullError: no space for an index; call again later.
             LogPoisonedError: a sync failed.
         """
-        if self._closed:
-            return
+        if not self._closed:
+            self._sync(with_indexes=True)
+
+    def sync_written(self) -> None:
+        """Make every batch that is in a file, not only in memory, survive a power loss; any thread.
+
+        For what no journal has; see ``can_do_without_journal``.
+
+        Raises:
+            LogPoisonedError: a sync failed, now or earlier.
+            ShuttingDownError: the log was closed or deleted.
+        """
+        if not (self.poisoned or self._closed):
+            self._sync(with_indexes=False)
+        if self.poisoned or self._closed:
+            raise self._refusal()
+
+    def _sync(self, *, with_indexes: bool) -> None:
         try:
-            unnamed: list[Segment] = []
-            for segment in reversed(self._layout.segments):
-                if segment.sealed and segment.has_durable_name and segment.is_synced:
-                    break
-                if segment.written_bytes and not segment.has_durable_name:
-                    unnamed.append(segment)
-                segment.sync()
-                segment.write_indexes()
-                segment.release()
-            if unnamed:
-                self._disk.sync_directory(self.directory)
-            for segment in unnamed:
-                segment.has_durable_name = True
+            self._sync_segments(with_indexes=with_indexes)
         except LogPoisonedError:
             if self._closed:  # deleted meanwhile, and its names with it
                 return
             self.poisoned = True
             raise
 
+    def _sync_segments(self, *, with_indexes: bool) -> None:
+        unnamed: list[Segment] = []
+        for segment in reversed(self._layout.segments):
+            if segment.is_durable and (segment.is_indexed or not with_indexes):
+                break
+            if segment.written_bytes and not segment.has_durable_name:
+                unnamed.append(segment)
+            segment.sync()
+            if with_indexes:
+                segment.write_indexes()
+            segment.release()
+        if unnamed:
+            self._disk.sync_directory(self.directory)
+        for segment in unnamed:
+            segment.has_durable_name = True
+
     def mark_checkpointed(self, checkpoint: LogCheckpoint) -> None:
         """Tell that ``checkpoint`` is durable: what is sealed before it may be compacted."""
         self._stable_base = checkpoint.segment_base
+        self._cuts_checkpointed = self._cuts_noted

@@ -8,7 +8,7 @@ before it was written. What intact batches follow the last journaled one are kep
 written in order and their outcome was open. One thread; used before the log is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from crc32c import crc32c
@@ -62,6 +62,12 @@ class LogRedo:
         disk.make_directory(directory)
         sizes = self._log_files()
         boundary = at.segment_base if at else max(sizes, default=0)
+        before = [base for base in sizes if base < boundary]
+        self._is_shorter = bool(before) and at is not None and self._was_removed(at, sizes)
+        """Until the journal comes to what was written after the cut."""
+        if boundary not in sizes:
+            # Cut away since, or nothing was written to it yet: go on in the one before, if any.
+            boundary = max(before, default=boundary)
         self._later = {base: size for base, size in sizes.items() if base > boundary}
         earlier = sorted(base for base in sizes if base < boundary)
         self._sealed = [
@@ -76,6 +82,11 @@ class LogRedo:
         self.log_start_offset = Offset(max(self._stored_start(), noted, first))
         self._begin(Segment(directory, boundary, disk=disk), sizes.get(boundary, 0))
         self._load_active()
+
+    @staticmethod
+    def _was_removed(at: LogCheckpoint, sizes: Mapping[int, int]) -> bool:
+        """Whether the log was cut to below the segment in which it ended."""
+        return at.position > 0 and at.segment_base not in sizes
 
     def _log_files(self) -> dict[int, int]:
         """Base offset and size of each segment file; what a crash left half-made is removed."""
@@ -112,7 +123,8 @@ class LogRedo:
     def _load_active(self) -> None:
         """Take the active segment as the checkpoint has it, or as far as it is intact."""
         segment, at = self._active, self._at
-        if at is not None and self._on_disk >= at.position:
+        is_noted = at is not None and at.segment_base == segment.base_offset
+        if at is not None and is_noted and self._on_disk >= at.position:
             segment.size, segment.next_offset = at.position, at.log_end_offset
             segment.load_indexes()
             segment.first_timestamp = at.first_timestamp
@@ -181,6 +193,7 @@ class LogRedo:
         Args:
             keep_lost: the journal was damaged, so rename instead of removing what cannot be placed.
         """
+        self._skip_removed()
         self._extend(OFFSET_MAX)
         self._trim()
         for base in sorted(self._later):
@@ -202,6 +215,10 @@ class LogRedo:
         base = header.base_offset
         if header.next_offset <= self.log_start_offset or self._is_known(batch, header):
             return
+        if self._is_shorter and base > self.log_end_offset:
+            self._was_cut = True  # this, too, was there before
+            return
+        self._is_shorter = False
         if self._count_if_there(batch, header):
             self._counted(header)
         elif intact_at(batch, 0) is None:
@@ -221,6 +238,7 @@ class LogRedo:
 
     def _cross_gap(self, base_offset: int) -> None:
         """Get to ``base_offset``: by what is intact on disk, or by a hole that is reported."""
+        self._skip_removed()
         self._extend(base_offset)
         end = self.log_end_offset
         if end >= base_offset:
@@ -233,6 +251,15 @@ class LogRedo:
             self._active.remove_files()
             segment = Segment(self.directory, base_offset, disk=self._disk)
             self._begin(segment, self._later.pop(base_offset, 0))
+
+    def _skip_removed(self) -> None:
+        """Go on in the segment that the log starts in, if those before were removed on purpose."""
+        there = [base for base in self._later if base <= self.log_start_offset]
+        if there and not self._active.size and self.log_end_offset < self.log_start_offset:
+            self._active.remove_files()
+            base_offset = max(there)
+            on_disk = self._later.pop(base_offset)
+            self._begin(Segment(self.directory, base_offset, disk=self._disk), on_disk)
 
     def _count_if_there(self, batch: memoryview, header: BatchHeader) -> bool:
         """Count the batch if it is intact where the log ends, or begins the next segment file."""

@@ -129,6 +129,7 @@ class Segment(SegmentReads):
         assert not self.sealed, "a sealed segment is replaced, not cut: readers have it mapped"
         written, pending = self._tail
         kept = memoryview(b"".join(pending))[: max(position - written, 0)]
+        self.cuts += 1
         self.next_offset = next_offset
         self.size = position
         self._hints = {}
@@ -168,11 +169,12 @@ class Segment(SegmentReads):
 
     def sync(self) -> None:
         """Make the bytes written so far survive a power loss; may run on any thread."""
-        written = self._tail[0]
+        written, cuts = self._tail[0], self.cuts
         if written > self.synced_bytes:
             file = self.file
             self._disk.fdatasync(file.fd)
-            self.synced_bytes = written
+            if self.cuts == cuts:  # else less is there, and what comes after is not synced yet
+                self.synced_bytes = written
 
     def write_indexes(self) -> None:
         """Write the index files if they are behind; not synced; may run on any thread."""

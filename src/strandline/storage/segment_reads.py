@@ -56,9 +56,9 @@ class SegmentReads:
     """Batches from ``base_offset`` up to ``next_offset``, ``size`` bytes of them."""
 
     __slots__ = (
-        "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "first_timestamp",
-        "has_durable_name", "index", "indexed_bytes", "max_timestamp", "next_offset", "path",
-        "sealed", "size", "synced_bytes", "times", "written_back_bytes",
+        "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "cuts",
+        "first_timestamp", "has_durable_name", "index", "indexed_bytes", "max_timestamp",
+        "next_offset", "path", "sealed", "size", "synced_bytes", "times", "written_back_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -69,6 +69,7 @@ class SegmentReads:
         self.size = 0
         self.first_timestamp = TIMESTAMP_MIN
         self.max_timestamp = TIMESTAMP_MIN
+        self.cuts = 0
         self.sealed = False
         self.has_durable_name = False
         self._pinned: mmap.mmap | None = None
@@ -102,6 +103,16 @@ class SegmentReads:
     def is_synced(self) -> bool:
         """Whether all of it survives a power loss, but for the name."""
         return self.synced_bytes == self.size
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it is sealed, and all of it survives a power loss with its name."""
+        return self.sealed and self.has_durable_name and self.is_synced
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the index files tell of all of it."""
+        return self.indexed_bytes == self.size
 
     @property
     def written_bytes(self) -> int:
@@ -157,7 +168,7 @@ class SegmentReads:
         if self.sealed and self.is_synced:
             self._map = None
             self._file = None
-            if self.indexed_bytes == self.size:
+            if self.is_indexed:
                 self.index = self.times = None
 
     def read_ahead(self, position: int, end: int) -> bool:

@@ -49,6 +49,20 @@ async def test_a_full_journal_file_is_the_next_spare(broker, write, kit):
     assert len(list(journal.directory.iterdir())) == 2
 
 
+async def test_a_checkpoint_is_due_when_much_went_past_the_journal(broker, write, kit, monkeypatch):
+    """Recovery would have to look for it in the segments; a little of it counts as a change."""
+    monkeypatch.setattr(checkpointer, "BULK_BYTES_MAX", 1000)
+    await write(1)
+    taken = broker.telemetry.checkpoint_seconds.count
+    broker.telemetry.bulk_bytes += 999
+    await asyncio.sleep(0.12)
+    assert broker.telemetry.checkpoint_seconds.count == taken
+    broker.telemetry.bulk_bytes += 1
+    await kit.until(lambda: broker.telemetry.checkpoint_seconds.count == taken + 1)
+    await asyncio.sleep(0.12)
+    assert broker.telemetry.checkpoint_seconds.count == taken + 1
+
+
 async def test_turns_come_between_the_writes_of_a_checkpoint(
     open_broker, make_stream, answers, kit, disk, monkeypatch
 ):

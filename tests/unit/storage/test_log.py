@@ -269,6 +269,28 @@ def test_truncate_to_every_offset(open_log, fill, read_all, tmp_path, flushed):
         log.delete()
 
 
+def test_what_follows_a_cut_during_a_sync_is_synced_by_the_next(open_log, fill, disk, monkeypatch):
+    """The sync that was under way told only of what was there before."""
+    log = open_log()
+    fill(log, 5)
+    synced, sync = [], disk.fdatasync
+
+    def cut_meanwhile(fd):
+        sync(fd)
+        synced.append(fd)
+        if len(synced) == 1:
+            log.truncate_to(2)
+
+    monkeypatch.setattr(disk, "fdatasync", cut_meanwhile)
+    log.checkpoint()
+    log.flush()
+    fill(log, 2)
+    before = len(synced)
+    log.checkpoint()
+    log.flush()
+    assert len(synced) == before + 1
+
+
 def test_truncate_to_keeps_what_readers_hold(open_log, fill):
     """Cutting a sealed segment leaves slices that were served from it intact."""
     log = open_log()

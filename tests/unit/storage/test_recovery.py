@@ -4,7 +4,12 @@ import errno
 
 import pytest
 
-from strandline.errors import CorruptBatchError, DiskFullError, LogPoisonedError
+from strandline.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    LogPoisonedError,
+    ShuttingDownError,
+)
 from strandline.record.batch import read_header
 from strandline.storage.checkpoint import (
     Checkpoint,
@@ -47,6 +52,17 @@ class Data:
         self.now.journal.append(parts)
         if sync:
             self.now.journal.sync()
+
+    def without_journal(self, log_id, *sizes):
+        """Batches that go to their log only, which is synced."""
+        log = self.now.logs[log_id]
+        assert log.can_do_without_journal
+        for size in sizes:
+            batch = self.make_batch(log.log_end_offset, 1, size=size)
+            log.append(batch, read_header(batch))
+            self.written[log_id].append(batch)
+        log.write_pending()
+        log.sync_written()
 
     def checkpoint(self):
         pending = self.now.checkpointer.begin(self.now.logs)
@@ -282,6 +298,92 @@ def test_removed_prefix_stays_removed(data):
     assert report.damage == []
     assert data.now.logs[A].log_start_offset == 50
     data.check(A, data.written[A][50:])
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_what_is_synced_in_its_segments_needs_no_journal(data, between):
+    """Batches before, between and after journaled ones survive, over several segments."""
+    data.turn(A)
+    for _ in range(3):
+        data.without_journal(A, *[300] * 9)
+        for _ in range(between):
+            data.turn(A)
+    for _ in range(2):
+        report = data.die()
+        assert report.damage == []
+        data.check(A)
+    data.turn(A)
+    data.check(A)
+
+
+def test_a_cut_log_needs_the_journal_until_the_next_checkpoint(data):
+    """What was cut is in the journal still, and must not be put over what came instead."""
+    data.turn(A)
+    data.turn(A)
+    log = data.now.logs[A]
+    log.truncate_to(1)
+    del data.written[A][1:]
+    assert not log.can_do_without_journal
+    pending = data.now.checkpointer.begin(data.now.logs)
+    data.now.checkpointer.write(pending)
+    assert not log.can_do_without_journal
+    data.now.checkpointer.finish(pending)
+    data.without_journal(A, 70)
+    assert data.die().damage == []
+    data.check(A)
+
+
+def test_a_cut_between_the_steps_of_a_checkpoint_counts(data):
+    """The checkpoint that was begun before it does not know of it."""
+    data.turn(A)
+    data.turn(A)
+    pending = data.now.checkpointer.begin(data.now.logs)
+    data.now.logs[A].truncate_to(1)
+    data.now.checkpointer.write(pending)
+    data.now.checkpointer.finish(pending)
+    assert not data.now.logs[A].can_do_without_journal
+
+
+def test_a_log_that_no_checkpoint_knows_needs_the_journal(tmp_path, disk):
+    """A recovery would not know where it begins."""
+    log = Log.open(tmp_path / "new", disk=disk, segment_bytes=2000, segment_age_ms=0)
+    assert not log.can_do_without_journal
+    log.close()
+    with pytest.raises(ShuttingDownError):
+        log.sync_written()
+
+
+@pytest.mark.parametrize("journaled", [0, 1])
+def test_the_segment_it_starts_in_is_found_without_the_journal(data, journaled):
+    """Everything the checkpoint knew was removed since, and more that no journal has."""
+    data.turn(A)
+    data.checkpoint()
+    data.without_journal(A, *[300] * 15)
+    for _ in range(journaled):
+        data.turn(A)
+    data.now.logs[A].truncate_before(10)
+    assert data.die().damage == []
+    assert data.now.logs[A].log_start_offset == 10
+    data.check(A, [b for b in data.written[A] if read_header(b).next_offset > start_of(data, A)])
+
+
+def start_of(data, log_id):
+    """The base offset of its first segment."""
+    return data.now.logs[log_id].segments[0].base_offset
+
+
+@pytest.mark.parametrize("keep", [None, keep_all])
+def test_a_log_cut_below_its_last_segment_has_no_hole(data, keep):
+    """The segment that the checkpoint names is gone: the one before ends where it was cut."""
+    for _ in range(30):
+        data.turn(A, size=100)
+    assert len(data.now.logs[A].segments) > 2
+    data.checkpoint()
+    data.now.logs[A].truncate_to(3)
+    del data.written[A][3:]
+    data.die(keep)
+    assert data.now.logs[A].log_end_offset == 3
+    data.check(A)
 
 
 def flip(path, position):
