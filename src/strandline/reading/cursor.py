@@ -182,9 +182,10 @@ class Cursor(Generic[PartitionT]):
         """Only the columns asked for, in pieces of about ``batch_bytes``."""
         if self._has_extra:
             batch = batch.select(self._names)
-        size, wanted = batch.nbytes, self._request.batch_bytes
+        size, wanted = batch.get_total_buffer_size(), self._request.batch_bytes
         if size <= 2 * wanted:
             return [Delivery(batch, size)]
+        size = batch.nbytes
         rows = max(1, batch.num_rows * wanted // size)
         pieces = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
         return [Delivery(piece, piece.nbytes) for piece in pieces]

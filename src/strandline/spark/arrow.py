@@ -28,8 +28,9 @@ def to_spark_batches(
         target: Spark's Arrow schema: names, order, types and nullability.
         partition: number of the log partition, for the column of that name.
     """
+    cast = SparkCast(target, partition=partition)
     for batch in sized_batches(_projected(batches, target)):
-        yield cast_batch(batch, target, partition=partition)
+        yield cast(batch)
 
 
 def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -55,23 +56,35 @@ def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield from _sliced(_joined(waiting), waiting_bytes)
 
 
-def cast_batch(
-    batch: pa.RecordBatch, target: pa.Schema, *, partition: int | None = None
-) -> pa.RecordBatch:
-    """One batch with exactly the schema ``target``.
+class SparkCast:
+    """Gives batches exactly one schema; what that takes is found out once.
 
     Args:
-        batch: has the columns of ``target``, in any order and in types that can be cast.
         target: Spark's Arrow schema.
-        partition: makes up the column of that name; None if ``batch`` has it.
+        partition: makes up the column of that name; None if batches have it.
     """
-    columns = []
-    for field in target:
-        if partition is not None and field.name == "partition":
-            columns.append(pa.repeat(pa.scalar(partition, field.type), batch.num_rows))
-        else:
-            columns.append(_cast_column(batch.column(field.name), field))
-    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+    def __init__(self, target: pa.Schema, *, partition: int | None = None) -> None:
+        self._target = target
+        self._fields = [(field.name, field.type) for field in target]
+        self._partition = partition
+        self._numbers = pa.array([], pa.int32())
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch that has the target's columns, in any order and in types that can be cast."""
+        columns = [
+            self._made_up(batch.num_rows, kind)
+            if name == "partition" and self._partition is not None
+            else _cast_column(batch.column(name), name, kind)
+            for name, kind in self._fields
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._target)
+
+    def _made_up(self, rows: int, kind: pa.DataType) -> pa.Array:
+        """The partition's number as often as there are rows; one array serves many batches."""
+        if len(self._numbers) < rows:
+            self._numbers = pa.repeat(pa.scalar(self._partition, kind), rows)
+        return self._numbers.slice(0, rows)
 
 
 def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
@@ -107,13 +120,13 @@ def _sliced(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]
         yield batch.slice(start, stop - start)
 
 
-def _cast_column(column: pa.Array, field: pa.Field) -> pa.Array:
-    if field.name == "headers" and pa.types.is_map(column.type):
+def _cast_column(column: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    if name == "headers" and pa.types.is_map(column.type):
         column = first_of_each_header(column)
-    if column.type == field.type:
+    if column.type == kind:
         return column
     # Spark keeps microseconds; cutting the nanoseconds off is what `safe=False` allows.
-    return column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
+    return column.cast(kind, safe=not pa.types.is_timestamp(kind))
 
 
 def _repeats(headers: pa.MapArray) -> bool:

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.arrow import cast_batch, sized_batches
+from strandline.spark.arrow import SparkCast, sized_batches
 from strandline.spark.decode import decoded_schema
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
@@ -161,8 +161,7 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task's files."""
-        for batch in sized_batches(self._batches(partition.value or [])):
-            yield cast_batch(batch, self.target)
+        yield from map(SparkCast(self.target), sized_batches(self._batches(partition.value or [])))
 
     def _batches(self, paths: list[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
