@@ -3,31 +3,29 @@
 ``log_start_offset <= ... <= log_end_offset``, half-open. ``append``, ``roll``, ``truncate_to``,
 ``truncate_before``, ``checkpoint``, ``replace`` and ``delete`` belong to one thread; everything
 else may run on any number of threads meanwhile: readers take the tuple of segments once and keep
-what they hold alive. ``flush`` and ``sync_written`` may run on other threads,
-too, also at the same time.
+what they hold alive. ``flush`` and ``sync_written`` may run on other threads, too.
 
 Rules: a batch is served only if its checksum is right; damage raises ``CorruptBatchError`` that
 says where reading can go on. A failed write or sync poisons the log; a full disk does not, and
-leaves it as it was. Does not decode records and knows nothing of the journal, but for whether
-what was appended may do without it.
+leaves it as it was. Does not decode records. ``log_durability`` says what survives what.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
+from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import HEADER_BYTES, TIMESTAMP_MIN, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_reads import LogReads
+from strandline.storage.log_durability import LogDurability
 from strandline.storage.log_redo import START_NAME, LogRedo, format_start
 from strandline.storage.scan import header_at
-from strandline.storage.segment import WORTH_WRITING_BYTES, Segment
-from strandline.types import Offset, Position
+from strandline.storage.segment import Segment
+from strandline.types import Offset
 
 
-class Log(LogReads):
+class Log(LogDurability):
     """Batches of one partition, in order of offset."""
 
     def __init__(
@@ -43,16 +41,11 @@ class Log(LogReads):
         assert segments, "a log has an active segment at least"
         self.segment_bytes = segment_bytes
         self.segment_age_ms = segment_age_ms
-        self._disk = disk
-        self._stable_base = 0
-        self._is_held_up = False
-        """Whether what is in memory only could not be written when it was last tried."""
-        self._cuts, self._cuts_noted, self._cuts_checkpointed = 1, 0, 0
         if log_start_offset > segments[-1].next_offset:
             # What was removed was not durable itself; its offsets stay used all the same.
             segments[-1].seal()
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
-        super().__init__(directory, segments, log_start_offset)
+        super().__init__(directory, segments, log_start_offset, disk=disk)
         self._drop_below(log_start_offset)
 
     @classmethod
@@ -94,11 +87,6 @@ class Log(LogReads):
             log_start_offset=redo.log_start_offset,
         )
 
-    @property
-    def stable_segments(self) -> tuple[Segment, ...]:
-        """Sealed segments that no recovery will touch, so that compaction may replace them."""
-        return tuple(s for s in self._layout.segments[:-1] if s.base_offset < self._stable_base)
-
     # -- writing (one thread) --------------------------------------------------------------------
 
     def append(self, batch: Bytes, header: BatchHeader) -> None:
@@ -133,44 +121,6 @@ class Log(LogReads):
             return False  # only fillers yet
         span = header.last_timestamp - active.first_timestamp
         return span > self.segment_age_ms * 1_000_000 > 0
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of batches that are in memory only."""
-        return self._layout.segments[-1].pending_bytes
-
-    @property
-    def can_write_pending(self) -> bool:
-        """Whether they are worth a system call."""
-        return self.pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
-
-    def write_pending(self) -> None:
-        """Write the batches that are in memory only; not synced.
-
-        Raises:
-            DiskFullError: no space; they stay in memory, and the log is as before.
-            LogPoisonedError: now or earlier a write failed.
-        """
-        if self.poisoned:
-            raise self._refusal()
-        try:
-            self._layout.segments[-1].write_pending()
-        except LogPoisonedError:
-            self.poisoned = True
-            raise
-        except UnavailableError:
-            self._is_held_up = True
-            raise
-        self._is_held_up = False
-
-    @property
-    def can_do_without_journal(self) -> bool:
-        """Whether recovery would find here what is durable, though no journal has it.
-
-        Not before a checkpoint knows the log as it is since it was last cut: until then the journal
-        may have batches that were cut, and recovery would put them back over what came after.
-        """
-        return self._cuts == self._cuts_checkpointed and not (self._closed or self.poisoned)
 
     def roll(self) -> None:
         """Seal the active segment, if it holds anything, and begin a new one.
@@ -320,89 +270,3 @@ class Log(LogReads):
         self._closed = True
         for segment in self._layout.segments:
             segment.release()
-
-    # -- checkpoint ------------------------------------------------------------------------------
-
-    def checkpoint(self) -> LogCheckpoint:
-        """The state that the next ``flush`` makes durable; on the owner's thread.
-
-        Raises:
-            DiskFullError: no space to write what was gathered in memory; the log is as before.
-            LogPoisonedError: now or earlier a write failed.
-        """
-        self.write_pending()
-        self._cuts_noted = self._cuts
-        active = self._layout.segments[-1]
-        return LogCheckpoint(
-            segment_base=Offset(active.base_offset),
-            position=Position(active.size),
-            log_start_offset=self.log_start_offset,
-            log_end_offset=Offset(active.next_offset),
-            first_timestamp=active.first_timestamp,
-            max_timestamp=active.max_timestamp,
-        )
-
-    @property
-    def can_write_back(self) -> bool:
-        """Whether the disk could begin with some of what the next ``flush`` would wait for."""
-        return not self._closed and self._layout.segments[-1].can_write_back
-
-    def write_back(self) -> None:
-        """Let it begin with the next part; any thread."""
-        active = self._layout.segments[-1]  # another one may take its place meanwhile
-        if not self._closed and active.can_write_back:
-            active.write_back()
-
-    def flush(self) -> None:
-        """Make everything up to the last ``checkpoint`` survive a power loss; any thread.
-
-        Raises:
-            DiskFullError: no space for an index; call again later.
-            LogPoisonedError: a sync failed.
-        """
-        if not self._closed:
-            self._sync(with_indexes=True)
-
-    def sync_written(self) -> None:
-        """Make every batch that is in a file, not only in memory, survive a power loss; any thread.
-
-        For what no journal has; see ``can_do_without_journal``.
-
-        Raises:
-            LogPoisonedError: a sync failed, now or earlier.
-            ShuttingDownError: the log was closed or deleted.
-        """
-        if not (self.poisoned or self._closed):
-            self._sync(with_indexes=False)
-        if self.poisoned or self._closed:
-            raise self._refusal()
-
-    def _sync(self, *, with_indexes: bool) -> None:
-        try:
-            self._sync_segments(with_indexes=with_indexes)
-        except LogPoisonedError:
-            if self._closed:  # deleted meanwhile, and its names with it
-                return
-            self.poisoned = True
-            raise
-
-    def _sync_segments(self, *, with_indexes: bool) -> None:
-        unnamed: list[Segment] = []
-        for segment in reversed(self._layout.segments):
-            if segment.is_durable and (segment.is_indexed or not with_indexes):
-                break
-            if segment.written_bytes and not segment.has_durable_name:
-                unnamed.append(segment)
-            segment.sync()
-            if with_indexes:
-                segment.write_indexes()
-            segment.release()
-        if unnamed:
-            self._disk.sync_directory(self.directory)
-        for segment in unnamed:
-            segment.has_durable_name = True
-
-    def mark_checkpointed(self, checkpoint: LogCheckpoint) -> None:
-        """Tell that ``checkpoint`` is durable: what is sealed before it may be compacted."""
-        self._stable_base = checkpoint.segment_base
-        self._cuts_checkpointed = self._cuts_noted

@@ -1,0 +1,173 @@
+"""How much of a log is in memory only, how much in its files, and how much on the disk.
+
+Rules: batches are gathered in memory, as the journal has them; whoever owns the log writes them,
+any thread may sync what is written. A checkpoint names what a sync has made durable; what no
+journal has may be synced by itself, as long as no recovery could put something else in its place.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from strandline.errors import LogPoisonedError, UnavailableError
+from strandline.storage.checkpoint import LogCheckpoint
+from strandline.storage.disk import Disk
+from strandline.storage.log_reads import LogReads
+from strandline.storage.segment import WORTH_WRITING_BYTES, Segment
+from strandline.types import Offset, Position
+
+
+class LogDurability(LogReads):
+    """A log whose batches become durable.
+
+    Args:
+        directory: of the log.
+        segments: in a row, the last of them active.
+        log_start_offset: of the first record that counts.
+        disk: the file system.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        segments: Sequence[Segment],
+        log_start_offset: Offset,
+        *,
+        disk: Disk,
+    ) -> None:
+        super().__init__(directory, segments, log_start_offset)
+        self._disk = disk
+        self._is_held_up = False
+        """Whether what is in memory only could not be written when it was last tried."""
+        self._stable_base = 0
+        self._cuts, self._cuts_noted, self._cuts_checkpointed = 1, 0, 0
+
+    # -- in memory, or written (one thread) ------------------------------------------------------
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of batches that are in memory only."""
+        return self._layout.segments[-1].pending_bytes
+
+    @property
+    def can_write_pending(self) -> bool:
+        """Whether they are worth a system call."""
+        return self.pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
+
+    def write_pending(self) -> None:
+        """Write the batches that are in memory only; not synced.
+
+        Raises:
+            DiskFullError: no space; they stay in memory, and the log is as before.
+            LogPoisonedError: now or earlier a write failed.
+        """
+        if self.poisoned:
+            raise self._refusal()
+        try:
+            self._layout.segments[-1].write_pending()
+        except LogPoisonedError:
+            self.poisoned = True
+            raise
+        except UnavailableError:
+            self._is_held_up = True
+            raise
+        self._is_held_up = False
+
+    # -- written, or on the disk -----------------------------------------------------------------
+
+    @property
+    def can_do_without_journal(self) -> bool:
+        """Whether recovery would find here what is durable, though no journal has it.
+
+        Not before a checkpoint knows the log as it is since it was last cut: until then the journal
+        may have batches that were cut, and recovery would put them back over what came after.
+        """
+        return self._cuts == self._cuts_checkpointed and not (self._closed or self.poisoned)
+
+    def checkpoint(self) -> LogCheckpoint:
+        """The state that the next ``flush`` makes durable; on the owner's thread.
+
+        Raises:
+            DiskFullError: no space to write what was gathered in memory; the log is as before.
+            LogPoisonedError: now or earlier a write failed.
+        """
+        self.write_pending()
+        self._cuts_noted = self._cuts
+        active = self._layout.segments[-1]
+        return LogCheckpoint(
+            segment_base=Offset(active.base_offset),
+            position=Position(active.size),
+            log_start_offset=self.log_start_offset,
+            log_end_offset=Offset(active.next_offset),
+            first_timestamp=active.first_timestamp,
+            max_timestamp=active.max_timestamp,
+        )
+
+    @property
+    def can_write_back(self) -> bool:
+        """Whether the disk could begin with some of what the next ``flush`` would wait for."""
+        return not self._closed and self._layout.segments[-1].can_write_back
+
+    def write_back(self) -> None:
+        """Let it begin with the next part; any thread."""
+        active = self._layout.segments[-1]  # another one may take its place meanwhile
+        if not self._closed and active.can_write_back:
+            active.write_back()
+
+    def flush(self) -> None:
+        """Make everything up to the last ``checkpoint`` survive a power loss; any thread.
+
+        Raises:
+            DiskFullError: no space for an index; call again later.
+            LogPoisonedError: a sync failed.
+        """
+        if not self._closed:
+            self._sync(with_indexes=True)
+
+    def sync_written(self) -> None:
+        """Make every batch that is in a file, not only in memory, survive a power loss; any thread.
+
+        For what no journal has; see ``can_do_without_journal``.
+
+        Raises:
+            LogPoisonedError: a sync failed, now or earlier.
+            ShuttingDownError: the log was closed or deleted.
+        """
+        if not (self.poisoned or self._closed):
+            self._sync(with_indexes=False)
+        if self.poisoned or self._closed:
+            raise self._refusal()
+
+    def _sync(self, *, with_indexes: bool) -> None:
+        try:
+            self._sync_segments(with_indexes=with_indexes)
+        except LogPoisonedError:
+            if self._closed:  # deleted meanwhile, and its names with it
+                return
+            self.poisoned = True
+            raise
+
+    def _sync_segments(self, *, with_indexes: bool) -> None:
+        unnamed: list[Segment] = []
+        for segment in reversed(self._layout.segments):
+            if segment.is_durable and (segment.is_indexed or not with_indexes):
+                break
+            if segment.written_bytes and not segment.has_durable_name:
+                unnamed.append(segment)
+            segment.sync()
+            if with_indexes:
+                segment.write_indexes()
+            segment.release()
+        if unnamed:
+            self._disk.sync_directory(self.directory)
+        for segment in unnamed:
+            segment.has_durable_name = True
+
+    def mark_checkpointed(self, checkpoint: LogCheckpoint) -> None:
+        """Tell that ``checkpoint`` is durable: what is sealed before it may be compacted."""
+        self._stable_base = checkpoint.segment_base
+        self._cuts_checkpointed = self._cuts_noted
+
+    @property
+    def stable_segments(self) -> tuple[Segment, ...]:
+        """Sealed segments that no recovery will touch, so that compaction may replace them."""
+        return tuple(s for s in self._layout.segments[:-1] if s.base_offset < self._stable_base)
