@@ -84,6 +84,7 @@ class Leader:
         self._handed_over = False
         self._told_refusal: Refusal | None = Refusal.NOT_LEADER
         self._tail: list[tuple[BatchRef, Buffer]] = []
+        self._published_ms: int | None = None
 
     # What the broker may ask
 
@@ -140,6 +141,7 @@ class Leader:
         """Batches are in the journal: the next flush sends them."""
         assert all(batch.leader_epoch == self.epoch for batch in event.batches), "our epoch"
         old_end = self.log.log_end_offset
+        self._published_ms = now_ms
         self.log.append(event.batches)
         for progress in self.followers.values():
             progress.log_grew(old_end, self.log.log_end_offset, now_ms)
@@ -253,7 +255,7 @@ class Leader:
         if progress.phase is Phase.MISPLACED:
             return self._restart(progress, now_ms)
         has_all = progress.next_offset == log.log_end_offset
-        room = progress.room(self._limits.window_bytes)
+        room = progress.room(self._window_bytes(progress, now_ms))
         effects: list[Effect] = []
         if not has_all and room > 0 and not progress.is_reading:
             tail = self._tail_from(progress.next_offset, room)
@@ -269,6 +271,14 @@ class Leader:
         if has_news or progress.wants_ack:
             effects.append(self._replicate(progress, (), (), now_ms=now_ms))
         return effects
+
+    def _window_bytes(self, progress: Progress, now_ms: int) -> int:
+        """How much may be on the way to a follower now."""
+        limits, published_ms = self._limits, self._published_ms
+        is_publishing = published_ms is not None and now_ms - published_ms < limits.publishing_ms
+        if is_publishing and progress.broker not in self.isr.counted:
+            return limits.spared_window_bytes
+        return limits.window_bytes
 
     def _restart(self, progress: Progress, now_ms: int) -> list[Effect]:
         """Tell a follower to begin at our log start, again if it does not answer."""

@@ -16,5 +16,12 @@ class ReplicationLimits:
     window_bytes: int = 16 << 20
     """Bytes on the way to a follower that it has not synced yet."""
 
+    spared_window_bytes: int = 4 << 20
+    """The same for one that is not in sync, while publishers are at work: the leader's disk and
+    network are theirs first."""
+
+    publishing_ms: int = 100
+    """Publishers count as being at work for so long after a record."""
+
     read_bytes: int = 4 << 20
     """Read from the log at once for a follower that is behind."""

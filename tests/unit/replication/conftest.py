@@ -17,7 +17,12 @@ def ref(base, after, epoch=1, size=10):
 @pytest.fixture
 def limits():
     return ReplicationLimits(
-        replica_lag_ms_max=1000, resend_ms=100, window_bytes=100, read_bytes=50
+        replica_lag_ms_max=1000,
+        resend_ms=100,
+        window_bytes=100,
+        spared_window_bytes=20,
+        publishing_ms=30,
+        read_bytes=50,
     )
 
 

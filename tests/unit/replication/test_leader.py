@@ -158,6 +158,22 @@ def test_a_full_window_waits_for_acks(leader):
     assert leader.step(ev.Flush(), 0) == [fx.ReadLog(2, 2, 11, 50)]
 
 
+@pytest.mark.parametrize(
+    ("isr", "now_ms", "wanted"),
+    [((1, 2), 229, 20), ((1, 2), 230, 50), ((1, 2, 3), 229, 50)],
+)
+def test_who_is_not_in_sync_gets_less_while_there_are_publishers(
+    make, assigned, isr, now_ms, wanted
+):
+    """Copies that catch up leave them room; who is in sync holds up acks, and gets all."""
+    leader = make(1, 10, hw=10)
+    leader.step(assigned(2, 1, isr=isr), 0)
+    publish(leader, 10, 11, 200)
+    told(leader, 3, Fetch(2, 5, 4, 1), 210)
+    effects = leader.step(ev.Flush(), now_ms)
+    assert fx.ReadLog(3, 5, 4, wanted) in effects
+
+
 def test_a_batch_that_cannot_be_read_is_not_tried_in_a_circle(leader):
     """Damage here: the read is repeated after a while, not at once."""
     told(leader, 2, Fetch(2, 5, 4, 1))

@@ -1,8 +1,8 @@
 """How fast records are copied to replicas that a move brings in.
 
 Rules: reads of all such copies share one rate; each is put off until what was copied before has
-had its time. Copies that belong to a partition anyway are never slowed down: they may be the next
-leader. Runs on the loop.
+had its time. Copies that belong to a partition anyway are not meant, as they may be the next
+leader; publishers come before them all the same (``ReplicationLimits``). Runs on the loop.
 """
 
 import asyncio
