@@ -8,7 +8,7 @@ before it was written. What intact batches follow the last journaled one are kep
 written in order and their outcome was open. One thread; used before the log is.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from crc32c import crc32c
@@ -62,12 +62,15 @@ class LogRedo:
         disk.make_directory(directory)
         sizes = self._log_files()
         boundary = at.segment_base if at else max(sizes, default=0)
+        # Records below the first file went away on purpose, unless the checkpoint counts on them.
+        start = max(self._stored_start(), at.log_start_offset if at else 0)
         before = [base for base in sizes if base < boundary]
-        self._is_shorter = bool(before) and at is not None and self._was_removed(at, sizes)
-        """Until the journal comes to what was written after the cut."""
-        if boundary not in sizes:
-            # Cut away since, or nothing was written to it yet: go on in the one before, if any.
-            boundary = max(before, default=boundary)
+        self._is_shorter = False
+        """Cut to below where the checkpoint's segment began, for all the journal has told yet."""
+        if before and boundary not in sizes and boundary > start:
+            # Cut away since, or nothing was written to it yet: go on in the one before.
+            self._is_shorter = at is not None and at.position > 0
+            boundary = max(before)
         self._later = {base: size for base, size in sizes.items() if base > boundary}
         earlier = sorted(base for base in sizes if base < boundary)
         self._sealed = [
@@ -76,17 +79,10 @@ class LogRedo:
             )
             for base, next_offset in zip(earlier, [*earlier, boundary][1:], strict=True)
         ]
-        # Records below the first file went away on purpose, unless the checkpoint counts on them.
         first = min((base for base in sizes if base <= boundary), default=0)
-        noted = at.log_start_offset if at else 0
-        self.log_start_offset = Offset(max(self._stored_start(), noted, first))
+        self.log_start_offset = Offset(max(start, first))
         self._begin(Segment(directory, boundary, disk=disk), sizes.get(boundary, 0))
         self._load_active()
-
-    @staticmethod
-    def _was_removed(at: LogCheckpoint, sizes: Mapping[int, int]) -> bool:
-        """Whether the log was cut to below the segment in which it ended."""
-        return at.position > 0 and at.segment_base not in sizes
 
     def _log_files(self) -> dict[int, int]:
         """Base offset and size of each segment file; what a crash left half-made is removed."""

@@ -372,6 +372,25 @@ def start_of(data, log_id):
     return data.now.logs[log_id].segments[0].base_offset
 
 
+def test_a_removed_segment_that_comes_back_takes_nothing_with_it(data):
+    """Names removed before a power loss may be there again, and those after them not."""
+    for _ in range(30):
+        data.turn(A)
+    data.checkpoint()
+    first, *others = data.now.logs[A].segments
+    for _ in range(30):
+        data.turn(A)
+    data.now.logs[A].truncate_before(50)
+    data.now = None
+    data.disk.crash()
+    assert first.path.exists()
+    for segment in others:
+        segment.path.unlink()
+    assert data.recover().report.damage == []
+    assert data.now.logs[A].log_start_offset == 50
+    data.check(A, data.written[A][50:])
+
+
 @pytest.mark.parametrize("keep", [None, keep_all])
 def test_a_log_cut_below_its_last_segment_has_no_hole(data, keep):
     """The segment that the checkpoint names is gone: the one before ends where it was cut."""
