@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from strandline.broker.raw_writes import RawWrite, append_whole, cut_log
+from strandline.broker.raw_writes import RawWrite, append_whole
 from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.telemetry import Telemetry
 from strandline.types import LogId
@@ -31,6 +31,7 @@ class BulkWrites:
         telemetry: counters.
         on_poisoned: told when a write or sync failed.
         go_on: takes a write that has waited, and is for the journal.
+        is_busy: whether something for a log is on its way to the journal.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class BulkWrites:
         telemetry: Telemetry,
         on_poisoned: Callable[[StrandlineError], None],
         go_on: Callable[[RawWrite], None],
+        is_busy: Callable[[LogId], bool],
     ) -> None:
         self._loop = loop
         self._telemetry = telemetry
         self._on_poisoned = on_poisoned
         self._go_on = go_on
+        self._is_busy = is_busy
         self._held: dict[LogId, list[RawWrite]] = {}
         self._syncs: set[asyncio.Future[None]] = set()
 
@@ -66,23 +69,19 @@ class BulkWrites:
         return held is not None
 
     def begin(self, writes: Sequence[RawWrite]) -> bool:
-        """Take writes of one log, in order, of which nothing waits or is under way elsewhere.
+        """Take writes of one log, in order, if they are large and nothing of it is elsewhere.
 
         Returns:
             False if they are for the journal.
         """
-        log = writes[0].log
-        size = sum(len(batch) for write in writes for batch in write.batches)
-        if size < BULK_BYTES or not log.can_do_without_journal:
+        log_id, log = writes[0].log_id, writes[0].log
+        batches = [batch for write in writes for batch in write.batches]
+        size = sum(map(len, batches))
+        if size < BULK_BYTES or not log.can_do_without_journal or self._is_busy(log_id):
             return False
-        self._held[writes[0].log_id] = []
-        before = log.log_end_offset
+        self._held[log_id] = []
         try:
-            error = next(filter(None, map(append_whole, writes)), None)
-            if error is None:
-                error = _written(writes[0])
-            if error is not None:
-                cut_log(log, before)
+            error = append_whole(log, batches, is_written=True)
         except LogPoisonedError as failure:
             self._on_poisoned(failure)
             error = failure
@@ -123,14 +122,3 @@ class BulkWrites:
         elif held and not self.begin(held):
             for write in held:
                 self._go_on(write)
-
-
-def _written(write: RawWrite) -> StrandlineError | None:
-    """Write what its log has in memory only; the error if there is no room."""
-    try:
-        write.log.write_pending()
-    except LogPoisonedError:
-        raise
-    except StrandlineError as error:
-        return error
-    return None

@@ -2,7 +2,8 @@
 
 ``storage.recovery.Checkpointer`` knows how; only its middle step waits for the disk, and that one
 runs beside the loop. A checkpoint is due when a journal file is full, which then is the spare that
-the next roll needs. Where none is in time a file is made here, so that no turn waits for one.
+the next roll needs; where none is in time a file is made here, so that no turn waits for one. It is
+due, too, when segments were given much that no journal has.
 
 Segments are written back a little at a time: all that a checkpoint syncs at once would keep the
 disk from the journal, and turns waiting, for a tenth of a second and more (docs/adr/0031).
@@ -30,9 +31,9 @@ PENDING_STEP_BYTES = 512 << 10
 WRITE_BACK_BYTES = 4 << 20
 """How much is written between two looks at what can be written back."""
 WRITE_BACK_PAUSE_S = 0.004
+WRITE_BACK_STEPS_MAX = 16
 BULK_BYTES_MAX = 256 << 20
 """What recovery may have to look through that is in segments only."""
-WRITE_BACK_STEPS_MAX = 16
 LOGS_PER_FILE = 256
 """A checkpoint syncs each log: where there are more, more files may be full before it is due."""
 

@@ -7,7 +7,7 @@ Rules: whoever submits is told exactly once; batches of one log are written in t
 they were submitted; when one fails, what was submitted after it for the same log fails too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
@@ -80,7 +80,7 @@ class RawWrites:
         failed: dict[LogId, StrandlineError] = {}
         self._under_way = taken
         for write in taken:
-            error = failed.get(write.log_id) or append_whole(write)
+            error = failed.get(write.log_id) or append_whole(write.log, write.batches)
             if error is None:
                 parts += [(write.log_id, batch) for batch in write.batches]
             else:
@@ -99,7 +99,7 @@ class RawWrites:
         """
         under_way, self._under_way = self._under_way, []
         for write in reversed(under_way):
-            cut_log(write.log, read_header(write.batches[0]).base_offset)
+            _cut(write.log, read_header(write.batches[0]).base_offset)
         for write in under_way:
             write.done(error)
 
@@ -127,30 +127,39 @@ class RawWrites:
         for write in writes:
             first.setdefault(write.log_id, write)
         for write in first.values():
-            cut_log(write.log, read_header(write.batches[0]).base_offset)
+            _cut(write.log, read_header(write.batches[0]).base_offset)
         for write in writes:
             write.done(errors[write.log_id])
 
 
-def append_whole(write: RawWrite) -> StrandlineError | None:
-    """Append all of it to its log, unsynced, or nothing: then say why.
+def append_whole(
+    log: Log, batches: Iterable[Bytes], *, is_written: bool = False
+) -> StrandlineError | None:
+    """Append all of them, unsynced, or none: then say why.
+
+    Args:
+        log: which they continue.
+        batches: each exactly one batch, in order.
+        is_written: they have to be in the log's files, not only in memory.
 
     Raises:
         LogPoisonedError: a write failed, or could not be undone.
     """
-    before = write.log.log_end_offset
+    before = log.log_end_offset
     try:
-        for batch in write.batches:
-            write.log.append(batch, read_header(batch))
+        for batch in batches:
+            log.append(batch, read_header(batch))
+        if is_written:
+            log.write_pending()
     except LogPoisonedError:
         raise
     except StrandlineError as error:
-        cut_log(write.log, before)
+        _cut(log, before)
         return error
     return None
 
 
-def cut_log(log: Log, offset: int) -> None:
+def _cut(log: Log, offset: int) -> None:
     """Remove what a write that failed has left.
 
     Raises:

@@ -90,7 +90,11 @@ class Turn:
         self._raw = RawWrites()
         self._late = LateWrites(loop, self.poison)
         self._bulk = BulkWrites(
-            loop, telemetry=telemetry, on_poisoned=self.poison, go_on=self._submit
+            loop,
+            telemetry=telemetry,
+            on_poisoned=self.poison,
+            go_on=self._submit,
+            is_busy=self._raw.has,
         )
         self._is_busy = False
         self._gathering: set[Partition] = set()
@@ -122,7 +126,7 @@ class Turn:
         return not any(partition.has_pending for partition in self._gathering)
 
     async def passed(self) -> None:
-        """Wait until the turn that is under way, if one is, has been answered."""
+        """Wait until the turn that is under way, and what is written beside it, is answered."""
         await self._bulk.passed()
         if self._is_busy:
             answered: asyncio.Future[None] = self._loop.create_future()
@@ -130,14 +134,14 @@ class Turn:
             await answered
 
     def submit(self, write: RawWrite) -> None:
-        """Write finished batches in the next turn, or past it; see ``raw_`` and ``bulk_writes``."""
+        """Write finished batches: in the next turn, or if they are large beside it."""
         if self._admission.refusal is not None:
             self._loop.call_soon(write.done, self._admission.refusal)
         elif not self._bulk.holds(write):
             self._submit(write)
 
     def _submit(self, write: RawWrite) -> None:
-        if self._raw.has(write.log_id) or not self._bulk.begin([write]):
+        if not self._bulk.begin([write]):
             self._raw.submit(write)
             self.wake()
 

@@ -53,7 +53,7 @@ class PartitionRange(NamedTuple, Generic[PartitionT]):
 
 
 class Delivery(NamedTuple):
-    """A record batch for the reader, and its size, which pyarrow takes long to count."""
+    """A record batch for the reader, and at most how large it is: pyarrow takes long to count."""
 
     batch: pa.RecordBatch
     size: int

@@ -28,9 +28,9 @@ def to_spark_batches(
         target: Spark's Arrow schema: names, order, types and nullability.
         partition: number of the log partition, for the column of that name.
     """
-    cast = SparkCast(target, partition=partition)
-    for batch in sized_batches(_projected(batches, target)):
-        yield cast(batch)
+    yield from map(
+        SparkCast(target, partition=partition), sized_batches(_projected(batches, target))
+    )
 
 
 def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -39,7 +39,10 @@ class LogDurability(LogReads):
         self._is_held_up = False
         """Whether what is in memory only could not be written when it was last tried."""
         self._stable_base = 0
-        self._cuts, self._cuts_noted, self._cuts_checkpointed = 1, 0, 0
+        self._cuts = 1
+        """How often it was cut, opening it included."""
+        self._cuts_noted, self._cuts_checkpointed = 0, 0
+        """Of those, how many a checkpoint has been taken after, and how many a durable one."""
 
     # -- in memory, or written (one thread) ------------------------------------------------------
 

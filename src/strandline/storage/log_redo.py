@@ -4,8 +4,10 @@ Rules: nothing that might be the only copy is cut before the journal has been re
 batch is redone by position: found intact where it belongs, it is only counted, else it is written
 there. Where the journal is damaged, intact batches that continue the log on disk fill the gap, and
 what neither has is a hole that is reported. A batch below the end means the log was truncated
-before it was written. What intact batches follow the last journaled one are kept: they were
-written in order and their outcome was open. One thread; used before the log is.
+before it was written. Where the file of the checkpoint's segment is gone the log was cut to below
+it, and what the journal has of before that cut is passed over. What intact batches follow the last
+journaled one are kept: they were written in order and their outcome was open. One thread; used
+before the log is.
 """
 
 from collections.abc import Iterator
@@ -60,17 +62,12 @@ class LogRedo:
         self._at = at
         self._was_cut = False
         disk.make_directory(directory)
-        sizes = self._log_files()
-        boundary = at.segment_base if at else max(sizes, default=0)
-        # Records below the first file went away on purpose, unless the checkpoint counts on them.
-        start = max(self._stored_start(), at.log_start_offset if at else 0)
-        before = [base for base in sizes if base < boundary]
         self._is_shorter = False
         """Cut to below where the checkpoint's segment began, for all the journal has told yet."""
-        if before and boundary not in sizes and boundary > start:
-            # Cut away since, or nothing was written to it yet: go on in the one before.
-            self._is_shorter = at is not None and at.position > 0
-            boundary = max(before)
+        sizes = self._log_files()
+        # Records below the first file went away on purpose, unless the checkpoint counts on them.
+        start = max(self._stored_start(), at.log_start_offset if at else 0)
+        boundary = self._boundary(sizes, start)
         self._later = {base: size for base, size in sizes.items() if base > boundary}
         earlier = sorted(base for base in sizes if base < boundary)
         self._sealed = [
@@ -105,6 +102,22 @@ class LogRedo:
             self._report(path, 0, "the log start offset is damaged; the checkpoint's is used")
         return start or 0
 
+    def _boundary(self, sizes: dict[int, int], start: int) -> int:
+        """The base offset of the segment to begin in: all before it are as they have to be."""
+        at = self._at
+        boundary = at.segment_base if at else max(sizes, default=0)
+        before = [base for base in sizes if base < boundary]
+        if before and boundary not in sizes and boundary > start:
+            # Cut away since, or nothing was written to it yet: go on in the one before.
+            self._is_shorter = at is not None and at.position > 0
+            return max(before)
+        return boundary
+
+    def _begin_at(self, base_offset: int) -> None:
+        """Continue in the segment of this name, in its file if there is one."""
+        on_disk = self._later.pop(base_offset, 0)
+        self._begin(Segment(self.directory, base_offset, disk=self._disk), on_disk)
+
     def _begin(self, segment: Segment, on_disk: int) -> None:
         """Continue in ``segment``, whose file has ``on_disk`` bytes of which none count yet."""
         self._active = segment
@@ -119,8 +132,11 @@ class LogRedo:
     def _load_active(self) -> None:
         """Take the active segment as the checkpoint has it, or as far as it is intact."""
         segment, at = self._active, self._at
-        is_noted = at is not None and at.segment_base == segment.base_offset
-        if at is not None and is_noted and self._on_disk >= at.position:
+        if (
+            at is not None
+            and at.segment_base == segment.base_offset
+            and self._on_disk >= at.position
+        ):
             segment.size, segment.next_offset = at.position, at.log_end_offset
             segment.load_indexes()
             segment.first_timestamp = at.first_timestamp
@@ -245,17 +261,14 @@ class LogRedo:
         elif not self._active.size:
             # The records before were removed on purpose, and their segments with them.
             self._active.remove_files()
-            segment = Segment(self.directory, base_offset, disk=self._disk)
-            self._begin(segment, self._later.pop(base_offset, 0))
+            self._begin_at(base_offset)
 
     def _skip_removed(self) -> None:
         """Go on in the segment that the log starts in, if those before were removed on purpose."""
         there = [base for base in self._later if base <= self.log_start_offset]
         if there and not self._active.size and self.log_end_offset < self.log_start_offset:
             self._active.remove_files()
-            base_offset = max(there)
-            on_disk = self._later.pop(base_offset)
-            self._begin(Segment(self.directory, base_offset, disk=self._disk), on_disk)
+            self._begin_at(max(there))
 
     def _count_if_there(self, batch: memoryview, header: BatchHeader) -> bool:
         """Count the batch if it is intact where the log ends, or begins the next segment file."""
@@ -359,8 +372,7 @@ class LogRedo:
         self._trim()
         self._active.seal()
         self._sealed.append(self._active)
-        on_disk = self._later.pop(base_offset, 0)
-        self._begin(Segment(self.directory, base_offset, disk=self._disk), on_disk)
+        self._begin_at(base_offset)
 
     def _trim(self) -> None:
         """Cut the active file to what counts."""

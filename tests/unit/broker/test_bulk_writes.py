@@ -22,13 +22,14 @@ class Bulk:
     def __init__(self, path, disk):
         plans = {1: LogPlan(path / "log", 16 << 10, 10**9)}
         self.disk, self.storage = disk, recover(path / "data", plans, disk=disk, file_bytes=4096)
-        self.told, self.poisoned, self.journaled = [], [], []
+        self.told, self.poisoned, self.journaled, self.in_journal = [], [], [], set()
         self.telemetry = Telemetry()
         self.writes = BulkWrites(
             asyncio.get_running_loop(),
             telemetry=self.telemetry,
             on_poisoned=self.poison,
             go_on=self.journaled.append,
+            is_busy=self.in_journal.__contains__,
         )
 
     @property
@@ -84,6 +85,13 @@ async def test_little_goes_to_the_journal_and_so_does_a_log_that_was_cut(bulk):
     assert not bulk.writes.begin([bulk.write("b", 1)])
     assert bulk.writes.is_idle
     assert bulk.log.log_end_offset == 1
+
+
+async def test_it_does_not_overtake_what_goes_through_the_journal(bulk):
+    """Batches of a log become durable in order."""
+    bulk.in_journal.add(1)
+    assert not bulk.writes.begin([bulk.write("a", 0)])
+    assert bulk.log.log_end_offset == 0
 
 
 async def test_what_comes_meanwhile_waits_and_goes_together(bulk):
