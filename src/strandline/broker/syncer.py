@@ -63,12 +63,16 @@ class Syncer:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            fd, done = job
-            error: StrandlineError | None = None
-            started_ms = self._clock.monotonic_ms()
-            try:
-                self._sync(fd)
-            except StrandlineError as failure:
-                error = failure
-            took_ms = self._clock.monotonic_ms() - started_ms
-            self._loop.call_soon_threadsafe(done, error, took_ms)
+            self._do(*job)
+            # Its turn's logs may be deleted before the next one comes: their disk space waits here.
+            del job
+
+    def _do(self, fd: int, done: Done) -> None:
+        error: StrandlineError | None = None
+        started_ms = self._clock.monotonic_ms()
+        try:
+            self._sync(fd)
+        except StrandlineError as failure:
+            error = failure
+        took_ms = self._clock.monotonic_ms() - started_ms
+        self._loop.call_soon_threadsafe(done, error, took_ms)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import weakref
 
 import pytest
 
@@ -44,6 +45,21 @@ async def test_syncs_are_reported_on_the_loop_in_order(make_syncer):
         syncer.submit(fd, done)
     await asyncio.wait_for(all_done.wait(), 5)
     assert outcome == [None, "log_poisoned", None]
+
+
+async def test_what_was_told_is_let_go_before_the_next_job(make_syncer):
+    """A turn's logs: while the thread holds them no space of a deleted one is freed."""
+    loop, let_go = asyncio.get_running_loop(), asyncio.Event()
+
+    class Told:
+        def done(self, *_):
+            pass
+
+    told = Told()
+    weakref.finalize(told, loop.call_soon_threadsafe, let_go.set)
+    make_syncer(lambda _: None).submit(1, told.done)
+    del told
+    await asyncio.wait_for(let_go.wait(), 5)
 
 
 async def test_closing_finishes_what_was_submitted(make_syncer):
