@@ -85,7 +85,7 @@ async def kill_leader(
 async def measure(folder: Path, args: argparse.Namespace) -> Silences:
     """All kills on one cluster."""
     found, history, together = Silences(), History("partition 0"), AckTimes()
-    async with ChaosCluster(folder, args.brokers) as cluster:
+    async with ChaosCluster(folder, args.brokers, is_direct=True) as cluster:
         await cluster.create_stream(STREAM, partitions=1)
         await cluster.in_sync(STREAM)
         servers = list(cluster.servers.values())

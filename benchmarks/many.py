@@ -184,7 +184,7 @@ async def check_ends(cluster: ChaosCluster, count: int) -> None:
 async def measure(folder: Path, args: argparse.Namespace) -> Found:
     """All of it on one cluster."""
     found = Found()
-    async with ChaosCluster(folder, BROKERS) as cluster:
+    async with ChaosCluster(folder, BROKERS, is_direct=True) as cluster:
         started_s = time.monotonic()
         await cluster.create_stream(STREAM, partitions=args.partitions)
         await cluster.in_sync(STREAM)

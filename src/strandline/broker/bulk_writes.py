@@ -2,7 +2,8 @@
 
 What a replica that catches up is sent would else go to the disk twice, and the syncs for which
 publishers wait would have to wait for both (docs/adr/0034). Recovery finds such batches where they
-are, as it finds those whose journal entry was lost.
+are, as it finds those whose journal entry was lost. The disk gets them a part at a time, for the
+same publishers' sake.
 
 Rules: on the loop's thread, but for the sync; whoever submits is told exactly once. What is
 submitted for a log meanwhile waits for the sync, so that no later batch of it is durable before an
@@ -16,11 +17,14 @@ from typing import Final
 
 from strandline.broker.raw_writes import RawWrite, append_whole
 from strandline.errors import LogPoisonedError, StrandlineError
+from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import LogId
 
 BULK_BYTES: Final = 1 << 20
 """From so much on it is the bytes that cost, not the sync."""
+STEP_PAUSE_S: Final = 0.003
+"""Between two parts that the disk is given, so that a sync of a journal need not wait for all."""
 
 
 class BulkWrites:
@@ -49,7 +53,7 @@ class BulkWrites:
         self._go_on = go_on
         self._is_busy = is_busy
         self._held: dict[LogId, list[RawWrite]] = {}
-        self._syncs: set[asyncio.Future[None]] = set()
+        self._syncs: set[asyncio.Task[None]] = set()
 
     @property
     def is_idle(self) -> bool:
@@ -87,7 +91,7 @@ class BulkWrites:
             error = failure
         if error is None:
             self._telemetry.bulk_bytes += size
-            sync = self._loop.run_in_executor(None, log.sync_written)
+            sync = self._loop.create_task(self._sync(log))
             self._syncs.add(sync)
             sync.add_done_callback(lambda done: self._synced(writes, done))
         else:
@@ -102,8 +106,22 @@ class BulkWrites:
             for write in refused:
                 write.done(error)
 
-    def _synced(self, writes: Sequence[RawWrite], sync: asyncio.Future[None]) -> None:
+    async def _sync(self, log: Log) -> None:
+        """Make what was written durable, a part at a time.
+
+        Raises:
+            LogPoisonedError: a sync failed, now or earlier.
+            ShuttingDownError: the log was closed or deleted.
+        """
+        while log.can_write_back:
+            await self._loop.run_in_executor(None, log.write_back)
+            await asyncio.sleep(STEP_PAUSE_S)
+        await self._loop.run_in_executor(None, log.sync_written)
+
+    def _synced(self, writes: Sequence[RawWrite], sync: asyncio.Task[None]) -> None:
         self._syncs.remove(sync)
+        if sync.cancelled():
+            return  # the loop is being closed
         failure = sync.exception()
         if failure is not None and not isinstance(failure, StrandlineError):
             failure = LogPoisonedError(f"internal error, the log is reopened: {failure!r}")

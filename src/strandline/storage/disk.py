@@ -267,12 +267,8 @@ class Disk:
         """Ask the system to start reading a range of a map."""
         mapped.madvise(mmap.MADV_WILLNEED, position, length)
 
-    def distrust_cache(self, fd: int) -> None:
-        """Read the file from the disk itself from now on.
-
-        After a failed sync the cache may show bytes that never reached the disk. What is still
-        waiting to be written stays cached.
-        """
+    def drop_cache(self, fd: int) -> None:
+        """Read the file from the disk itself from now on; what is not written yet stays cached."""
         with contextlib.suppress(OSError):  # not every file system can
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -169,7 +169,7 @@ class FaultyDisk(Disk):
         self.syncs += 1
         self._state(fd).changes.clear()
 
-    def distrust_cache(self, fd: int) -> None:
+    def drop_cache(self, fd: int) -> None:
         """Nothing: here the cache is all there is."""
 
     def _state(self, fd: int) -> _File:

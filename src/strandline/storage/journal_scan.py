@@ -104,7 +104,7 @@ class JournalScan:
         if size < FILE_HEADER_BYTES + ENTRY_BYTES:
             self.stubs.append(path)
             return
-        disk.distrust_cache(file.fd)
+        disk.drop_cache(file.fd)
         view = memoryview(disk.map(file.fd, size))
         header = read_file_header(view[:FILE_HEADER_BYTES])
         guessed = header is None

@@ -129,7 +129,8 @@ class LogDurability(LogReads):
     def sync_written(self) -> None:
         """Make every batch that is in a file, not only in memory, survive a power loss; any thread.
 
-        For what no journal has; see ``can_do_without_journal``.
+        For what no journal has; see ``can_do_without_journal``. The memory it takes is let go: a
+        copy that is being made is read by nobody yet, and would take the place of what is.
 
         Raises:
             LogPoisonedError: a sync failed, now or earlier.
@@ -159,6 +160,8 @@ class LogDurability(LogReads):
             segment.sync()
             if with_indexes:
                 segment.write_indexes()
+            else:
+                segment.drop_cache()
             segment.release()
         if unnamed:
             self._disk.sync_directory(self.directory)

@@ -127,7 +127,7 @@ class LogRedo:
         durable = at.position if at is not None and at.segment_base == segment.base_offset else 0
         if on_disk > durable:
             file = segment.file
-            self._disk.distrust_cache(file.fd)
+            self._disk.drop_cache(file.fd)
 
     def _load_active(self) -> None:
         """Take the active segment as the checkpoint has it, or as far as it is intact."""

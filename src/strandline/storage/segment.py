@@ -176,6 +176,11 @@ class Segment(SegmentReads):
             if self.cuts == cuts:  # else less is there, and what comes after is not synced yet
                 self.synced_bytes = written
 
+    def drop_cache(self) -> None:
+        """Let the system use the memory that what was synced takes; may run on any thread."""
+        file = self.file
+        self._disk.drop_cache(file.fd)
+
     def write_indexes(self) -> None:
         """Write the index files if they are behind; not synced; may run on any thread."""
         index, times, size = self.index, self.times, self.written_bytes

@@ -30,8 +30,9 @@ FOR_EVER = 1 << 30
 class RiggedDisk(Disk):
     """The real file system, except for what a test orders; syncs do nothing, to be quick.
 
-    Operations are ``read``, ``write``, ``sync``, ``open``, ``create``, ``truncate``, ``rename``,
-    ``names`` (the sync of a directory) and ``mkdir``, each told by a pattern of its path.
+    Operations are ``read``, ``write``, ``begin`` (of writing back), ``sync``, ``drop`` (of what is
+    cached), ``open``, ``create``, ``truncate``, ``rename``, ``names`` (the sync of a directory) and
+    ``mkdir``, each told by a pattern of its path.
     """
 
     def __init__(self):
@@ -117,8 +118,16 @@ class RiggedDisk(Disk):
         self._check_fd("truncate", fd)
         super().truncate(fd, length)
 
+    def write_back(self, fd, position, length):
+        self._check_fd("begin", fd)
+        super().write_back(fd, position, length)
+
     def fdatasync(self, fd):
         self._check_fd("sync", fd)
+
+    def drop_cache(self, fd):
+        self._check_fd("drop", fd)
+        super().drop_cache(fd)
 
     def sync_directory(self, path):
         self._check("names", path)

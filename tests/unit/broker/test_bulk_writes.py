@@ -10,6 +10,7 @@ from strandline.broker.bulk_writes import BulkWrites
 from strandline.broker.raw_writes import RawWrite
 from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
 from strandline.record.codec import Stamp, encode_records
+from strandline.storage import segment
 from strandline.storage.recovery import LogPlan, recover
 from strandline.telemetry import Telemetry
 
@@ -74,6 +75,16 @@ async def test_it_is_synced_in_its_segment_and_told_then(bulk):
     assert bulk.log.pending_bytes == 0
     assert bulk.disk.count("write", "*.journal") == 0
     assert bulk.telemetry.bulk_bytes > LARGE
+
+
+async def test_the_disk_gets_it_a_part_at_a_time_and_its_memory_is_let_go(bulk, monkeypatch):
+    """No sync of a journal waits for all of it, and it takes no memory from what is read."""
+    monkeypatch.setattr(segment, "WRITE_BACK_BYTES", 1 << 10)
+    bulk.writes.begin([bulk.write("a", 0, count=2)])
+    await bulk.passed()
+    steps = [name for name, path in bulk.disk.seen if path.endswith(".log") and name != "open"]
+    parts = bulk.log.size_bytes // (1 << 10)
+    assert steps == ["create", "write", *["begin"] * parts, "sync", "drop"]
 
 
 async def test_little_goes_to_the_journal_and_so_does_a_log_that_was_cut(bulk):

@@ -1,4 +1,4 @@
-"""Real brokers on this machine, each link between two of them through a proxy of its own.
+"""Real brokers on this machine, each link between two of them through a proxy, if so wanted.
 
 Rules: a link carries frames one way, from the broker that made it, so cutting one proxy is a
 one-way partition. Clients reach brokers directly, and nats-servers each other: a broker cut off
@@ -39,11 +39,13 @@ class ChaosCluster:
     Args:
         folder: where they keep their data.
         count: how many brokers.
+        is_direct: no proxies, so nothing can be cut, and figures are the brokers' own.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, *, is_direct: bool = False) -> None:
         self.folder = folder
         self.ids = list(range(1, count + 1))
+        self._is_direct = is_direct
         self.servers: dict[int, ProcessServer] = {}
         self.knobs: dict[int, Knobs] = {}
         self.proxies: dict[tuple[int, int], TcpProxy] = {}
@@ -64,7 +66,7 @@ class ChaosCluster:
         ports = iter(free_ports(len(self.ids) * (2 + len(PORT_OPTIONS))))
         peer_ports = {number: next(ports) for number in self.ids}
         meeting = ",".join(f"{number}={HOST}:{next(ports)}" for number in self.ids)
-        for a, b in itertools.permutations(self.ids, 2):
+        for a, b in () if self._is_direct else itertools.permutations(self.ids, 2):
             self.proxies[a, b] = await TcpProxy(HOST, peer_ports[b]).start()
         for number in self.ids:
             data_dir = self.folder / f"broker-{number}"
