@@ -268,7 +268,10 @@ class Disk:
         mapped.madvise(mmap.MADV_WILLNEED, position, length)
 
     def drop_cache(self, fd: int) -> None:
-        """Read the file from the disk itself from now on; what is not written yet stays cached."""
+        """Read the file from the disk itself from now on; what is not written yet stays cached.
+
+        For its memory, or because after a failed sync it may show what never reached the disk.
+        """
         with contextlib.suppress(OSError):  # not every file system can
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
