@@ -235,7 +235,7 @@ class Session:
         """Let a turn end, and the client hear of it."""
         self._talk()
         self.partition.answer(ends)
-        self._listener.turn_ended()
+        self._listener.send_answers()
         self._listen()
 
     def _talk(self):

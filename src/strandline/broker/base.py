@@ -188,9 +188,9 @@ class BrokerBase(ABC):
         """Await, before a creation is answered, that records can reach the stream."""
         self._bound_callbacks.append(callback)
 
-    def on_turn_end(self, callback: Callable[[], None]) -> None:
-        """Call back, on the loop, after the responders of each turn."""
-        self.turn.turn_end_callbacks.append(callback)
+    def on_answered(self, callback: Callable[[], None]) -> None:
+        """Call back, on the loop, when responders were told something, and after each turn."""
+        self.turn.answered_callbacks.append(callback)
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""

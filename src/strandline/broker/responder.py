@@ -9,8 +9,8 @@ from strandline.types import Offset, PartitionName
 class Responder(Protocol):
     """Told the outcome of each append it was named for, on the loop's thread.
 
-    Calls must not raise and must not block: queue output, and flush it at the turn's end
-    (``Broker.on_turn_end``).
+    Calls must not raise and must not block: queue output, and send it when the broker says so
+    (``Broker.on_answered``).
     """
 
     def acked(

@@ -5,7 +5,8 @@ connections and partitions. While a slow sync runs in its thread the loop goes o
 it accepts is the next turn.
 
 What goes to other replicas is gathered while two chunks of a partition are on their way there: a
-turn costs each of them as much as dozens of records do (docs/adr/0032).
+turn costs each of them as much as dozens of records do (docs/adr/0032). What they have committed
+meanwhile is answered while the disk syncs, not after it (docs/adr/0035).
 
 Rules: only one turn is between write and answer at a time, so at most one journal entry is
 unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. Whoever is taken
@@ -100,7 +101,7 @@ class Turn:
         self._gathering: set[Partition] = set()
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
-        self.turn_end_callbacks: list[Callable[[], None]] = []
+        self.answered_callbacks: list[Callable[[], None]] = []
         self.replication: Callable[[], bool] | None = None
         """In a cluster: called after each journal write and after each sync; whether frames are
         about to leave."""
@@ -162,6 +163,7 @@ class Turn:
         """One turn, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
         if self._is_busy:
+            self._send_answers()
             return
         self._admission.now_ns = self._clock.now_ns()
         self._met_full_disk = False
@@ -300,7 +302,7 @@ class Turn:
         journal.begin_sync()
         if self._syncer.is_inline:
             if is_sending:
-                self._loop.call_soon(self._end_with, lambda: self._sync_here(written))
+                self._loop.call_soon(self._sync_next, written)
             else:
                 self._sync_here(written)
             return
@@ -317,7 +319,15 @@ class Turn:
             self._end_with(lambda: finish(error, took_ms))
 
         self._syncer.submit(fd, done)
+        self._loop.call_soon(self._send_answers)
         self._late.write()
+
+    def _sync_next(self, written: list[Written]) -> None:
+        """Frames have left and the disk is busy: send answers meanwhile, then sync and answer."""
+        try:
+            self._send_answers()
+        finally:
+            self._end_with(lambda: self._sync_here(written))
 
     def _sync_here(self, written: list[Written]) -> None:
         """Sync on the loop, then answer.
@@ -395,9 +405,13 @@ class Turn:
                 waiter.set_result(None)
         if self._admission.dirty or self._raw.has_waiting:
             self.wake()
-        for callback in self.turn_end_callbacks:
-            callback()
+        self._send_answers()
         self._late.go_on()
+
+    def _send_answers(self) -> None:
+        """Let the front ends send what was answered: by this turn, or by a commit."""
+        for callback in self.answered_callbacks:
+            callback()
 
     def _reject(self, partition: Partition, chunks: list[Chunk], error: StrandlineError) -> None:
         """Give up taken chunks and whatever the partition accepted after them."""

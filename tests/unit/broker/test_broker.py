@@ -328,11 +328,11 @@ async def test_deleting_does_not_wait_for_a_pause_of_the_others(
         token += 1
         kit.put(busy, answers, token)
 
-    broker.on_turn_end(again)
+    broker.on_answered(again)
     again()
     async with asyncio.timeout(60):
         await broker.delete_stream("gone")
-    broker.turn.turn_end_callbacks.clear()
+    broker.turn.answered_callbacks.clear()
 
 
 async def test_a_deleted_stream_does_not_come_back(open_broker, make_stream, answers, kit):

@@ -74,7 +74,7 @@ async def test_turns_come_between_the_writes_of_a_checkpoint(
         kit.put(stream, answers, stream.name.stream)
     await answers.wait(20)
     written = []
-    broker.on_turn_end(lambda: written.append(disk.count("write", "*.log")))
+    broker.on_answered(lambda: written.append(disk.count("write", "*.log")))
     async with asyncio.TaskGroup() as group:
         group.create_task(broker._checkpoints.checkpoint())
         await asyncio.sleep(0)

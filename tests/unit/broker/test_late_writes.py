@@ -31,7 +31,7 @@ async def test_without_a_sync_publishers_do_not_wait(broker, make_stream, answer
     """A stream with acks 'memory' is answered first."""
     partition = await make_stream(broker, acks="memory")
     told = []
-    broker.on_turn_end(lambda: told.append(disk.count("write", "*.log")))
+    broker.on_answered(lambda: told.append(disk.count("write", "*.log")))
     kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(1)
     await kit.until(lambda: disk.count("write", "*.log") == 1)
@@ -45,7 +45,7 @@ async def test_many_segments_take_several_rounds(
     monkeypatch.setattr(late_writes, "ROUND_BYTES", 3 * WORTH_WRITING_BYTES)
     streams = [await make_stream(broker, f"s{number}") for number in range(10)]
     in_turn = []
-    broker.on_turn_end(lambda: in_turn.append(disk.count("write", "*.log")))
+    broker.on_answered(lambda: in_turn.append(disk.count("write", "*.log")))
     for stream in streams:
         kit.put(stream, answers, stream.name.stream, value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(10)
@@ -59,7 +59,7 @@ async def test_a_log_that_goes_meanwhile_is_left_alone(broker, make_stream, answ
     partition = await make_stream(broker, acks="memory")
     directory = partition.log.directory
     kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
-    broker.on_turn_end(partition.log.delete)
+    broker.on_answered(partition.log.delete)
     await answers.wait(1)
     await broker.quiesce()
     assert not directory.exists()

@@ -119,7 +119,7 @@ async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit,
 async def test_front_ends_are_flushed_after_every_turn(broker, partition, answers, kit):
     """Callbacks run after the responders of a turn, also when it had nothing but a duplicate."""
     flushed = []
-    broker.on_turn_end(lambda: flushed.append(len(answers.order)))
+    broker.on_answered(lambda: flushed.append(len(answers.order)))
     kit.put(partition, answers, "a", message_id="m")
     await answers.wait(1)
     await broker.quiesce()
@@ -136,7 +136,7 @@ async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, 
     def broken():
         raise RuntimeError("a bug")
 
-    broker.on_turn_end(broken)
+    broker.on_answered(broken)
     for number in range(3):
         kit.put(partition, answers, number)
         await answers.wait(number + 1)
@@ -259,3 +259,65 @@ async def test_frames_leave_before_the_sync(broker, partition, answers, disk, ki
     await kit.until(lambda: syncs_when_sent)
     assert syncs_when_sent[0] == 0
     assert disk.count("sync", "/journal/") == before + 1
+
+
+async def test_what_others_have_committed_is_sent_before_the_sync(
+    broker, partition, answers, disk, kit
+):
+    """Publishers can send the next records while the disk is busy with those of others."""
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    order = []
+    broker.turn.replication = lambda: bool(order.append("frames")) or True
+    broker.on_answered(lambda: order.append(f"{disk.count('sync', '/journal/') - before} syncs"))
+    before = disk.count("sync", "/journal/")
+    kit.put(partition, answers, "second")
+    await answers.wait(2)
+    await kit.until(lambda: order[-1] == "1 syncs")
+    assert order == ["frames", "0 syncs", "frames", "1 syncs"]
+
+
+@pytest.mark.parametrize("when", ["before the turn", "meanwhile"])
+async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
+    broker, partition, answers, disk, kit, when
+):
+    """It is sent when the sync has gone to its thread, and when it comes while that is busy."""
+    by_thread(broker)
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    gate = disk.hold("sync", "/journal/")
+    sent = []
+    broker.on_answered(lambda: sent.append(gate.released.is_set()))
+    kit.put(partition, answers, "second")
+    await kit.until(gate.reached.is_set)
+    if when == "meanwhile":
+        await asyncio.sleep(0.01)
+        sent.clear()
+        broker.turn.wake()
+    try:
+        await kit.until(lambda: sent, seconds=10)
+        assert not any(sent)
+        assert broker.turn.is_busy
+    finally:
+        gate.released.set()
+    await answers.wait(2)
+    assert sent[-1]
+
+
+async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
+    broker, partition, answers, kit
+):
+    """A bug in a callback is reported by the loop; the turn goes on to its sync."""
+    failures = []
+    broker._loop.set_exception_handler(lambda _, context: failures.append(context))
+
+    def broken():
+        raise RuntimeError("a bug")
+
+    broker.on_answered(broken)
+    broker.turn.replication = lambda: True
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    assert failures
+    assert broker.admission.refusal is None
+    assert not broker.turn.is_busy

@@ -130,8 +130,8 @@ class GrpcListener:
             connection.go_away()
         await self._all_gone.wait()
 
-    def turn_ended(self) -> None:
-        """Send what the turn has answered, and hand the count of messages to telemetry.
+    def send_answers(self) -> None:
+        """Send what the broker has answered, and hand the count of messages to telemetry.
 
         Not a round of the loop later: the next turn's sync may come first, and everybody would
         wait for that, too.

@@ -112,7 +112,7 @@ class IngestListener:
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
         self.info_line = self._make_info_line()
-        self._broker.on_turn_end(self.turn_ended)
+        self._broker.on_answered(self.send_answers)
         self._pinger = start_task(self._ping_all(), "ingest-pings")
 
     def pause(self) -> None:
@@ -132,7 +132,7 @@ class IngestListener:
                 await self._broker.quiesce()
         except TimeoutError:
             logger.warning("closing publishers' connections before their last acks")
-        self.turn_ended()
+        self.send_answers()
         await end_task(self._pinger)
         for connection in list(self._connections):
             connection.close()
@@ -212,8 +212,8 @@ class IngestListener:
         """Forget what belongs to streams that may be gone."""
         self.ack_lines.clear()
 
-    def turn_ended(self) -> None:
-        """Write the acks of a turn, one write for each connection; read on if there is room."""
+    def send_answers(self) -> None:
+        """Write the acks there are, one write for each connection; read on if there is room."""
         unflushed, self.unflushed = self.unflushed, []
         for connection in unflushed:
             connection.flush()

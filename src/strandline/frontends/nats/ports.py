@@ -60,6 +60,6 @@ class BrokerPort(Protocol):
         """Await ``callback`` before a creation is answered."""
         ...
 
-    def on_turn_end(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after the responders of each turn."""
+    def on_answered(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when responders were told something, and after each turn."""
         ...

@@ -87,7 +87,7 @@ class Subscriber:
         """
         self._servers = [parse_server_url(url) for url in servers]
         self._bindings = bindings
-        self._broker.on_turn_end(self.turn_ended)
+        self._broker.on_answered(self.send_answers)
         self._connected = asyncio.get_running_loop().create_future()
         self._task = start_task(self._run(), "nats-subscriber")
         await asyncio.wait(
@@ -109,7 +109,7 @@ class Subscriber:
                     link.unsubscribe_all()
                     await link.round_trip()
                     await self._broker.quiesce()
-                    self.turn_ended()
+                    self.send_answers()
                     await link.round_trip()
             except (TimeoutError, DisconnectedError):
                 logger.warning("nats-server went away before the last acks were sent")
@@ -131,8 +131,8 @@ class Subscriber:
             except (TimeoutError, DisconnectedError) as error:
                 logger.warning("subscriptions will be made when nats-server is back: %s", error)
 
-    def turn_ended(self) -> None:
-        """Write the acks of a turn in one write, and read on if there is room."""
+    def send_answers(self) -> None:
+        """Write the acks there are in one write, and read on if there is room."""
         unflushed, self.unflushed = self.unflushed, []
         for link in unflushed:
             link.flush()

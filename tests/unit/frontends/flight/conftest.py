@@ -210,7 +210,7 @@ class FakeBroker:
         target.log_start_offset = offset
         return offset
 
-    def on_turn_end(self, callback) -> None:
+    def on_answered(self, callback) -> None:
         """Remember whom to call."""
         self.turn_end.append(callback)
 

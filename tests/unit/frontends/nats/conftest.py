@@ -89,7 +89,7 @@ class FakeBroker:
     def on_streams_changed(self, callback):
         self._stream_callbacks.append(callback)
 
-    def on_turn_end(self, callback):
+    def on_answered(self, callback):
         self._turn_callbacks.append(callback)
 
     async def quiesce(self):
