@@ -1,7 +1,7 @@
-"""Syncing the journal: on the loop while the disk is quick, beside the loop while it is slow.
+"""Syncing the journal: small turns on the loop, if the disk is quick, others beside the loop.
 
-A sync of a fifth of a millisecond costs less than what handing it over does: the hand-over splits
-the turn, and with it every socket's acks, in two (docs/adr/0003 has the figures).
+A lone publisher would wait longer for the hand-over than for the sync. Where there are many the
+loop has enough to do while the disk works (docs/adr/0003 and 0035 have the figures).
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from strandline.clock import Clock
 from strandline.errors import StrandlineError
 
+INLINE_BYTES_MAX = 8 << 10
+"""A few records; with more of them there are others to read from meanwhile."""
 INLINE_MS_MAX = 1.0
 """Syncs that take longer than this, on average of late, go to the thread."""
 SMOOTHING = 0.1
@@ -43,10 +45,9 @@ class Syncer:
         self._thread = threading.Thread(target=self._run, name="strandline-sync", daemon=True)
         self._thread.start()
 
-    @property
-    def is_inline(self) -> bool:
-        """Whether the next sync should run on the loop."""
-        return self.average_ms < INLINE_MS_MAX
+    def is_inline(self, size: int) -> bool:
+        """Whether the sync of a turn of so many bytes should run on the loop."""
+        return size <= INLINE_BYTES_MAX and self.average_ms < INLINE_MS_MAX
 
     def observe(self, took_ms: float) -> None:
         """Learn how long a sync took."""

@@ -1,8 +1,8 @@
 """The turn: drain what partitions accepted, write it, sync once, answer, wake readers.
 
 Group commit falls out of it: one write and one sync per turn, whatever the number of publishers,
-connections and partitions. While a slow sync runs in its thread the loop goes on accepting; what
-it accepts is the next turn.
+connections and partitions. While a sync runs in its thread the loop goes on accepting; what it
+accepts is the next turn.
 
 What goes to other replicas is gathered while two chunks of a partition are on their way there: a
 turn costs each of them as much as dozens of records do (docs/adr/0032). What they have committed
@@ -198,7 +198,8 @@ class Turn:
                     self._answer(item.partition, item.chunk.early)
                 if item.partition.seat is not None:
                     item.partition.seat.journaled(item.chunk, item.batch)
-            self._sync(written, is_sending=self._flush())
+            size = sum(len(batch) for _, batch in parts)
+            self._sync(written, size=size, is_sending=self._flush())
         else:
             self._under_way = []
             self._is_busy = False
@@ -281,11 +282,12 @@ class Turn:
         for item in written:
             self._late.note(item.partition.log)
 
-    def _sync(self, written: list[Written], *, is_sending: bool) -> None:
-        """Make the entry durable, in the way that suits the disk, then answer.
+    def _sync(self, written: list[Written], *, size: int, is_sending: bool) -> None:
+        """Make the entry durable, in the way that suits it and the disk, then answer.
 
         Args:
             written: the turn's chunks.
+            size: bytes of the entry's batches.
             is_sending: frames leave when the loop comes round: sync after that, so that the disks
                 of all replicas work at the same time.
 
@@ -300,7 +302,7 @@ class Turn:
             self._complete(written)
             return
         journal.begin_sync()
-        if self._syncer.is_inline:
+        if self._syncer.is_inline(size):
             if is_sending:
                 self._loop.call_soon(self._sync_next, written)
             else:

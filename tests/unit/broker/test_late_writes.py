@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.broker import late_writes
+from strandline.broker import late_writes, syncer
 from strandline.errors import LogPoisonedError
 from strandline.storage.segment import PENDING_BYTES_MAX, WORTH_WRITING_BYTES
 
@@ -17,6 +17,13 @@ def written(disk):
     return [step for before, step in zip([None, *wanted], wanted, strict=False) if step != before]
 
 
+@pytest.fixture
+def on_the_loop(monkeypatch):
+    """Turns of any size are synced on the loop."""
+    monkeypatch.setattr(syncer, "INLINE_BYTES_MAX", 1 << 30)
+
+
+@pytest.mark.usefixtures("on_the_loop")
 async def test_a_segment_is_written_while_the_journal_is(broker, partition, answers, disk, kit):
     """After the journal's write, which the disk is busy with, and before its sync is waited for."""
     kit.put(partition, answers, "first")
@@ -25,6 +32,20 @@ async def test_a_segment_is_written_while_the_journal_is(broker, partition, answ
     kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(2)
     assert written(disk) == ["write journal", "write log", "sync journal"]
+
+
+async def test_a_segment_is_written_while_the_thread_syncs(broker, partition, answers, disk, kit):
+    """The loop need not wait for the journal's sync, nor the segment."""
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    gate = disk.hold("sync", "/journal/")
+    kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
+    try:
+        await kit.until(lambda: disk.count("write", "*.log") == 1, seconds=10)
+        assert answers.order == ["first"]
+    finally:
+        gate.released.set()
+    await answers.wait(2)
 
 
 async def test_without_a_sync_publishers_do_not_wait(broker, make_stream, answers, disk, kit):
@@ -65,6 +86,7 @@ async def test_a_log_that_goes_meanwhile_is_left_alone(broker, make_stream, answ
     assert not directory.exists()
 
 
+@pytest.mark.usefixtures("on_the_loop")
 async def test_a_failed_write_is_answered_and_heals(broker, partition, answers, disk, kit):
     """EIO on a segment before the sync: the turn is refused, and what was acked stays."""
     kit.put(partition, answers, "a")
@@ -78,3 +100,17 @@ async def test_a_failed_write_is_answered_and_heals(broker, partition, answers, 
     await answers.wait(3)
     assert kit.values(partition)[0] == b"a"
     assert kit.values(partition)[-1] == bytes(PENDING_BYTES_MAX)
+
+
+async def test_a_failed_write_beside_the_sync_takes_no_ack_away(
+    broker, partition, answers, disk, kit
+):
+    """EIO on a segment while the thread syncs: the journal has the turn, and recovery writes it."""
+    disk.fail("write", "*.log", times=1)
+    kit.put(partition, answers, "a", value=bytes(WORTH_WRITING_BYTES))
+    await answers.wait(1)
+    assert answers.acks == {"a": 0}
+    await kit.until(lambda: broker.telemetry.journal_poisoned == 0)
+    kit.put(partition, answers, "b")
+    await answers.wait(2)
+    assert kit.values(partition) == [bytes(WORTH_WRITING_BYTES), b"b"]
