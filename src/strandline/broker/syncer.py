@@ -1,7 +1,7 @@
 """Syncing the journal: small turns on the loop, if the disk is quick, others beside the loop.
 
 A lone publisher would wait longer for the hand-over than for the sync. Where there are many the
-loop has enough to do while the disk works (docs/adr/0003 and 0035 have the figures).
+loop has enough to do while the disk works (docs/adr/0003 has the figures).
 """
 
 import asyncio
