@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from strandline.broker.raw_writes import RawWrite, append_whole
+from strandline.broker.write_back import write_back
 from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
@@ -113,9 +114,7 @@ class BulkWrites:
             LogPoisonedError: a sync failed, now or earlier.
             ShuttingDownError: the log was closed or deleted.
         """
-        while log.can_write_back:
-            await self._loop.run_in_executor(None, log.write_back)
-            await asyncio.sleep(STEP_PAUSE_S)
+        await write_back(log, pause_s=STEP_PAUSE_S)
         await self._loop.run_in_executor(None, log.sync_written)
 
     def _synced(self, writes: Sequence[RawWrite], sync: asyncio.Task[None]) -> None:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from strandline.broker.write_back import write_back
 from strandline.clock import Clock
 from strandline.config import JournalConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
@@ -31,7 +32,7 @@ PENDING_STEP_BYTES = 512 << 10
 WRITE_BACK_BYTES = 4 << 20
 """How much is written between two looks at what can be written back."""
 WRITE_BACK_PAUSE_S = 0.004
-WRITE_BACK_STEPS_MAX = 16
+WRITE_BACK_PARTS_MAX = 16
 BULK_BYTES_MAX = 256 << 20
 """What recovery may have to look through that is in segments only."""
 LOGS_PER_FILE = 256
@@ -118,11 +119,7 @@ class CheckpointSchedule:
             assert storage is not None, "attached at start"
             self._written_back_bytes = storage.journal.written_bytes
             for log in list(storage.logs.values()):
-                for _ in range(WRITE_BACK_STEPS_MAX):
-                    if not log.can_write_back:
-                        break
-                    await asyncio.to_thread(log.write_back)
-                    await asyncio.sleep(WRITE_BACK_PAUSE_S)
+                await write_back(log, pause_s=WRITE_BACK_PAUSE_S, parts_max=WRITE_BACK_PARTS_MAX)
 
     def _is_due(self, storage: Recovered) -> bool:
         """Whether journal files are full, or something was written and enough time has passed."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.broker import base as base_module
-from strandline.broker import checkpointer
+from strandline.broker import checkpointer, syncer
 from strandline.broker.broker import Broker
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
@@ -227,6 +227,12 @@ def abandon(broker):
         task.cancel()
     broker._syncer.close()
     broker.lock.release()
+
+
+@pytest.fixture
+def on_the_loop(monkeypatch):
+    """Turns of any size are synced on the loop, so that what fails before the sync fails them."""
+    monkeypatch.setattr(syncer, "INLINE_BYTES_MAX", 1 << 30)
 
 
 @pytest.fixture

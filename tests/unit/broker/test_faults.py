@@ -9,7 +9,6 @@ import errno
 import pyarrow as pa
 import pytest
 
-from strandline.broker import syncer
 from strandline.config import LimitsConfig
 from strandline.errors import LogPoisonedError
 from strandline.storage.segment import PENDING_BYTES_MAX
@@ -190,11 +189,11 @@ async def test_a_failed_journal_poisons_and_heals(
     assert set(stored[1:-1]) <= {str(n).encode() for n in range(8)}, "rejected: perhaps stored"
 
 
+@pytest.mark.usefixtures("on_the_loop")
 async def test_everything_drained_is_answered_when_a_segment_fails(
-    broker, make_stream, answers, disk, kit, settle, monkeypatch
+    broker, make_stream, answers, disk, kit, settle
 ):
     """EIO on one partition's segment: records of the turn's later partitions hear of it too."""
-    monkeypatch.setattr(syncer, "INLINE_BYTES_MAX", 1 << 30)  # else the journal has it all the same
     first, second = await make_stream(broker, "one"), await make_stream(broker, "two")
     disk.fail("write", f"/logs/{first.log_id:08d}")
     kit.put(first, answers, "a", value=bytes(40_000))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.broker import late_writes, syncer
+from strandline.broker import late_writes
 from strandline.errors import LogPoisonedError
 from strandline.storage.segment import PENDING_BYTES_MAX, WORTH_WRITING_BYTES
 
@@ -15,12 +15,6 @@ def written(disk):
     steps = [f"{name} {kind}" for (name, _), kind in zip(disk.seen, kinds, strict=True)]
     wanted = [step for step in steps if step.startswith(("write", "sync"))]
     return [step for before, step in zip([None, *wanted], wanted, strict=False) if step != before]
-
-
-@pytest.fixture
-def on_the_loop(monkeypatch):
-    """Turns of any size are synced on the loop."""
-    monkeypatch.setattr(syncer, "INLINE_BYTES_MAX", 1 << 30)
 
 
 @pytest.mark.usefixtures("on_the_loop")

@@ -155,7 +155,7 @@ class FakeBroker:
         self.admission = SimpleNamespace(pending_bytes=0)
         self.flight_addresses: tuple[str, ...] = ()
         self._streams: dict[str, SimpleNamespace] = {}
-        self.turn_end = []
+        self.answered = []
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
@@ -212,7 +212,7 @@ class FakeBroker:
 
     def on_answered(self, callback) -> None:
         """Remember whom to call."""
-        self.turn_end.append(callback)
+        self.answered.append(callback)
 
     def call_soon(self, function, *args) -> None:
         """Hop onto the loop."""

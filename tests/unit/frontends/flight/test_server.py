@@ -187,7 +187,7 @@ def test_waiting_ends_with_the_first_record(client, front_end, broker):
     def store():
         time.sleep(0.1)
         stream.partitions[1].store(b"v")
-        for callback in broker.turn_end:
+        for callback in broker.answered:
             callback()
 
     thread = threading.Thread(target=store)

@@ -57,7 +57,7 @@ class FakeBroker:
         self.frozen = False
         self.waiting = []
         self._streams = {}
-        self._turn_callbacks = []
+        self._answered_callbacks = []
         self._stream_callbacks = []
         self._scheduled = False
 
@@ -90,7 +90,7 @@ class FakeBroker:
         self._stream_callbacks.append(callback)
 
     def on_answered(self, callback):
-        self._turn_callbacks.append(callback)
+        self._answered_callbacks.append(callback)
 
     async def quiesce(self):
         while self.waiting:  # noqa: ASYNC110 - as the real broker does
@@ -109,7 +109,7 @@ class FakeBroker:
         self.admission.pending_bytes = 0
         for responder, token, name, offset in waiting:
             responder.acked(token, name, Offset(offset), duplicate=False)
-        for callback in self._turn_callbacks:
+        for callback in self._answered_callbacks:
             callback()
 
     def thaw(self):
