@@ -12,6 +12,7 @@ import pytest
 
 import strandline
 from strandline.errors import DiskFullError, StrandlineError
+from strandline.frontends.nats.child import NatsServerChild
 from strandline.testing import ProcessServer
 
 pytestmark = [
@@ -138,6 +139,24 @@ async def test_what_was_acked_survives_an_end_on_a_full_disk(small_disk, kit, en
                 await asyncio.to_thread(server.start)
             await kit.progress(publishers)
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
+
+
+@pytest.mark.parametrize("leave", [0, 4096], ids=["nothing", "one page"])
+async def test_nats_server_is_started_again_once_there_is_space(small_disk, leave):
+    """What it writes as it starts needs a little space: it is tried again until there is some."""
+    (small_disk / "nats").mkdir()
+    child = NatsServerChild(
+        small_disk / "nats", host="127.0.0.1", port=0, payload_max=1 << 20, on_restart=lambda: None
+    )
+    ballast = fill(small_disk, leave=leave)
+    starting = asyncio.create_task(child.start())
+    try:
+        await asyncio.sleep(1)
+        ballast.unlink()
+        await starting
+        assert child.port > 0
+    finally:
+        await child.stop()
 
 
 async def test_deleting_records_frees_the_disk(small_disk, kit):

@@ -8,6 +8,7 @@ again on the same port, after a pause that grows. It stores nothing: JetStream i
 
 import asyncio
 import contextlib
+import errno
 import importlib.metadata
 import json
 import logging
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 BINARY: Final = "nats-server"
 HANDSHAKE_TIMEOUT_S: Final = 10
+READY_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
 PORT_PATIENCE_S: Final = 2.0
@@ -41,6 +43,7 @@ STEADY_S: Final = 10.0
 """After running this long, the next restart is immediate again."""
 MAX_PENDING_BYTES: Final = 256 << 20
 LOG_BYTES_MAX: Final = 8 << 20
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 ROUTE_USER: Final = "strandline"
 LAUNCHER: Final = """\
 import ctypes, os, sys
@@ -178,7 +181,8 @@ class NatsServerChild:
         """Start it, and keep it running from now on.
 
         Raises:
-            UnavailableError: there is no binary, or it does not come up (a port in use, mostly).
+            UnavailableError: there is no binary, or it ends (a port in use, mostly), or cannot
+                write its files, on a full disk for a minute.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._binary = find_binary()
@@ -203,15 +207,16 @@ class NatsServerChild:
         self._ports_file(process.pid).unlink(missing_ok=True)
 
     async def _launch_first(self) -> None:
-        """Launch; patiently if the port is taken, as a killed broker's child may still be dying."""
+        """Launch; patiently while a killed broker's child still has the port, or a disk is full."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + PORT_PATIENCE_S
+        started_s = loop.time()
         while True:
             try:
                 await self._launch()
-            except UnavailableError as error:
-                if "address already in use" not in error.message or loop.time() > deadline:
-                    raise
+            except (UnavailableError, OSError) as error:
+                if loop.time() > started_s + _patience_s(error):
+                    raise UnavailableError(f"nats-server does not start: {error}") from error
+                logger.warning("nats-server does not start yet: %s", error)
                 await asyncio.sleep(BACKOFF_FIRST_S)
             else:
                 return
@@ -244,7 +249,9 @@ class NatsServerChild:
         """Start the process and learn its port.
 
         Raises:
-            UnavailableError: it ended, or its port is not known in time.
+            UnavailableError: it ended.
+            TimeoutError: its port is not known in time.
+            OSError: its configuration cannot be written.
         """
         config = self._directory / "nats-server.conf"
         _write_private(config, self._configuration())
@@ -267,17 +274,20 @@ class NatsServerChild:
     async def _await_port(self, process: "subprocess.Popen[bytes]") -> int:
         """The port it listens on, from the file it writes when it is ready."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + START_TIMEOUT_S
+        deadline = loop.time() + READY_TIMEOUT_S
         while loop.time() < deadline:
             if process.poll() is not None:
                 raise UnavailableError(
-                    f"nats-server could not start on {self._host}:{self.port}: {self._tail()}"
+                    f"it ended, asked to listen on {self._host}:{self.port}: {self._tail()}"
                 )
             port = _read_port(self._ports_file(process.pid))
             if port is not None:
                 return port
             await asyncio.sleep(POLL_INTERVAL_S)
-        raise UnavailableError(f"nats-server was not ready within {START_TIMEOUT_S:.0f} s")
+        raise TimeoutError(
+            f"nats-server was not ready within {READY_TIMEOUT_S:.0f} s: "
+            f"is there space in {self._directory}?"
+        )
 
     def _ports_file(self, pid: int) -> Path:
         return self._directory / f"{BINARY}_{pid}.ports"
@@ -311,6 +321,14 @@ class NatsServerChild:
                 "",
             )
         )
+
+
+def _patience_s(error: UnavailableError | OSError) -> float:
+    """How long to try again after this, in seconds from the first try; 0: it will not help."""
+    if isinstance(error, UnavailableError):
+        return PORT_PATIENCE_S if "address already in use" in error.message else 0.0
+    will_pass = isinstance(error, TimeoutError) or error.errno in FULL
+    return START_TIMEOUT_S if will_pass else 0.0
 
 
 def _write_private(file: Path, text: str) -> None:

@@ -2,20 +2,23 @@
 
 Rules: chance comes from one seeded generator, so a seed tells the same story of faults (not the
 same history: real processes take their own time). A fault takes brokers that no other fault has,
-and gives them back. ``FAULTS`` names them all.
+and gives them back; only a full disk comes to whoever has it. ``FAULTS`` names them all.
 """
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from strandline.errors import StrandlineError
 from strandline.testing.chaos.cluster import ChaosCluster
 from strandline.testing.proxy import TcpProxy
 from strandline.testing.sim.world import ViolationError
@@ -24,6 +27,7 @@ SMALL_DISK_BYTES: Final = 512 << 20
 CLOCK_MS_MAX: Final = 30_000
 """Less than half of what ids are remembered for: further, and a retry is rightly a new record."""
 MOUNT_TIMEOUT_S: Final = 10.0
+RESTART_PAUSE_S: Final = 0.5
 
 
 @dataclass
@@ -35,12 +39,14 @@ class Torment:
         stream: whose leaders are sought out.
         rng: decides everything random.
         small_disk: the directory of the broker whose disk can be filled, if there is one.
+        full_until_s: when there was space on it again, as the monotonic clock has it.
     """
 
     cluster: ChaosCluster
     stream: str
     rng: random.Random
     small_disk: Path | None = None
+    full_until_s: float = 0.0
     _taken: set[int] = field(default_factory=set)
 
     @contextlib.asynccontextmanager
@@ -54,6 +60,24 @@ class Torment:
             yield number
         finally:
             self._taken.discard(number)
+
+    async def start(self, number: int) -> None:
+        """Start a broker, again and again while its disk is full, as a supervisor would.
+
+        Raises:
+            StrandlineError: it does not start though there is space.
+        """
+        server = self.cluster.servers[number]
+        while True:
+            began_s = time.monotonic()
+            try:
+                await asyncio.to_thread(server.start)
+            except StrandlineError:
+                if server.data_dir != self.small_disk or began_s > self.full_until_s:
+                    raise
+                await asyncio.sleep(RESTART_PAUSE_S)
+            else:
+                return
 
     async def hold(self, *seconds: float) -> None:
         """Let it last, for one of these times."""
@@ -74,10 +98,9 @@ async def kill_leader(torment: Torment) -> None:
 
 
 async def _restart(torment: Torment, number: int) -> None:
-    server = torment.cluster.servers[number]
-    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(torment.cluster.servers[number].kill)
     await torment.hold(0.0, 0.5, 3.0)
-    await asyncio.to_thread(server.start)
+    await torment.start(number)
 
 
 async def kill_all(torment: Torment) -> None:
@@ -87,7 +110,7 @@ async def kill_all(torment: Torment) -> None:
             await stack.enter_async_context(torment.victim(number))
         servers = torment.cluster.servers.values()
         await asyncio.gather(*(asyncio.to_thread(server.kill) for server in servers))
-        await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
+        await asyncio.gather(*map(torment.start, torment.cluster.ids))
 
 
 async def stop(torment: Torment) -> None:
@@ -97,7 +120,7 @@ async def stop(torment: Torment) -> None:
         if code := await asyncio.to_thread(server.stop):
             raise ViolationError(f"broker {number} ended with {code} after SIGTERM")
         await torment.hold(0.0, 1.0)
-        await asyncio.to_thread(server.start)
+        await torment.start(number)
 
 
 async def pause(torment: Torment) -> None:
@@ -192,14 +215,16 @@ async def jump_clock(torment: Torment) -> None:
 
 
 async def fill_disk(torment: Torment) -> None:
-    """The disk of a broker is full, until space comes back."""
+    """The disk of a broker is full, until space comes back; it may be killed meanwhile."""
     assert torment.small_disk is not None, "chosen only where there is one"
     filler = torment.small_disk / "filler"
+    torment.full_until_s = math.inf
     await asyncio.to_thread(_fill, filler)
     try:
         await torment.hold(1.0, 4.0)
     finally:
         filler.unlink()
+        torment.full_until_s = time.monotonic()
 
 
 def _fill(path: Path) -> None:
