@@ -263,9 +263,14 @@ class Disk:
             reason = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             raise translated(reason, "mapping a file") from error
 
-    def will_need(self, mapped: mmap.mmap, position: int, length: int) -> None:
-        """Ask the system to start reading a range of a map."""
-        mapped.madvise(mmap.MADV_WILLNEED, position, length)
+    def will_need(self, fd: int, position: int, length: int) -> None:
+        """Ask the system to start reading a range of a file.
+
+        Through the file, though readers have it mapped: it finds memory for all of the range before
+        it returns, and Python's ``mmap.madvise`` would hold all other threads up meanwhile.
+        """
+        with contextlib.suppress(OSError):  # not every file system can
+            os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
 
     def drop_cache(self, fd: int) -> None:
         """Read the file from the disk itself from now on; what is not written yet stays cached.

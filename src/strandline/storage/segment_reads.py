@@ -185,9 +185,10 @@ class SegmentReads:
         if position and position // AHEAD_BYTES == stretch:
             return False
         ahead = (stretch + 1) * AHEAD_BYTES if position else end & -mmap.PAGESIZE
-        if ahead < self.size and self.sealed:
+        if ahead < self.size and self.sealed and self._pinned is None:
             length = min(AHEAD_BYTES if position else 2 * AHEAD_BYTES, self.size - ahead)
-            self._disk.will_need(self._mapped(), ahead, length)
+            file = self.file
+            self._disk.will_need(file.fd, ahead, length)
         if stretch >= 2:
             self.read_past((stretch - 2) * AHEAD_BYTES, AHEAD_BYTES)
         return ahead >= self.size

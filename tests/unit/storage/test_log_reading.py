@@ -241,7 +241,7 @@ def test_sequential_reads_ask_ahead(tmp_path, make_batch):
     asked: list[tuple[int, int]] = []
 
     class Asked(Disk):
-        def will_need(self, mapped, position, length):
+        def will_need(self, fd, position, length):
             asked.append((position, length))
 
     log = Log.open(tmp_path / "log", disk=Asked(), segment_bytes=3 * AHEAD_BYTES, segment_age_ms=0)
