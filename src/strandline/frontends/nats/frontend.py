@@ -14,13 +14,14 @@ from strandline.config import BrokerConfig
 from strandline.frontends.metering import Metering
 from strandline.frontends.nats.accounts import Accounts
 from strandline.frontends.nats.certificates import certificate_name
-from strandline.frontends.nats.child import NatsServerChild, Routes
+from strandline.frontends.nats.child import NatsServerChild
 from strandline.frontends.nats.control import Control
 from strandline.frontends.nats.door import Door
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.routes import Routes
 from strandline.frontends.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.frontends.nats.subscriber import Subscriber
 from strandline.frontends.tls import calling_context, calling_own_context

@@ -1,0 +1,71 @@
+"""How nats-servers of a cluster meet, as lines of a nats-server's configuration.
+
+Strings are quoted as JSON, which its format accepts. Must not know the process.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from strandline.config import TlsConfig
+
+HANDSHAKE_TIMEOUT_S: Final = 10
+ROUTE_USER: Final = "strandline"
+
+
+class Routes(NamedTuple):
+    """How nats-servers of a cluster meet, so that a message reaches every broker.
+
+    Attributes:
+        cluster: name of the cluster.
+        host: address to listen on.
+        port: port to listen on.
+        others: host and port of each of the others.
+        tls: with an authority they also show each other their certificates.
+        secret: what they show each other besides; empty: nothing.
+    """
+
+    cluster: str
+    host: str
+    port: int
+    others: tuple[tuple[str, int], ...]
+    tls: TlsConfig = TlsConfig()
+    secret: str = ""
+
+    def configuration(self) -> Iterator[str]:
+        """The lines of nats-server's configuration."""
+        yield "cluster {"
+        yield f"  name: {json.dumps(self.cluster)}"
+        yield f"  host: {json.dumps(self.host)}"
+        yield f"  port: {self.port}"
+        login = ""
+        if self.secret:
+            login = f"{ROUTE_USER}:{quote(self.secret, safe='')}@"
+            yield f"  authorization {{ user: {ROUTE_USER}, password: {json.dumps(self.secret)} }}"
+        urls = [f"nats-route://{login}{_bracketed(host)}:{port}" for host, port in self.others]
+        yield f"  routes: {json.dumps(urls)}"
+        if self.tls.authority:
+            yield from tls_lines(self.tls, indent="  ")
+        yield "}"
+
+
+def tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
+    """The lines that turn TLS on for a listener of nats-server."""
+    yield f"{indent}tls {{"
+    yield f"{indent}  cert_file: {_quoted_path(tls.certificate)}"
+    yield f"{indent}  key_file: {_quoted_path(tls.key)}"
+    yield f"{indent}  timeout: {HANDSHAKE_TIMEOUT_S}"
+    if tls.authority:
+        yield f"{indent}  ca_file: {_quoted_path(tls.authority)}"
+        yield f"{indent}  verify: true"
+    yield f"{indent}}}"
+
+
+def _quoted_path(file: str) -> str:
+    return json.dumps(str(Path(file).resolve()))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
