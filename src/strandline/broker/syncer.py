@@ -1,7 +1,8 @@
-"""Syncing the journal: small turns on the loop, if the disk is quick, others beside the loop.
+"""Syncing the journal: on the loop if the disk is quick and no other socket waits, else beside it.
 
-A lone publisher would wait longer for the hand-over than for the sync. Where there are many the
-loop has enough to do while the disk works (docs/adr/0003 has the figures).
+A lone publisher would wait longer for the hand-over than for the sync, and what comes over one
+connection, as from a nats-server, comes in larger pieces if it has to wait. Where there are many
+connections the loop has enough to do while the disk works (docs/adr/0003 has the figures).
 """
 
 import asyncio
@@ -45,9 +46,14 @@ class Syncer:
         self._thread = threading.Thread(target=self._run, name="strandline-sync", daemon=True)
         self._thread.start()
 
-    def is_inline(self, size: int) -> bool:
-        """Whether the sync of a turn of so many bytes should run on the loop."""
-        return size <= INLINE_BYTES_MAX and self.average_ms < INLINE_MS_MAX
+    def is_inline(self, size: int, *, is_from_one: bool) -> bool:
+        """Whether a sync should run on the loop.
+
+        Args:
+            size: bytes of the turn's batches.
+            is_from_one: its records came over one connection.
+        """
+        return (is_from_one or size <= INLINE_BYTES_MAX) and self.average_ms < INLINE_MS_MAX
 
     def observe(self, took_ms: float) -> None:
         """Learn how long a sync took."""

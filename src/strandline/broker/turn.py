@@ -59,6 +59,15 @@ class Taken(NamedTuple):
     chunks: list[Chunk]
 
 
+def _is_from_one(written: Sequence[Written]) -> bool:
+    """Whether records came over one connection, as far as each chunk's first and last tell."""
+    waiting = [item.chunk.waiting for item in written if item.chunk.waiting]
+    if not waiting:
+        return False
+    source = waiting[0][0].responder
+    return all(each[0].responder is source is each[-1].responder for each in waiting)
+
+
 class Turn:
     """Owns the order of write, sync and answer.
 
@@ -302,7 +311,7 @@ class Turn:
             self._complete(written)
             return
         journal.begin_sync()
-        if self._syncer.is_inline(size):
+        if self._syncer.is_inline(size, is_from_one=_is_from_one(written)):
             if is_sending:
                 self._loop.call_soon(self._sync_next, written)
             else:

@@ -75,20 +75,23 @@ async def test_closing_finishes_what_was_submitted(make_syncer):
 async def test_slow_syncs_move_to_the_thread_and_back(make_syncer):
     """A disk that is slow on average is synced beside the loop, until it is quick again."""
     syncer = make_syncer(lambda _: None)
-    assert syncer.is_inline(1)
+    assert syncer.is_inline(1, is_from_one=False)
     for _ in range(50):
         syncer.observe(10 * INLINE_MS_MAX)
-    assert not syncer.is_inline(1)
+    assert not syncer.is_inline(1, is_from_one=False)
     for _ in range(50):
         syncer.observe(0.1)
-    assert syncer.is_inline(1)
+    assert syncer.is_inline(1, is_from_one=False)
 
 
 async def test_large_turns_are_synced_beside_the_loop(make_syncer):
-    """However quick the disk: there are others to read from meanwhile."""
+    """However quick the disk, if there are others to read from meanwhile."""
     syncer = make_syncer(lambda _: None)
-    assert syncer.is_inline(INLINE_BYTES_MAX)
-    assert not syncer.is_inline(INLINE_BYTES_MAX + 1)
+    assert syncer.is_inline(INLINE_BYTES_MAX, is_from_one=False)
+    assert not syncer.is_inline(INLINE_BYTES_MAX + 1, is_from_one=False)
+    assert syncer.is_inline(INLINE_BYTES_MAX + 1, is_from_one=True)
+    syncer.average_ms = INLINE_MS_MAX
+    assert not syncer.is_inline(1, is_from_one=True)
 
 
 async def test_one_hiccup_does_not_move_them(make_syncer):
@@ -97,7 +100,7 @@ async def test_one_hiccup_does_not_move_them(make_syncer):
     for _ in range(50):
         syncer.observe(0.2)
     syncer.observe(1000 * COUNTED_MS_MAX)
-    assert syncer.is_inline(1)
+    assert syncer.is_inline(1, is_from_one=False)
 
 
 async def test_a_busy_loop_is_not_a_slow_disk(make_syncer):

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from strandline.broker import turn
+from strandline.broker.syncer import INLINE_BYTES_MAX
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import LogPoisonedError
 
@@ -302,6 +303,27 @@ async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
         gate.released.set()
     await answers.wait(2)
     assert sent[-1]
+
+
+@pytest.mark.parametrize("connections", [0, 1, 2])
+async def test_large_turns_of_several_connections_are_synced_beside_the_loop(
+    broker, make_stream, answers, kit, monkeypatch, connections
+):
+    """What came over one connection is synced at once; who asks for no ack is not known."""
+    streams = [await make_stream(broker, f"s{number}") for number in range(2)]
+    submit, handed_over = broker._syncer.submit, []
+    monkeypatch.setattr(
+        broker._syncer, "submit", lambda fd, done: [handed_over.append(fd), submit(fd, done)]
+    )
+    others = kit.Answers() if connections == 2 else answers
+    for partition, source in zip(streams, (answers, others), strict=True):
+        for token in (partition.name, f"{partition.name} again"):
+            if connections:
+                kit.put(partition, source, token, value=bytes(INLINE_BYTES_MAX))
+            else:
+                partition.append(bytes(INLINE_BYTES_MAX), subject="s")
+    await kit.until(lambda: streams[-1].high_watermark == 2)
+    assert bool(handed_over) == (connections != 1)
 
 
 async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
