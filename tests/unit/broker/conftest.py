@@ -189,6 +189,11 @@ def put(partition, answers, *tokens, **options):
         partition.append(value, responder=answers, token=token, **given)
 
 
+def by_thread(broker):
+    """Make the broker believe that the disk is slow, so that it syncs in its thread."""
+    broker._syncer.average_ms = 1e12
+
+
 def values(partition):
     """Every committed value, in order; checks that offsets are dense."""
     found, offset, end = [], partition.log_start_offset, partition.high_watermark
@@ -261,6 +266,7 @@ def kit():
     """Helpers, since tests are no package."""
     return SimpleNamespace(
         put=put,
+        by_thread=by_thread,
         values=values,
         until=until,
         abandon=abandon,

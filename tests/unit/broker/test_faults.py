@@ -30,11 +30,6 @@ async def healed(broker, kit):
     await kit.until(lambda: broker.admission.refusal is None)
 
 
-def by_thread(broker):
-    """Make the broker believe that the disk is slow, so that it syncs in its thread."""
-    broker._syncer.average_ms = 1e12
-
-
 async def test_a_full_disk_for_segments_rejects_and_heals(
     broker, partition, answers, disk, kit, settle
 ):
@@ -169,7 +164,7 @@ async def test_a_failed_journal_poisons_and_heals(
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
     if where == "thread":
-        by_thread(broker)
+        kit.by_thread(broker)
     disk.fail(operation, pattern)
     kit.put(partition, answers, *range(8))
     await settle(broker, answers, 9)
@@ -226,7 +221,7 @@ async def test_reopening_waits_for_a_sync_that_hangs(broker, partition, answers,
     """A sync still in its thread when something else poisons is waited for, then reopened."""
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
-    by_thread(broker)
+    kit.by_thread(broker)
     gate = disk.hold("sync", "/journal/")
     kit.put(partition, answers, "b")
     await kit.until(gate.reached.is_set)

@@ -30,6 +30,7 @@ async def test_a_segment_is_written_while_the_journal_is(broker, partition, answ
 
 async def test_a_segment_is_written_while_the_thread_syncs(broker, partition, answers, disk, kit):
     """The loop need not wait for the journal's sync, nor the segment."""
+    kit.by_thread(broker)
     kit.put(partition, answers, "first")
     await answers.wait(1)
     gate = disk.hold("sync", "/journal/")
@@ -100,6 +101,7 @@ async def test_a_failed_write_beside_the_sync_takes_no_ack_away(
     broker, partition, answers, disk, kit
 ):
     """EIO on a segment while the thread syncs: the journal has the turn, and recovery writes it."""
+    kit.by_thread(broker)
     disk.fail("write", "*.log", times=1)
     kit.put(partition, answers, "a", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(1)

@@ -12,11 +12,6 @@ from strandline.errors import LogPoisonedError
 pytestmark = pytest.mark.usefixtures("without_spares")
 
 
-def by_thread(broker):
-    """Make the broker believe that the disk is slow, so that it syncs in its thread."""
-    broker._syncer.average_ms = 1e12
-
-
 async def test_one_write_and_one_sync_for_all_partitions(broker, make_stream, answers, disk, kit):
     """Whatever came in one round of the loop is one journal entry, however many partitions."""
     streams = [await make_stream(broker, f"s{number}") for number in range(20)]
@@ -34,7 +29,7 @@ async def test_one_write_and_one_sync_for_all_partitions(broker, make_stream, an
 
 async def test_nothing_is_answered_before_the_sync(broker, partition, answers, disk, kit):
     """While the sync runs nobody is acked and readers see nothing; what comes is accepted."""
-    by_thread(broker)
+    kit.by_thread(broker)
     gate = disk.hold("sync", "/journal/")
     gate.released.set()  # making the file syncs too
     kit.put(partition, answers, "a")
@@ -70,7 +65,7 @@ async def test_memory_acks_of_one_publish_come_before_the_sync(
     broker, partition, answers, disk, kit
 ):
     """A publish that asks for less is told sooner; the others wait for the disk."""
-    by_thread(broker)
+    kit.by_thread(broker)
     kit.put(partition, answers, "first")
     await answers.wait(1)
     gate = disk.hold("sync", "/journal/")
@@ -172,7 +167,7 @@ async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
 async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, disk, kit):
     """Waiting for the turn under way ends with it, even if the next one follows at once."""
     await broker.turn.passed()
-    by_thread(broker)
+    kit.by_thread(broker)
     kit.put(partition, answers, "a")
     await answers.wait(1)
     gate = disk.hold("sync", "/journal/")
@@ -283,7 +278,7 @@ async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
     broker, partition, answers, disk, kit, when
 ):
     """It is sent when the sync has gone to its thread, and when it comes while that is busy."""
-    by_thread(broker)
+    kit.by_thread(broker)
     kit.put(partition, answers, "first")
     await answers.wait(1)
     gate = disk.hold("sync", "/journal/")
