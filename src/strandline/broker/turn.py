@@ -61,11 +61,10 @@ class Taken(NamedTuple):
 
 def _is_from_one(written: Sequence[Written]) -> bool:
     """Whether records came over one connection, as far as each chunk's first and last tell."""
-    waiting = [item.chunk.waiting for item in written if item.chunk.waiting]
-    if not waiting:
-        return False
-    source = waiting[0][0].responder
-    return all(each[0].responder is source is each[-1].responder for each in waiting)
+    waiting = (item.chunk.waiting for item in written if item.chunk.waiting)
+    sources = (end.responder for each in waiting for end in (each[0], each[-1]))
+    first = next(sources, None)
+    return first is not None and all(source is first for source in sources)
 
 
 class Turn:

@@ -151,7 +151,7 @@ class NatsServerChild:
     async def _launch_first(self) -> None:
         """Launch; patiently while a killed broker's child still has the port, or a disk is full."""
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        backoff_s, started_s = BACKOFF_FIRST_S, loop.time()
         while True:
             try:
                 await self._launch()
@@ -159,7 +159,8 @@ class NatsServerChild:
                 if loop.time() > started_s + _patience_s(error):
                     raise UnavailableError(f"nats-server does not start: {error}") from error
                 logger.warning("nats-server does not start yet: %s", error)
-                await asyncio.sleep(BACKOFF_FIRST_S)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
             else:
                 return
 
@@ -227,8 +228,7 @@ class NatsServerChild:
                 return port
             await asyncio.sleep(POLL_INTERVAL_S)
         raise TimeoutError(
-            f"nats-server was not ready within {READY_TIMEOUT_S:.0f} s: "
-            f"is there space in {self._directory}?"
+            f"it was not ready within {READY_TIMEOUT_S:.0f} s: is there space in {self._directory}?"
         )
 
     def _ports_file(self, pid: int) -> Path:
