@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import strandline
 from strandline.errors import StrandlineError
 from strandline.testing.shiviz import check_clocks, read_trace
+
+PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -66,6 +70,18 @@ def append(ready, value):
     return persist(attempt)
 
 
+def documented():
+    """What the page's example of a real cluster tells of, without its numbers."""
+    _, _, text = PAGE.read_text().partition("## Of a real cluster")
+    shown = re.search(r"```text\n(.*?)```", text, re.DOTALL).group(1)
+    return {nameless(event.what) for event in read_trace(shown.splitlines())}
+
+
+def nameless(what):
+    """An event's words, which partition and which numbers it has left out."""
+    return re.sub(r"\d+", "n", what)
+
+
 def test_brokers_of_a_cluster_share_a_trace(ready, tmp_path):
     """An election and the writes after it are in the file, each after what it follows from."""
 
@@ -89,3 +105,4 @@ def test_brokers_of_a_cluster_share_a_trace(ready, tmp_path):
     assert {event.host for event in elected} > {first.host}
     written = next(e for e in events if e.host != first.host and ": appends" in e.what)
     assert written.knows(first)
+    assert documented() <= {nameless(event.what) for event in events}
