@@ -4,6 +4,7 @@ One cluster for all stories, each with a stream of its own; whoever was killed i
 """
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import strandline
+from strandline.client.connection import Connection
 from strandline.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
@@ -23,6 +25,7 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.record.schema import COLUMNS
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
@@ -32,6 +35,7 @@ PARTITIONS = 3
 PATIENCE_S = 90
 ROUNDS = int(os.environ.get("KILLS", "2"))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nats_publisher.py"
+LEADS = re.compile(r"broker \d+ is (leading|no longer leading) the metadata, term (\d+)")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200 + ROUNDS * 60)]
 
 
@@ -221,10 +225,10 @@ def test_producers_and_subscribers_ride_through_lost_leaders(cluster, client):
 def test_a_clean_stop_of_a_leader_is_not_noticed(cluster, client):
     """Whoever appends, reads and asks meanwhile gets answers, from a client of one address too."""
     create(client, "calm", partitions=1)
-    victim = leader(cluster, client, "calm")
+    victim, codes = leader(cluster, client, "calm"), []
     with strandline.connect(victim.flight, timeout_s=30) as only:
         acks = [only.append("calm", b"0")]
-        stopping = threading.Thread(target=victim.stop)
+        stopping = threading.Thread(target=lambda: codes.append(victim.stop()))
         stopping.start()
         while stopping.is_alive() or len(acks) < 20:
             acks.append(only.append("calm", b"%d" % len(acks)))
@@ -233,9 +237,49 @@ def test_a_clean_stop_of_a_leader_is_not_noticed(cluster, client):
         rows = only.read("calm", columns=["value"]).read_all()["value"].to_pylist()
         only.create_stream("made-meanwhile", replicas=2, acks="replicated")
     cluster.bring_back(victim)
+    assert codes == [0]
     assert acks == list(range(len(acks)))
     assert rows == [b"%d" % number for number in range(len(acks))]
     client.delete_stream("made-meanwhile")
+
+
+def controller(server):
+    """The number of the controller, as a broker knows it; None: it knows of none."""
+    connection = Connection(server.flight, timeout_s=30)
+    try:
+        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+    finally:
+        connection.close()
+    return found.controller
+
+
+def elections(server):
+    """The terms in which a broker that runs began (True) or ceased to lead the metadata."""
+    said = (LEADS.search(line) for line in list(server.errors))
+    return [(int(found[2]), found[1] == "leading") for found in said if found]
+
+
+def test_a_clean_stop_of_the_controller_is_not_noticed(cluster, client):
+    """It leads partitions and the metadata: it gives up both, and others need not miss it."""
+    create(client, "handed-over")
+    servers = cluster.servers
+    until(lambda: controller(servers[1]) is not None)
+    number = controller(servers[1])
+    victim, others = servers[number], [s for n, s in servers.items() if n != number]
+    led = [part.leader for part in client.stream_info("handed-over").partitions]
+    assert victim.flight in led, "leaders are shared"
+    with Work(client, "handed-over").running() as work:
+        work.progress()
+        assert victim.stop() == 0
+        work.progress()
+        successors = {controller(server) for server in others}
+        assert successors <= servers.keys() - {number}, "each knows of another"
+    work.judge(stored(client, "handed-over"))
+    ended, was_leading = elections(victim)[-1]
+    assert not was_leading, "it gave up the metadata before it ended"
+    began = [term for server in others for term, leads in elections(server) if leads]
+    assert ended in began, "by the election that it asked for: its last word is the new term"
+    cluster.bring_back(victim)
 
 
 def test_reads_gather_partitions_from_their_leaders(cluster, client):

@@ -33,6 +33,7 @@ from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.survey import Survey
 from strandline.broker.cluster.trace import TracedLinks, open_trace, take_clock
+from strandline.broker.cluster.voters import heirs
 from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.handshake import Hello, Identity
@@ -58,6 +59,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
 HAND_OVER_S = 5.0
+HEIR_S = 1.0
+"""For one that may become the controller; the quorum's leader waits for it no longer either."""
 CUT_OFF_MS = 3_000.0
 """Without a controller for longer, a broker takes it that it is cut off from the others."""
 POLL_S = 0.01
@@ -250,6 +253,17 @@ class Membership:
                 await self._wait(lambda: not self.replicas.leads, HAND_OVER_S)
         except UnavailableError as error:
             logger.warning("stopping without handing over: %s", error)
+        await self._hand_over_quorum()
+
+    async def _hand_over_quorum(self) -> None:
+        """Let another be the controller at once, rather than after an election timeout.
+
+        Last of all, as handing over partitions takes a controller.
+        """
+        for heir in heirs(self.quorum.members, self.machine.image, self.me):
+            if self.quorum.is_leading:
+                self.quorum.hand_over(heir)
+                await self._wait(lambda: self.quorum.leader not in (None, self.me), HEIR_S)
 
     async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
         try:

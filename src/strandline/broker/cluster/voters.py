@@ -66,6 +66,12 @@ def heir(members: Members, image: MetadataImage) -> BrokerId:
     return _serving(members.voters, image)[0]
 
 
+def heirs(members: Members, image: MetadataImage, leaver: BrokerId) -> tuple[BrokerId, ...]:
+    """Who may lead instead of a leader that stops; none if all others stop, too, or are away."""
+    others = _without(members.voters, leaver)
+    return tuple(b for b in others if b in image.brokers and image.brokers[b].may_lead)
+
+
 def _serving(brokers: tuple[BrokerId, ...], image: MetadataImage) -> list[BrokerId]:
     return [b for b in brokers if b in image.brokers and not image.brokers[b].is_fenced]
 

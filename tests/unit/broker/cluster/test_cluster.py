@@ -7,6 +7,7 @@ import pytest
 from strandline.broker.cluster import replicas
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig
+from strandline.consensus.messages import Campaign
 from strandline.errors import (
     InvalidConfigError,
     NotLeaderError,
@@ -142,6 +143,54 @@ async def test_a_stop_hands_over_and_loses_nobody(cluster):
     await broker.stop()
     await cluster.put("after")
     await cluster.agree(["p0", "after"])
+
+
+async def controller(cluster):
+    """Who leads the quorum, as all know."""
+    quorums = [broker.membership.quorum for broker in cluster.brokers.values()]
+    await cluster.kit.until(lambda: len({q.leader for q in quorums} - {None}) == 1, seconds=20)
+    return quorums[0].leader
+
+
+async def test_a_controller_that_stops_has_a_successor_before_it_is_gone(cluster):
+    """By one election that it asked for: nobody has to miss it for an election timeout."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(partitions=3, partition_by="subject")
+    old = await controller(cluster)
+    broker = cluster.brokers[old]
+    term = broker.membership.quorum.term
+    assert broker.membership.replicas.leads, "leaders are shared"
+    await broker.prepare_stop()
+    assert not broker.membership.replicas.leads
+    assert not broker.membership.office.is_held
+    new = broker.membership.quorum.leader
+    assert new in cluster.brokers.keys() - {old}
+    assert broker.membership.quorum.term == term + 1
+    cluster.brokers.pop(old)
+    await broker.stop()
+    assert cluster.brokers[new].membership.office.is_held
+    await cluster.create("made-after", at=new, replicas=2)
+    await cluster.put("after")
+    assert cluster.brokers[new].membership.quorum.term == term + 1
+
+
+async def test_a_controller_whose_heirs_do_not_answer_stops_all_the_same(cluster, kit, caplog):
+    """Each is given its time; then who stays elects, as after a crash."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    old = await controller(cluster)
+    broker = cluster.brokers[old]
+    quorum = broker.membership.quorum
+    send = quorum._send
+    quorum._send = lambda e: None if isinstance(e.message, Campaign) else send(e)
+    async with asyncio.timeout(20):
+        await broker.prepare_stop()
+    assert quorum.is_leading
+    assert "before everything was handed over" in caplog.text
+    cluster.brokers.pop(old)
+    await broker.stop()
+    await kit.until(lambda: any(b.membership.office.is_held for b in cluster.brokers.values()))
+    await cluster.put("after")
 
 
 async def test_deleted_streams_are_gone_everywhere(cluster, kit):
