@@ -3,8 +3,8 @@
 Faults: messages lost, repeated, late and out of order; links cut one way or both; crashes during a
 write, of one member or all, which lose or keep any part of what was not synced; slow syncs; clocks
 that run at different speeds; snapshots; hand-overs; membership changes, many of them right after
-elections. Judged: see ``ConsensusChecker``. After some time everything heals, and then the group
-has to agree again soon.
+elections. Judged: see ``ConsensusChecker``, and ``QuorumWatch`` for leaders without a quorum. After
+some time everything heals, and then the group has to agree again, and to get on: see ``Trials``.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from strandline.consensus.messages import Entry, Envelope, Members
 from strandline.consensus.state import RaftSettings
 from strandline.testing.sim.consensus_checker import ConsensusChecker
 from strandline.testing.sim.consensus_member import Member
+from strandline.testing.sim.consensus_trials import Trials
 from strandline.testing.sim.world import NetworkFaults, World
 from strandline.types import BrokerId
 
@@ -76,8 +77,14 @@ class Group:
         for member in self.members.values():
             self.restart(member)
         world.run_until(FAULTY_MS + HEALED_MS)
-        self.checker.judge_end([m.raft for m in self.members.values()])
+        self.judge_end()
+        Trials(self).run()
+        self.judge_end()
         return world
+
+    def judge_end(self) -> None:
+        """Nothing has broken for a while."""
+        self.checker.judge_end([member.raft for member in self.members.values()])
 
     def send(self, envelopes: Sequence[Envelope]) -> None:
         """Hand messages to the network."""

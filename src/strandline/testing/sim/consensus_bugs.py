@@ -154,4 +154,46 @@ CONSENSUS_BUGS: Final = (
         "members = decode_members(entry.data)",
         "pass",
     ),
+    Rewrite(
+        "a leader without a quorum leads on",
+        _LEADER + "_check_quorum",
+        "if heard < members.quorum:",
+        "if False:",
+    ),
+    Rewrite(
+        "who was heard once counts for ever",
+        _LEADER + "_check_quorum",
+        "progress.active = False",
+        "pass",
+    ),
+    Rewrite(
+        "votes are given while a leader is heard",
+        _RAFT + "step",
+        "if isinstance(message, VoteRequest) and self._is_content and not message.forced:",
+        "if False:",
+    ),
+    Rewrite(
+        "who was away stands without a trial",
+        _RAFT + "tick",
+        "self._campaign(pre=True)",
+        "self._campaign(pre=False)",
+    ),
+    Rewrite(
+        "an election that the leader asked for is not voted in",
+        _RAFT + "step",
+        "self._is_content and not message.forced",
+        "self._is_content",
+    ),
+    Rewrite(
+        "leadership is never handed over",
+        _LEADER + "_hand_over_if_ready",
+        "self._state.send(self._heir, Campaign(self._state.term))",
+        "pass",
+    ),
+    Rewrite(
+        "leadership is handed over to one that is behind",
+        _LEADER + "_hand_over_if_ready",
+        "if self.followers[self._heir].match == self._state.log.last_index:",
+        "if True:",
+    ),
 )

@@ -22,6 +22,7 @@ from strandline.consensus.messages import (
 from strandline.consensus.raft import Raft
 from strandline.consensus.ready import Ready
 from strandline.errors import InvalidRequestError, UnavailableError
+from strandline.testing.sim.consensus_watch import QuorumWatch
 from strandline.testing.sim.world import ViolationError
 from strandline.types import BrokerId
 
@@ -99,6 +100,7 @@ class Member:
         self.asked: dict[int, Index] = {}
         self.allowed: list[tuple[int, Index]] = []
         self.tick_ms = TICK_MS * world.rng.uniform(0.7, 1.4)
+        self.watch = QuorumWatch()
         self.raft = Raft(
             self.me,
             world.rng.randrange,
@@ -161,6 +163,7 @@ class Member:
             self.raft.tick()
         else:
             self.raft.step(envelope)
+        self.watch.note(self.raft, envelope)
         self.group.checker.observe(self.me, self.raft)
         if isinstance(self.raft.role, Leader) and not was_leader:
             self.group.elected(self)

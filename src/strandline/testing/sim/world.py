@@ -156,6 +156,11 @@ class World:
             if (a in inside) != (b in inside) and self.rng.random() >= one_way
         }
 
+    def cut(self, links: Iterable[tuple[int, int]]) -> None:
+        """Cut just these links, each one way, instead of what was cut before."""
+        self.counts["partitions"] += 1
+        self._cut = set(links)
+
     def heal(self) -> None:
         """Open every link."""
         self._cut = set()
