@@ -3,7 +3,14 @@
 Rules: whoever says where a record is, an ack or a reader, says it for ever: an offset has one
 record and a record one offset. A publisher's record comes after all that was acked to it before the
 record was sent. A reader goes from offset to offset, over however many replicas. What is acked is
-in the log at the end. ``ViolationError`` says what was seen. Must not know how a log comes about.
+in the log at the end, and what was refused for certain is never seen. ``ViolationError`` says what
+was seen. Must not know how a log comes about.
+
+A publish has three outcomes: acked; refused for certain, before anything was written (by one that
+does not lead, or leads with too few replicas); unknown (no answer, a leader that gave up what it
+had written, a failed sync): then the record may be stored or not, and nothing is told here. Over
+NATS in a cluster no refusal is certain: each broker hears the message, and one that refuses cannot
+speak for the next leader.
 """
 
 from collections.abc import Sequence
@@ -25,13 +32,16 @@ class History:
         self._values: dict[int, bytes] = {}
         self._offsets: dict[bytes, int] = {}
         self._next: dict[str, int] = {}
+        self._refused: set[bytes] = set()
 
     def placed(self, value: bytes, offset: int) -> None:
         """Somebody says that a record is at an offset.
 
         Raises:
-            ViolationError: somebody said otherwise.
+            ViolationError: somebody said otherwise, or that it was refused.
         """
+        if value in self._refused:
+            raise ViolationError(f"{self.name}: {value!r} was refused, and is at {offset}")
         if self._values.setdefault(offset, value) != value:
             raise ViolationError(
                 f"{self.name}: {value!r} is at {offset}, where {self._values[offset]!r} was"
@@ -58,6 +68,16 @@ class History:
             )
         self.placed(value, offset)
         self.acked_end = max(self.acked_end, offset + 1)
+
+    def refused(self, value: bytes) -> None:
+        """A publisher is told that a record was not stored, at its only attempt.
+
+        Raises:
+            ViolationError: somebody has said where it is.
+        """
+        self._refused.add(value)
+        if value in self._offsets:
+            self.placed(value, self._offsets[value])
 
     def offset_of(self, value: bytes) -> int | None:
         """Where a record is, as far as anybody has said."""

@@ -38,12 +38,26 @@ def test_a_right_history_passes(history):
         ("read again", lambda h: h.read("one", 2, [b"b"])),
         ("left out", lambda h: h.read("two", 1, [b"x"])),
         ("read otherwise", lambda h: h.read("two", 0, [b"x"])),
+        ("refused after all", lambda h: h.refused(b"a")),
     ],
 )
 def test_a_broken_promise_is_seen(history, what, happens):
     """Loss, change, repetition and disorder, whoever notices."""
     with pytest.raises(ViolationError, match="partition 0"):
         happens(history)
+
+
+def test_what_was_refused_is_in_no_log(history):
+    """Unlike a record whose publisher heard nothing, which may be there or not."""
+    history.refused(b"no")
+    history.settled("broker 1", [b"a", b"x", b"b", b"unanswered"])
+    for happens in (
+        lambda: history.settled("broker 2", [b"a", b"x", b"b", b"unanswered", b"no"]),
+        lambda: history.read("two", 0, [b"a", b"x", b"b", b"unanswered", b"no"]),
+        lambda: history.ack(b"no", 4, floor=0),
+    ):
+        with pytest.raises(ViolationError, match="b'no' was refused, and is at 4"):
+            happens()
 
 
 def test_a_replica_may_not_lack_what_another_has(history):

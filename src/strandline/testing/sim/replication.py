@@ -15,7 +15,7 @@ from strandline.replication import effects as fx
 from strandline.replication import events as ev
 from strandline.replication.limits import ReplicationLimits
 from strandline.replication.messages import decode, encode
-from strandline.testing.sim.replication_broker import Publish, SimBroker
+from strandline.testing.sim.replication_broker import Answer, NoOffset, Publish, SimBroker
 from strandline.testing.sim.replication_check import Checker
 from strandline.testing.sim.replication_disk import SimLog
 from strandline.testing.sim.replication_oracle import METADATA, Oracle, Partition
@@ -198,10 +198,12 @@ class Cluster:
             leader = rng.choice(self.ids)
         done = [False]
 
-        def answer(offset: int | None) -> None:
+        def answer(outcome: Answer) -> None:
+            if outcome is NoOffset.REFUSED:  # even if that comes too late for whoever waited
+                checker.history.refused(publish.value)
             if not done[0]:
                 done[0] = True
-                pause_ms = self._pause_ms if offset is not None else 30.0
+                pause_ms = 30.0 if isinstance(outcome, NoOffset) else self._pause_ms
                 self.world.after(rng.uniform(0.2, 2.0) * pause_ms, again)
 
         def again() -> None:
@@ -213,7 +215,7 @@ class Cluster:
         checker = self.checkers[number]
         publish = Publish(b"%d" % value, checker.history.acked_end, answer)
         self.world.send((CLIENTS, leader), self._publish, leader, number, publish)
-        self.world.after(PATIENCE_MS, answer, None)
+        self.world.after(PATIENCE_MS, answer, NoOffset.UNKNOWN)
 
     def _publish(self, leader: BrokerId, number: int, publish: Publish) -> None:
         """What the network repeats is taken once: idempotence is not the replicas' business."""

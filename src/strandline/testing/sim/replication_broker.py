@@ -7,6 +7,7 @@ life is never continued. What is told to an earlier life is dropped.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Protocol
 
 from strandline.replication import effects as fx
@@ -47,13 +48,25 @@ class Surroundings(Protocol):
         """As metadata has it now."""
 
 
+class NoOffset(Enum):
+    """Why a publisher is not told where its record is."""
+
+    REFUSED = auto()
+    """Nothing was written, and nothing will be."""
+    UNKNOWN = auto()
+    """It was written, or may have been."""
+
+
+Answer = int | NoOffset
+
+
 @dataclass(slots=True)
 class Publish:
-    """A record on its way; ``answer`` hears its offset, or None if it was refused or is unknown."""
+    """A record on its way; ``answer`` hears what became of it."""
 
     value: bytes
     floor: int
-    answer: Callable[[int | None], None]
+    answer: Callable[[Answer], None]
     is_taken: bool = False
 
 
@@ -145,10 +158,10 @@ class SimBroker:
     def _drop_publishers(self) -> None:
         for _, item in self._inbox:
             if isinstance(item, Publish):
-                item.answer(None)
+                item.answer(NoOffset.UNKNOWN)
         for hosted in self.hosted:
             for publish in hosted.accepted:
-                publish.answer(None)
+                publish.answer(NoOffset.UNKNOWN)
             self._give_up(hosted)
             hosted.accepted.clear()
 
@@ -156,7 +169,7 @@ class SimBroker:
         """Who waits will not hear more; the records may be committed all the same."""
         waiting, hosted.waiting = hosted.waiting, []
         for _, publish in waiting:
-            publish.answer(None)
+            publish.answer(NoOffset.UNKNOWN)
 
     # The turn
 
@@ -200,7 +213,7 @@ class SimBroker:
             hosted.accepted.append(publish)
         else:
             self._world.counts[f"refused {hosted.replica.refusal}"] += 1
-            publish.answer(None)
+            publish.answer(NoOffset.REFUSED)
 
     def _write(self, number: int) -> None:
         """All records of a turn are one batch."""
@@ -210,7 +223,7 @@ class SimBroker:
             return
         if hosted.replica.refusal is not None:
             for publish in accepted:
-                publish.answer(None)
+                publish.answer(NoOffset.REFUSED)
             return
         base = hosted.log.seen.end
         payload = b",".join(publish.value for publish in accepted)

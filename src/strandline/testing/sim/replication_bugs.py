@@ -24,7 +24,7 @@ from strandline.replication.progress import Phase, Progress
 from strandline.replication.replica import Replica
 from strandline.testing.sim import replication_broker as broker_module
 from strandline.testing.sim import replication_disk as disk_module
-from strandline.testing.sim.bugs import Replacement
+from strandline.testing.sim.bugs import Replacement, Rewrite
 from strandline.testing.sim.replication_broker import Hosted
 from strandline.testing.sim.replication_disk import Image, SimLog
 from strandline.testing.sim.replication_keys import Stored, is_filler
@@ -318,5 +318,11 @@ REPLICATION_BUGS: Final = (
         "compaction_end",
         _compact_to_the_end,
         (broker_module,),
+    ),
+    Rewrite(
+        "what a leader gives up after it was written passes for refused",
+        "strandline.testing.sim.replication_broker:SimBroker._give_up",
+        "NoOffset.UNKNOWN",
+        "NoOffset.REFUSED",
     ),
 )
