@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from strandline.testing.sim.replication import run
+from strandline.testing.sim.replication import Cluster, run
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "16"))
 
@@ -36,8 +36,19 @@ def test_the_faults_happen():
         assert counts[what] > 0, what
     for what in ("elections", "fenced", "damaged", "repaired", "changes lost"):
         assert counts[what] > 0, what
-    for what in ("wiped", "started over"):
+    for what in ("wiped", "started over", "clock jumps"):
         assert counts[what] > 0, what
+
+
+def test_clocks_drift_apart():
+    """Each broker has its own pace and start, in every second eight seeds; elsewhere all agree."""
+    clocks = [broker.clock for broker in Cluster(8).brokers.values()]
+    before_ms = [clock.now_ms for clock in clocks]
+    assert len({(clock.rate, clock.now_ms) for clock in clocks}) > 1
+    clocks[0].jump(400)
+    assert clocks[0].now_ms == before_ms[0] + 400
+    assert clocks[0].true_ms(clocks[0].now_ms + clocks[0].rate) == pytest.approx(1)
+    assert {broker.clock.rate for broker in Cluster(7).brokers.values()} == {1}
 
 
 def test_the_same_seed_is_the_same_history():

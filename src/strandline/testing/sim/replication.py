@@ -17,6 +17,7 @@ from strandline.replication.limits import ReplicationLimits
 from strandline.replication.messages import decode, encode
 from strandline.testing.sim.replication_broker import Answer, NoOffset, Publish, SimBroker
 from strandline.testing.sim.replication_check import Checker
+from strandline.testing.sim.replication_clock import JUMPS_MS
 from strandline.testing.sim.replication_disk import SimLog
 from strandline.testing.sim.replication_oracle import METADATA, Oracle, Partition
 from strandline.testing.sim.world import NetworkFaults, ViolationError, World
@@ -83,6 +84,13 @@ class Cluster:
         self._reads = [0] * len(partitions)
         self._compaction = random.Random(seed)
         """Of its own, so that histories without compaction are as they were without it."""
+        self._clocks = random.Random(seed)
+        """Of its own, too, for the same reason."""
+        self.is_drifting = seed // 8 % 2 == 1
+        """Whether clocks differ: in every second eight seeds, each of which has ways of its own."""
+        if self.is_drifting:
+            for broker in self.brokers.values():
+                broker.clock.drift(self._clocks)
 
     # The network
 
@@ -144,7 +152,7 @@ class Cluster:
         if self.world.now_ms >= broker.paused_until:
             link = (broker.id, METADATA)
             self.world.send(link, self._heard, broker, life)
-        self.world.after(BEAT_MS, self.beat, broker, life)
+        self.world.after(BEAT_MS / broker.clock.rate, self.beat, broker, life)
 
     def _heard(self, broker: SimBroker, life: int) -> None:
         if self.oracle.beat(broker.id, life):
@@ -374,6 +382,14 @@ class Cluster:
             if broker.alive:
                 self._heard(broker, broker.life)
 
+    def jump(self) -> None:
+        """A clock jumps, and another a little later."""
+        if not self.is_calm:
+            rng = self._clocks
+            self.brokers[rng.choice(self.ids)].clock.jump(rng.choice(JUMPS_MS))
+            self.world.counts["clock jumps"] += 1
+            self.world.after(rng.uniform(50, 800), self.jump)
+
     def resign(self, broker: SimBroker) -> None:
         """A broker is asked to stop: it hands over, and is gone a little later."""
         for number in range(len(self.checkers)):
@@ -528,6 +544,8 @@ def _live(cluster: Cluster, chaos_ms: float) -> None:
             cluster.published += 1
             world.after(world.rng.uniform(1, 20), cluster.publisher, number, cluster.published)
     world.after(200 if cluster.lazy is None else LOSSES_FROM_MS, cluster.misbehave)
+    if cluster.is_drifting:
+        cluster.jump()
     world.run_until(chaos_ms)
     cluster.calm()
     world.run_until(chaos_ms + 4_000)

@@ -20,6 +20,7 @@ from strandline.replication.replica import Replica
 from strandline.replication.state import LogState
 from strandline.replication.trace import Trace, TracedReplica
 from strandline.testing.sim.replication_check import Checker
+from strandline.testing.sim.replication_clock import BrokerClock
 from strandline.testing.sim.replication_disk import Reach, SimLog
 from strandline.testing.sim.replication_keys import Stored
 from strandline.testing.sim.world import World
@@ -104,6 +105,7 @@ class SimBroker:
         self.hosted: list[Hosted] = []
         self._around = around
         self._world = around.world
+        self.clock = BrokerClock(around.world)
         self._inbox: list[tuple[int, Event | Publish | SyncEnded]] = []
         self._scheduled = False
         self._syncing = False
@@ -205,7 +207,7 @@ class SimBroker:
 
     def _step(self, number: int, event: Event) -> None:
         hosted = self.hosted[number]
-        for effect in hosted.replica.step(event, int(self._world.now_ms)):
+        for effect in hosted.replica.step(event, int(self.clock.now_ms)):
             self._carry_out(number, hosted, effect)
 
     def _accept(self, hosted: Hosted, publish: Publish) -> None:
@@ -266,16 +268,18 @@ class SimBroker:
         """Be called when the next timer is due, unless that is planned."""
         times = [self.hosted[number].replica.deadline_ms for number in touched]
         due = min((time for time in times if time is not None), default=None)
-        now_ms = self._world.now_ms
-        if due is not None and (self._wake_ms <= now_ms or due < self._wake_ms):
-            self._wake_ms = max(float(due), now_ms + 1)
+        if due is None:
+            return
+        now_ms, due_ms = self._world.now_ms, self.clock.true_ms(due)
+        if self._wake_ms <= now_ms or due_ms < self._wake_ms:
+            self._wake_ms = max(due_ms, now_ms + 1)
             self._world.after(self._wake_ms - now_ms, self._wake, self.life)
 
     def _wake(self, life: int) -> None:
         if life != self.life or not self.alive:
             return
         self._wake_ms = 0.0
-        now_ms = self._world.now_ms
+        now_ms = self.clock.now_ms
         for number, hosted in enumerate(self.hosted):
             due = hosted.replica.deadline_ms
             if due is not None and due <= now_ms:
