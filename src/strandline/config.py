@@ -106,7 +106,8 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     port: int = -1
     """Port of the Liftbridge API, by custom 9292; 0 picks a free one, -1 turns it off."""
     advertised_host: str = ""
-    """What Liftbridge's clients are told to dial; empty: ``host``."""
+    """What Liftbridge's clients are told to dial; empty: ``cluster.advertised_host``, or else
+    ``host``."""
     namespace: str = "liftbridge-default"
     """First token of the subjects of the streams that the API keeps for itself."""
     cursor_partitions: int = 1
@@ -208,8 +209,13 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Name of the cluster: brokers of another one are refused."""
     peer_port: int = 9295
     """Port on which the other brokers reach this one; 0 picks a free one."""
+    peer_host: str = ""
+    """Address that the ports for other brokers bind to: the peer link's, and that of the child
+    nats-server in ``nats_peers``. Empty: ``host``."""
     peers: list[str] = []
     """Every broker of the cluster, this one too, as ``ID=HOST:PORT``."""
+    advertised_host: str = ""
+    """What clients are told to dial; empty: the host of this broker in ``peers``."""
     nats_peers: list[str] = []
     """Where the nats-server of each broker meets the others', as ``ID=HOST:PORT``; empty: apart."""
     nats_secret_file: str = ""
@@ -242,6 +248,15 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             InvalidConfigError: an entry is not ``ID=HOST:PORT``.
         """
         return parse_peers(self.peers, "cluster.peers")
+
+    @property
+    def client_host(self) -> str:
+        """The host by which clients reach this broker.
+
+        Raises:
+            InvalidConfigError: an entry of ``peers`` is not ``ID=HOST:PORT``.
+        """
+        return self.advertised_host or self.peer_addresses[self.broker_id][0]
 
     @property
     def nats_addresses(self) -> dict[int, tuple[str, int]]:
@@ -282,6 +297,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How often everything stored is read again to look for damage."""
     scrub_bytes_per_s: int = 16 << 20
     """How much of it a second; 0 turns it off."""
+
+    @property
+    def peer_host(self) -> str:
+        """Address that the ports for other brokers bind to."""
+        return self.cluster.peer_host or self.host
 
 
 def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:

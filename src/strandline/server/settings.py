@@ -298,6 +298,18 @@ def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
             f"host is {config.host!r} and there is no TLS: tokens would travel in clear text; set "
             "tls.certificate and tls.key"
         )
+    _refuse_open_peers(config)
+
+
+def _refuse_open_peers(config: BrokerConfig) -> None:
+    """Check that nobody passes for a broker, who is asked for nothing but the cluster's name."""
+    cluster, host = config.cluster, config.peer_host
+    if cluster.is_on and not cluster.tls_certificate and not _is_loopback(host):
+        raise InvalidConfigError(
+            "auth.enabled checks who reads and publishes, and whoever reaches cluster.peer_port on "
+            f"{host!r} could pass for a broker and do both: set cluster.tls_certificate, tls_key "
+            "and tls_authority"
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,6 +7,8 @@ from strandline.server.settings import load_settings
 
 SECRET = "0123456789" * 4
 FILES = {"certificate": "c.pem", "key": "k.pem"}
+CLUSTER = {"broker_id": 1, "name": "c", "peers": ["1=10.0.0.1:9295"]}
+PEER_FILES = {"tls_certificate": "c.pem", "tls_key": "k.pem", "tls_authority": "ca.pem"}
 
 
 def settings(auth, **others):
@@ -26,6 +28,15 @@ def test_access_control_is_off_unless_it_is_turned_on():
         ({"enabled": True, "admin_token_file": "token"}, {"host": "::1"}),
         ({"enabled": True, "admins": ["alice"]}, {"tls": {**FILES, "authority": "ca.pem"}}),
         ({"enabled": True, "admin_token": SECRET}, {"host": "10.0.0.1", "tls": FILES}),
+        ({"enabled": True, "admin_token": SECRET}, {"cluster": CLUSTER}),
+        (
+            {"enabled": True, "admin_token": SECRET},
+            {"host": "10.0.0.1", "tls": FILES, "cluster": {**CLUSTER, **PEER_FILES}},
+        ),
+        (
+            {"enabled": True, "admin_token": SECRET},
+            {"host": "10.0.0.1", "tls": FILES, "cluster": {**CLUSTER, "peer_host": "127.0.0.1"}},
+        ),
     ],
 )
 def test_what_lets_an_administrator_in_is_taken(auth, others):
@@ -45,6 +56,16 @@ def test_what_lets_an_administrator_in_is_taken(auth, others):
         ({"enabled": True, "admin_token": SECRET, "admin_token_file": "f"}, {}, "not both"),
         ({"enabled": True, "admin_token": SECRET}, {"host": "0.0.0.0"}, "clear text"),
         ({"enabled": True, "admin_token": SECRET}, {"host": "broker.example"}, "clear text"),
+        (
+            {"enabled": True, "admin_token": SECRET},
+            {"host": "10.0.0.1", "tls": FILES, "cluster": CLUSTER},
+            "could pass for a broker",
+        ),
+        (
+            {"enabled": True, "admin_token": SECRET},
+            {"cluster": {**CLUSTER, "peer_host": "10.0.0.1"}},
+            "cluster.peer_port on '10.0.0.1'",
+        ),
     ],
 )
 def test_what_would_be_open_or_shut_for_ever_is_refused(auth, others, message):

@@ -49,6 +49,21 @@ def test_what_cannot_be_a_cluster_is_refused(cluster, message):
         load(**cluster)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "bound", "dialled"),
+    [
+        ({}, "127.0.0.1", "10.0.0.1"),
+        ({"peer_host": "10.0.0.1"}, "10.0.0.1", "10.0.0.1"),
+        ({"advertised_host": "b1.example"}, "127.0.0.1", "b1.example"),
+    ],
+)
+def test_brokers_and_clients_may_have_networks_of_their_own(cluster, bound, dialled):
+    """By default peers come to the host of all ports, and clients are sent where peers are."""
+    values = {"broker_id": 1, "name": "c", "peers": PEERS, **cluster}
+    config = load_settings(None, {}, {"cluster": values})
+    assert (config.peer_host, config.cluster.client_host) == (bound, dialled)
+
+
 async def test_only_a_broker_of_a_cluster_says_which_it_is(tmp_path):
     """The ready line has the number and the peer port of a broker among others, and only then."""
     alone = BrokerApp(BrokerConfig(data_dir=str(tmp_path / "a")), with_nats=False)

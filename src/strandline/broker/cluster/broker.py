@@ -73,7 +73,7 @@ class ClusterBroker(FollowingBroker):
 
     def announce(self, flight_port: int, nats_url: str = "") -> None:
         """The front ends listen: let the cluster know where."""
-        host = self.config.cluster.peer_addresses[self.config.cluster.broker_id][0]
+        host = self.config.cluster.client_host
         self._flight_address = f"{host}:{flight_port}"
         self.membership.announce(Reached(self._flight_address, nats_url))
 

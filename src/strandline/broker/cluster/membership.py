@@ -172,7 +172,7 @@ class Membership:
                 directory_id=self._identity.directory_id,
             ),
             self,
-            listen=Address(config.host, cluster.peer_port),
+            listen=Address(config.peer_host, cluster.peer_port),
             admits=self._check_directory,
             tls=tls,
             limits=LinkLimits(frame_bytes_max=frame_bytes, queue_bytes_max=frame_bytes),

@@ -222,4 +222,4 @@ def _routes(config: BrokerConfig) -> Routes | None:
     secret = ""
     if cluster.nats_secret_file:
         secret = read_secret(cluster.nats_secret_file, key="cluster.nats_secret_file")
-    return Routes(cluster.name, config.host, port, others, config.tls, secret)
+    return Routes(cluster.name, config.peer_host, port, others, config.tls, secret)
