@@ -1,10 +1,10 @@
-"""``strandline cluster status``: look at a cluster of brokers; ``operate`` has what changes one."""
+"""``strandline cluster status``: look at a cluster; ``founding`` and ``operate`` have the rest."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strandline.cli import operate, rescue
+from strandline.cli import founding, operate, rescue
 from strandline.cli.copies import Ends, lags, log_ends
 from strandline.cli.output import (
     SERVER_DEFAULT,
@@ -21,15 +21,18 @@ from strandline.cli.output import (
 if TYPE_CHECKING:
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
-app = typer.Typer(no_args_is_help=True, help="Look at a cluster of brokers, and operate it.")
+app = typer.Typer(
+    no_args_is_help=True, help="Set up a cluster of brokers, look at it, and operate it."
+)
 
+founding.add_to(app)
 operate.add_to(app)
 rescue.add_to(app)
 
 
 @app.callback()
 def cluster() -> None:
-    """Look at a cluster of brokers, and operate it."""
+    """Set up a cluster of brokers, look at it, and operate it."""
 
 
 @app.command(

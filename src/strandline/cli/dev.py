@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from strandline.cli.layout import Member, settings_of, settings_text, with_ports
 from strandline.cli.output import (
     OutputFormat,
     OutputOption,
@@ -22,15 +23,12 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.errors import UnavailableError
-from strandline.server.ports import free_ports
 
 EPILOG = examples(
     "strandline dev --nodes 3                          # in one terminal",
     "strandline cluster status -s 127.0.0.1:9400       # in another",
     "strandline dev --nodes 3 --port-base 0 -o json    # free ports, for programs",
 )
-PORTS = ("flight_port", "http_port", "nats_port", "ingest_port", "peer_port", "nats_peer_port")
-PORTS_PER_BROKER = 10
 STOP_TIMEOUT_S = 30.0
 
 
@@ -58,12 +56,11 @@ def dev(
     listens. A broker that you kill stays away until you start it again with 'strandline serve
     --config' and its file.
     """
-    ports = _ports(nodes, port_base)
+    members = with_ports([Member(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
     data_dir.mkdir(parents=True, exist_ok=True)
     serve = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", "--config"]
     files = [
-        _write_settings(number, ports, data_dir=data_dir, log_level=log_level)
-        for number in range(1, nodes + 1)
+        _write_settings(each, members, data_dir=data_dir, log_level=log_level) for each in members
     ]
     brokers = [
         subprocess.Popen(
@@ -88,40 +85,15 @@ def dev(
 
 
 def _write_settings(
-    number: int, ports: list[dict[str, int]], *, data_dir: Path, log_level: str
+    member: Member, members: list[Member], *, data_dir: Path, log_level: str
 ) -> Path:
     """The settings of one broker, in a file that ``strandline serve --config`` takes."""
-    mine = ports[number - 1]
-    settings = {
-        "data_dir": str((data_dir / f"broker-{number}").resolve()),
-        "log_level": log_level,
-        "flight_port": mine["flight_port"],
-        "http_port": mine["http_port"],
-        "nats": {"port": mine["nats_port"], "ingest_port": mine["ingest_port"]},
-        "cluster": {
-            "broker_id": number,
-            "name": "dev",
-            "peer_port": mine["peer_port"],
-            "peers": _addresses(ports, "peer_port"),
-            "nats_peers": _addresses(ports, "nats_peer_port"),
-        },
-    }
-    path = data_dir / f"broker-{number}.yaml"
-    path.write_text(json.dumps(settings, indent=2) + "\n")  # JSON is YAML
+    directory = (data_dir / f"broker-{member.number}").resolve()
+    settings = settings_of(member, members, name="dev", data_dir=str(directory))
+    path = data_dir / f"{directory.name}.yaml"
+    title = "Written by 'strandline dev' whenever it starts."
+    path.write_text(settings_text({"log_level": log_level, **settings}, title), "utf-8")
     return path
-
-
-def _addresses(ports: list[dict[str, int]], name: str) -> list[str]:
-    return [f"{number}=127.0.0.1:{each[name]}" for number, each in enumerate(ports, 1)]
-
-
-def _ports(nodes: int, base: int) -> list[dict[str, int]]:
-    """The ports of each broker."""
-    if base:
-        firsts = range(base, base + nodes * PORTS_PER_BROKER, PORTS_PER_BROKER)
-        return [{name: first + i for i, name in enumerate(PORTS)} for first in firsts]
-    free = iter(free_ports(nodes * len(PORTS)))
-    return [{name: next(free) for name in PORTS} for _ in range(nodes)]
 
 
 def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:

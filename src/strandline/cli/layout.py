@@ -1,0 +1,172 @@
+"""Settings files of the brokers of a new cluster: who is where, on which ports, and the text.
+
+Rules: brokers that share an address get ports ten apart, so that no two of one machine collide;
+what all brokers must say alike is made here once. Whether a broker would take a file is for
+``strandline.server.settings`` to judge.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from strandline.config import BrokerConfig
+from strandline.server.ports import free_ports
+
+CLIENT_PORTS = ("flight_port", "http_port", "nats_port", "ingest_port")
+PEER_PORTS = ("peer_port", "nats_peer_port")
+PORTS = CLIENT_PORTS + PEER_PORTS
+"""What each broker has, in the order of a row of ports."""
+PORTS_PER_BROKER = 10
+NATS_PEER_PORT = 6222
+"""Where nats-servers meet by NATS' own custom."""
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - a name may lead to any address of its machine
+
+COMMENTS = {
+    "data_dir": "Everything that this broker stores; the directory is its own for ever.",
+    "log_level": "debug, info, warning or error.",
+    "host": "Address that the ports for clients bind to.",
+    "flight_port": "Arrow Flight: the Python client, the command line, Spark.",
+    "http_port": "Web page, metrics, health.",
+    "nats.port": "The nats-server that this broker starts.",
+    "nats.ingest_port": "The broker's own listener for NATS publishers, which is faster.",
+    "cluster.broker_id": "Number of this broker, for ever.",
+    "cluster.name": "The cluster; the same at every broker. Brokers of another one are refused.",
+    "cluster.peer_port": "Port on which the other brokers reach this one.",
+    "cluster.peer_host": "Address that the ports for other brokers bind to.",
+    "cluster.peers": "Every broker, this one too; the same at every broker.",
+    "cluster.advertised_host": "What clients are told to dial.",
+    "cluster.nats_peers": "Where the nats-servers of all brokers meet; the same at every broker.",
+    "cluster.nats_secret_file": "What these show each other; the same at every broker, and secret.",
+    "cluster.rack": "Copies are spread over racks.",
+}
+
+
+class Member(NamedTuple):
+    """One broker of a cluster.
+
+    Attributes:
+        number: its id.
+        host: where clients reach it.
+        peer_host: where other brokers reach it; empty: at ``host``.
+        rack: where it stands; empty: nobody cares.
+        ports: by the names of ``PORTS``.
+    """
+
+    number: int
+    host: str
+    peer_host: str = ""
+    rack: str = ""
+    ports: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def addresses(self) -> set[str]:
+        """What it listens at."""
+        return {self.host, self.peer_host} - {""}
+
+
+def with_ports(members: Sequence[Member], base: int | None) -> list[Member]:
+    """The same brokers, with ports.
+
+    Args:
+        members: without.
+        base: the first of those in a row that each has; None: the usual ones; 0: ports that are
+            free on this machine.
+    """
+    if base == 0:
+        free = iter(free_ports(len(members) * len(PORTS)))
+        return [each._replace(ports={name: next(free) for name in PORTS}) for each in members]
+    firsts = _usual_ports() if base is None else {name: base + i for i, name in enumerate(PORTS)}
+    slots: list[int] = []
+    for each in members:
+        # Those before it that it shares an address with.
+        near = [slots[i] for i, other in enumerate(members[: len(slots)]) if _meet(each, other)]
+        slots.append(max(near, default=-1) + 1)
+    return [
+        each._replace(ports={name: p + slot * PORTS_PER_BROKER for name, p in firsts.items()})
+        for each, slot in zip(members, slots, strict=True)
+    ]
+
+
+def _meet(one: Member, other: Member) -> bool:
+    return not one.addresses.isdisjoint(other.addresses)
+
+
+def _usual_ports() -> dict[str, int]:
+    usual = BrokerConfig()
+    nats, peer_port = usual.nats, usual.cluster.peer_port
+    ports = (usual.flight_port, usual.http_port, nats.port, nats.ingest_port, peer_port)
+    return dict(zip(PORTS, (*ports, NATS_PEER_PORT), strict=True))
+
+
+def settings_of(
+    member: Member, members: Sequence[Member], *, name: str, data_dir: str, secret_file: str = ""
+) -> dict[str, Any]:
+    """What one broker is told at start, by the keys of ``BrokerConfig``."""
+    cluster = {
+        "broker_id": member.number,
+        "name": name,
+        "peer_port": member.ports["peer_port"],
+        "peer_host": member.peer_host,
+        "peers": _addresses(members, "peer_port"),
+        "advertised_host": member.host if member.peer_host else "",
+        "nats_peers": _addresses(members, "nats_peer_port"),
+        "nats_secret_file": secret_file,
+        "rack": member.rack,
+    }
+    return {
+        "data_dir": data_dir,
+        "host": member.host if is_ip(member.host) else EVERYWHERE,
+        "flight_port": member.ports["flight_port"],
+        "http_port": member.ports["http_port"],
+        "nats": {"port": member.ports["nats_port"], "ingest_port": member.ports["ingest_port"]},
+        "cluster": {key: value for key, value in cluster.items() if value != ""},
+    }
+
+
+def _addresses(members: Sequence[Member], port: str) -> list[str]:
+    return [
+        f"{each.number}={bracketed(each.peer_host or each.host)}:{each.ports[port]}"
+        for each in members
+    ]
+
+
+def settings_text(settings: dict[str, Any], title: str) -> str:
+    """Settings as an annotated YAML file."""
+    return "\n".join([f"# {title}", *_lines(settings, path="")]) + "\n"
+
+
+def _lines(settings: dict[str, Any], path: str) -> Iterator[str]:
+    indent = "  " if path else ""
+    for number, (key, value) in enumerate(settings.items()):
+        if comment := COMMENTS.get(path + key):
+            if number or not path:
+                yield ""
+            yield f"{indent}# {comment}"
+        if isinstance(value, dict):
+            yield f"\n{key}:"
+            yield from _lines(value, f"{key}.")
+        elif isinstance(value, list):
+            yield f"{indent}{key}:"
+            yield from (f"{indent}  - {_text(each)}" for each in value)
+        else:
+            yield f"{indent}{key}: {_text(value)}"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)  # JSON is YAML
+
+
+def is_ip(host: str) -> bool:
+    """Whether it is an address, and not a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
