@@ -322,6 +322,11 @@ def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:
     return found
 
 
+def bracketed(host: str) -> str:
+    """A host as it stands before a port: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 

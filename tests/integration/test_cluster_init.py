@@ -12,6 +12,7 @@ import nats
 import pytest
 
 import strandline
+from strandline.config import bracketed
 
 pytestmark = pytest.mark.slow
 STRANDLINE = (sys.executable, "-m", "strandline.cli")
@@ -31,13 +32,32 @@ def run(*arguments):
     return json.loads(done.stdout)
 
 
-@pytest.fixture(params=[[], OWN_NETWORK], ids=["one network", "a network of their own"])
+def has_ipv6():
+    """Whether this machine has its own address in IPv6."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+WITH_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("127.0.0.1", []), id="one network"),
+        pytest.param(("127.0.0.1", OWN_NETWORK), id="a network of their own"),
+        pytest.param(("::1", []), id="IPv6", marks=WITH_IPV6),
+    ]
+)
 def founded(tmp_path, request):
     """What the command says of three brokers on this machine."""
-    brokers = [word for n in IDS for word in ("--broker", f"{n}=127.0.0.1")]
+    host, more = request.param
+    brokers = [word for n in IDS for word in ("--broker", f"{n}={host}")]
     racks = [word for n in IDS for word in ("--rack", f"{n}=rack-{n}")]
     where = ("--port-base", "0", "--out", str(tmp_path / "cluster"))
-    return run("cluster", "init", *brokers, *racks, *request.param, *where)
+    return run("cluster", "init", *brokers, *racks, *more, *where)
 
 
 @contextlib.contextmanager
@@ -91,14 +111,15 @@ async def test_the_settings_make_a_cluster(founded, kit):
         for broker in brokers:
             for name in ("peer_port", "nats_peer_port"):
                 port = broker["ports"][name]
-                assert accepts(broker["peer_host"] or "127.0.0.1", port)
-                assert accepts("127.0.0.1", port) is not bool(broker["peer_host"])
+                assert accepts(broker["peer_host"] or broker["host"], port)
+                assert accepts(broker["host"], port) is not bool(broker["peer_host"])
 
 
 async def published_at_each(brokers):
     """Publish at the nats-server of every broker, which one leader answers."""
     for broker in brokers:
-        client = await nats.connect(f"nats://127.0.0.1:{broker['ports']['nats_port']}")
+        host = bracketed(broker["host"])
+        client = await nats.connect(f"nats://{host}:{broker['ports']['nats_port']}")
         try:
             async with asyncio.timeout(60):
                 ack = await client.jetstream().publish("orders", b"x", timeout=30)

@@ -22,6 +22,7 @@ from strandline.cli.output import (
     print_line,
     reports_errors,
 )
+from strandline.config import bracketed
 from strandline.errors import UnavailableError
 
 EPILOG = examples(
@@ -109,7 +110,7 @@ def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputForm
             if output is OutputFormat.json:
                 print_json(ready)
             else:
-                host = ready["host"]
+                host = bracketed(ready["host"])
                 print_line(
                     f"broker {number}  Flight {host}:{ready['flight_port']}  "
                     f"NATS nats://{host}:{ready['nats_port']}  "

@@ -19,7 +19,6 @@ from strandline.cli.layout import (
     CLIENT_PORTS,
     PEER_PORTS,
     Member,
-    bracketed,
     settings_of,
     settings_text,
     with_ports,
@@ -35,6 +34,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
+from strandline.config import bracketed
 from strandline.errors import InvalidRequestError
 
 SETTINGS_NAME = "strandline.yaml"

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, bracketed
 from strandline.server.ports import free_ports
 
 CLIENT_PORTS = ("flight_port", "http_port", "nats_port", "ingest_port")
@@ -165,8 +165,3 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def bracketed(host: str) -> str:
-    """A host as it stands before a port."""
-    return f"[{host}]" if ":" in host else host

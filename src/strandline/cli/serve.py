@@ -184,9 +184,10 @@ def serve(
 
 
 def _print_banner(ready: dict[str, Any], nats_servers: list[str], *, seconds: float) -> None:
+    from strandline.config import bracketed
     from strandline.version import __version__
 
-    host = ready["host"]
+    host = bracketed(ready["host"])
     nats = ", ".join(nats_servers) or f"nats://{host}:{ready['nats_port']}"
     lines = [("NATS", nats)]
     if ready["ingest_port"]:

@@ -24,7 +24,7 @@ from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
 from strandline.broker.transactions.office import MarkerDone
-from strandline.config import StreamConfig
+from strandline.config import StreamConfig, bracketed
 from strandline.errors import (
     InvalidConfigError,
     RequestTimeoutError,
@@ -74,7 +74,7 @@ class ClusterBroker(FollowingBroker):
     def announce(self, flight_port: int, nats_url: str = "") -> None:
         """The front ends listen: let the cluster know where."""
         host = self.config.cluster.client_host
-        self._flight_address = f"{host}:{flight_port}"
+        self._flight_address = f"{bracketed(host)}:{flight_port}"
         self.membership.announce(Reached(self._flight_address, nats_url))
 
     @property

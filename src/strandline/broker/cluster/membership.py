@@ -45,7 +45,7 @@ from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import QuorumStore
 from strandline.broker.turn import Turn
 from strandline.clock import Clock
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, bracketed
 from strandline.consensus.messages import Envelope, Members
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.metadata.commands import BeginShutdown, BrokerRun, RegisterBroker
@@ -330,7 +330,7 @@ class Membership:
             broker=self.me,
             directory_id=self._identity.directory_id,
             incarnation=self.incarnation,
-            peer_address=f"{host}:{port}",
+            peer_address=f"{bracketed(host)}:{port}",
             flight_address=self._reached.flight,
             nats_address=self._reached.nats,
             grpc_address=self.grpc_address,

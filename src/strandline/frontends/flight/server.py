@@ -16,7 +16,7 @@ import pyarrow.flight as fl
 from strandline.broker.access import Access, Asker
 from strandline.broker.broker import Broker
 from strandline.broker.stream import Stream
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, bracketed
 from strandline.errors import InvalidConfigError
 from strandline.frontends.flight.admin import AdminActions
 from strandline.frontends.flight.asker import asker_of, middleware
@@ -110,13 +110,15 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         tls: ServerTls | None,
         gate: Gate,
     ) -> None:
-        access = gate.access
+        access, (host, port) = gate.access, address
         self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
         if tls is None:
-            super().__init__(fl.Location.for_grpc_tcp(*address), middleware=middleware(access))
+            super().__init__(
+                fl.Location.for_grpc_tcp(bracketed(host), port), middleware=middleware(access)
+            )
         else:
             super().__init__(
-                fl.Location.for_grpc_tls(*address),
+                fl.Location.for_grpc_tls(bracketed(host), port),
                 tls_certificates=[(tls.certificate, tls.key)],
                 verify_client=bool(tls.authority),
                 root_certificates=tls.authority or None,
@@ -125,7 +127,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         self._broker = broker
         self._gate = gate
         self._life = life
-        self._host = address[0]
+        self._host = host
         self._admin = AdminActions(broker, life)
 
     def stop(self) -> None:
@@ -281,7 +283,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         """Where clients find this broker; the connection they have, if it listens everywhere."""
         if self._host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             return "arrow-flight-reuse-connection://?"
-        return f"{self._scheme}://{self._host}:{self.port}"
+        return f"{self._scheme}://{bracketed(self._host)}:{self.port}"
 
 
 def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:

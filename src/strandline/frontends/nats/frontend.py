@@ -10,7 +10,7 @@ from pathlib import Path
 
 from strandline.broker.access import Access, read_secret
 from strandline.broker.routing import Binding, RouteTable, stream_bindings
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, bracketed
 from strandline.frontends.metering import Metering
 from strandline.frontends.nats.accounts import Accounts
 from strandline.frontends.nats.certificates import certificate_name
@@ -178,7 +178,7 @@ class NatsFrontEnd:
         config = self._config
         host = LOOPBACK.get(config.host, config.host)
         scheme = "tls" if config.tls.is_on else "nats"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._child.port}"
+        return f"{scheme}://{bracketed(host)}:{self._child.port}"
 
     def _calling_context(self) -> ssl.SSLContext | None:
         """Whom we trust as a server when we connect with TLS; None: we never do.

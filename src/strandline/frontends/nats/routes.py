@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from strandline.config import TlsConfig
+from strandline.config import TlsConfig, bracketed
 
 HANDSHAKE_TIMEOUT_S: Final = 10
 ROUTE_USER: Final = "strandline"
@@ -44,7 +44,7 @@ class Routes(NamedTuple):
         if self.secret:
             login = f"{ROUTE_USER}:{quote(self.secret, safe='')}@"
             yield f"  authorization {{ user: {ROUTE_USER}, password: {json.dumps(self.secret)} }}"
-        urls = [f"nats-route://{login}{_bracketed(host)}:{port}" for host, port in self.others]
+        urls = [f"nats-route://{login}{bracketed(host)}:{port}" for host, port in self.others]
         yield f"  routes: {json.dumps(urls)}"
         if self.tls.authority:
             yield from tls_lines(self.tls, indent="  ")
@@ -65,7 +65,3 @@ def tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
 
 def _quoted_path(file: str) -> str:
     return json.dumps(str(Path(file).resolve()))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -14,7 +14,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.broker.ends import know_end
 from strandline.broker.partition import Partition
-from strandline.config import StreamConfig
+from strandline.config import StreamConfig, bracketed
 from strandline.errors import (
     InvalidConfigError,
     NotLeaderError,
@@ -79,7 +79,7 @@ class BeamService:
     @property
     def address(self) -> str:
         """Where other brokers send clients to."""
-        return f"{advertised_host(self._broker.config)}:{self.port}"
+        return f"{bracketed(advertised_host(self._broker.config))}:{self.port}"
 
     async def start(self) -> None:
         """Make the stream if there is none, then listen.

@@ -94,7 +94,7 @@ class DescribeCalls:
         for broker in self._host.broker.image.brokers.values():
             host, _, port = broker.grpc_address.rpartition(":")
             if host and not broker.is_fenced and broker.id != self._host.me:
-                found[broker.id] = (host, int(port))
+                found[broker.id] = (host.strip("[]"), int(port))
         return found
 
     def _stream(self, name: str, stream: Stream | None) -> pb.StreamMetadata:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from strandline.broker.access import Access
 from strandline.broker.broker import Broker
+from strandline.config import bracketed
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call, Method, server_stream, unary
 from strandline.frontends.grpc.health import HealthService
@@ -65,7 +66,7 @@ class LiftbridgeService:
     def address(self) -> str:
         """Where clients are told to dial it."""
         host, port = self._host.address
-        return f"{host}:{port}"
+        return f"{bracketed(host)}:{port}"
 
     async def start(self) -> None:
         """Make the streams it needs, then listen.
