@@ -383,9 +383,17 @@ class Quorum:
         if self._failure is None:
             self._fail(error)
 
+    def stop(self, error: StrandlineError) -> None:
+        """The broker stops: fall silent for good."""
+        if self._failure is None:
+            self._fall_silent(error)
+
     def _fail(self, error: StrandlineError) -> None:
         """Fall silent: what is on disk is not certain any more."""
         logger.error("this broker takes no part in metadata until its storage works: %s", error)
+        self._fall_silent(error)
+
+    def _fall_silent(self, error: StrandlineError) -> None:
         self._failure = error
         self._give_up(error)
         self._tell_leadership()

@@ -1,16 +1,32 @@
 """What a broker says on standard error: a line per event, for people or for programs.
 
 Rules: a JSON line is one object with ``time`` (UTC, milliseconds), ``level``, ``logger`` and
-``message``, and ``trace`` if an exception is told of; nothing in it can break the line.
+``message``, and ``trace`` if an exception is told of; nothing in it can break the line. With JSON
+no other line goes to standard error while the broker runs: what libraries write there on their own
+(gRPC tells of each TLS handshake that fails) becomes events of the logger ``stderr``.
 """
 
+import contextlib
+import faulthandler
 import logging
+import os
+import re
 import sys
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Literal
+from types import TracebackType
+from typing import Literal, TextIO
 
 import msgspec
 
+STDERR = 2
+OTHERS = "stderr"
+"""Logger of what others write there."""
+LAST_LINES_S = 1.0
+LINE_CHARACTERS_MAX = 16 << 10
+GLOG_LINE = re.compile(r"([IWEF])\d{4} ")
+GLOG_LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -33,8 +49,82 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(clean).decode()
 
 
-def configure_logging(level: str, style: Literal["text", "json"]) -> None:
-    """Log to standard error from now on."""
-    handler = logging.StreamHandler(sys.stderr)
+class _Handler(logging.StreamHandler[TextIO]):
+    """Says on standard error what it could not log, unless that came from there."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        """Once the reader of our output has gone, a complaint would come back here, for ever."""
+        if record.name != OTHERS:
+            super().handleError(record)
+
+
+@contextlib.contextmanager
+def logging_to_stderr(level: str, style: Literal["text", "json"]) -> Iterator[None]:
+    """Log to standard error, with JSON as the only one who writes there until the block ends."""
+    if style == "text":
+        configure_logging(level, style)
+        yield
+        return
+    with _others_told() as stream:
+        configure_logging(level, style, stream)
+        _log_uncaught_errors()
+        yield
+
+
+def configure_logging(
+    level: str, style: Literal["text", "json"], stream: TextIO | None = None
+) -> None:
+    """Log to standard error, or to another stream, from now on."""
+    handler = _Handler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+@contextlib.contextmanager
+def _others_told() -> Iterator[TextIO]:
+    """Make events of the lines that others write to standard error, until the block ends.
+
+    A pipe takes its place, because a library in C knows the number of the file and nothing else.
+    What stands in the pipe when the process is killed is lost.
+
+    Yields:
+        the true standard error.
+    """
+    sys.stderr.flush()
+    true = os.fdopen(os.dup(STDERR), "w", encoding="utf-8")  # open for good: hooks write at the end
+    if faulthandler.is_enabled():
+        faulthandler.enable(true)  # nobody reads the pipe of a process that crashes
+    source, sink = os.pipe()
+    os.dup2(sink, STDERR)
+    os.close(sink)
+    reader = threading.Thread(target=_tell_lines, args=(source,), name="stderr", daemon=True)
+    reader.start()
+    try:
+        yield true
+    finally:
+        sys.stderr.flush()
+        os.dup2(true.fileno(), STDERR)  # closes the pipe's end, which ends the reader
+        reader.join(LAST_LINES_S)
+
+
+def _tell_lines(source: int) -> None:
+    """Log each line until the pipe ends."""
+    logger = logging.getLogger(OTHERS)
+    with os.fdopen(source, encoding="utf-8", errors="replace") as lines:
+        while line := lines.readline(LINE_CHARACTERS_MAX):
+            if text := line.strip():
+                found = GLOG_LINE.match(text)
+                logger.log(GLOG_LEVELS[found[1]] if found else logging.WARNING, "%s", text)
+
+
+def _log_uncaught_errors() -> None:
+    """Let what Python would print, a trace over many lines, be one event."""
+
+    def log(error: BaseException | None, trace: TracebackType | None) -> None:
+        info = None if error is None else (type(error), error, trace)
+        logging.getLogger("strandline").critical("an error that nobody expected", exc_info=info)
+
+    logging.captureWarnings(capture=True)
+    sys.excepthook = lambda _, error, trace: log(error, trace)
+    sys.unraisablehook = lambda args: log(args.exc_value, args.exc_traceback)
+    threading.excepthook = lambda args: log(args.exc_value, args.exc_traceback)

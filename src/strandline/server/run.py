@@ -6,6 +6,7 @@ the process at once, which loses nothing that was acked. SIGHUP has certificates
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import signal
@@ -17,11 +18,15 @@ import uvloop
 from strandline.allocator import keep_freed_memory
 from strandline.clock import Clock
 from strandline.config import BrokerConfig
-from strandline.server.logs import configure_logging
+from strandline.errors import StrandlineError
+from strandline.server.logs import logging_to_stderr
 from strandline.server.renewal import certificate_files
 from strandline.server.wiring import BrokerApp, run_until
 from strandline.storage.disk import Disk
 
+logger = logging.getLogger(__name__)
+
+EXIT_ERROR = 1
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
 so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0003)."""
@@ -44,12 +49,28 @@ def run_broker(
         disk: the door to the file system; by default the machine's.
 
     Returns:
-        the exit code of a clean stop, 0.
+        the exit code of a clean stop, 0; with logs in JSON, 1 after an error that they tell of.
 
     Raises:
-        StrandlineError: the broker could not start.
+        StrandlineError: the broker could not start, and logs are for people.
     """
-    configure_logging(config.log_level, config.log_format)
+    with logging_to_stderr(config.log_level, config.log_format):
+        try:
+            return _run(config, on_ready=on_ready, clock=clock, disk=disk)
+        except StrandlineError as error:
+            if config.log_format == "text":
+                raise
+            logger.critical("%s (%s)", error.message, error.code)
+            return EXIT_ERROR
+
+
+def _run(
+    config: BrokerConfig,
+    *,
+    on_ready: Callable[[dict[str, object]], None],
+    clock: Clock | None,
+    disk: Disk | None,
+) -> int:
     raise_open_files_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     relax_garbage_collector()
@@ -59,22 +80,26 @@ def run_broker(
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def request_stop() -> None:
+        def request_stop(number: signal.Signals) -> None:
+            logger.info("stopping: %s came", number.name)
             stop.set()
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)
+            for each in STOP_SIGNALS:
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)
 
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, request_stop)
+            loop.add_signal_handler(number, request_stop, number)
         app = BrokerApp(config, clock=clock, disk=disk)
         await app.start()
         if certificate_files(config):  # else it ends the process, as ever
             loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
-        on_ready({**app.ready_line(), "pid": os.getpid()})
+        ready = {**app.ready_line(), "pid": os.getpid()}
+        on_ready(ready)
+        logger.info("ready, with pid %d and Arrow Flight on port %d", ready["pid"], app.flight_port)
         await run_until(app, stop)
 
     uvloop.run(main())
+    logger.info("stopped")
     return 0
 
 

@@ -281,7 +281,7 @@ class Membership:
         await self._requests.stop()
         await self._links.stop()
         self.replicas.drop_all(error)
-        self.quorum.fail(error)
+        self.quorum.stop(error)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine, name=name)
