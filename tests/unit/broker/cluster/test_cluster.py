@@ -129,8 +129,8 @@ async def test_a_leader_that_is_cut_off_refuses_at_once(cluster, kit):
     assert refused.acks == {}
 
 
-async def test_a_stop_hands_over_and_loses_nobody(cluster):
-    """A broker that stops cleanly passes its leaderships on before it goes."""
+async def test_a_stop_hands_over_and_loses_nobody(cluster, caplog):
+    """A broker that stops cleanly passes its leaderships on before it goes, which is no error."""
     await cluster.start(1, 2, 3)
     await cluster.create(partitions=3, partition_by="subject")
     for index in range(3):
@@ -141,6 +141,7 @@ async def test_a_stop_hands_over_and_loses_nobody(cluster):
     assert cluster.image().leader not in (None, leader)
     cluster.brokers.pop(leader)
     await broker.stop()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     await cluster.put("after")
     await cluster.agree(["p0", "after"])
 
@@ -274,6 +275,21 @@ async def test_brokers_talk_over_tls(cluster):
     await cluster.create()
     await cluster.put("a", "b")
     await cluster.agree(["a", "b"])
+
+
+async def test_peers_have_a_network_of_their_own(cluster, kit):
+    """Brokers meet at one address, where nobody listens at the other, which clients are told."""
+    addresses = [peer.replace("127.0.0.1", "127.0.7.1") for peer in cluster.peers]
+    cluster.peers = addresses
+    own = {"peer_host": "127.0.7.1", "advertised_host": "127.0.0.1"}
+    cluster.tls = dict.fromkeys((1, 2, 3), own)
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    told = tuple(f"127.0.0.1:{10_000 + number}" for number in (1, 2, 3))
+    await kit.until(lambda: cluster.brokers[1].flight_addresses == told)
+    port = int(addresses[0].rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_partitions_kept_elsewhere_are_known_by_name(cluster, answers, kit):
