@@ -153,7 +153,14 @@ class FollowingBroker(Broker):
             sealer=self.keys.sealer(name, config),
         )
         made.is_led = False  # until its replica has heard so
+        # The log may go on with what was never committed, and readers see it from now on.
+        made.high_watermark = self._noted(made)
         return made
+
+    def _noted(self, partition: Partition) -> Offset:
+        """How far a copy is known here to be committed, before its replica hears more."""
+        noted = self._watermarks.get(partition.log_id, Offset(0))
+        return min(max(noted, partition.log_start_offset), partition.log_end_offset)
 
     def _seat_replicas(self) -> bool:
         """Make the replicas that are missing; False if one could not be made."""
@@ -162,7 +169,7 @@ class FollowingBroker(Broker):
         for partition in self.partitions():
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
-            noted = self._watermarks.get(partition.log_id, partition.log_start_offset)
+            noted = self._noted(partition)
             if partition.seat is not None:
                 noted = max(noted, partition.high_watermark)
             try:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from strandline.broker.cluster import replicas
+from strandline.broker.cluster import following, replicas
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig
 from strandline.consensus.messages import Campaign
@@ -326,3 +326,24 @@ async def test_the_high_watermark_travels_with_the_next_batch(cluster, kit, monk
     follower = cluster.partition(next(n for n in (1, 2, 3) if n != leader))
     await cluster.put("b")
     await kit.until(lambda: follower.high_watermark >= 1)
+
+
+async def test_a_copy_shows_no_more_than_it_knows_to_be_committed(cluster, monkeypatch):
+    """A replica that is started again serves no further than it noted, from the first moment."""
+    monkeypatch.setattr(following, "WATERMARK_INTERVAL_S", 3600)
+    seen, add = [], replicas.Replicas.add
+
+    def look(self, partition, high_watermark):
+        if partition.name.stream == "s":
+            seen.append((partition.stable_offset, partition.log_end_offset))
+        add(self, partition, high_watermark)
+
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a", "b")
+    other = next(n for n in (1, 2, 3) if n != cluster.image().leader)
+    await cluster.kill(other)
+    monkeypatch.setattr(replicas.Replicas, "add", look)
+    await cluster.start(other)
+    await cluster.agree(["a", "b"])
+    assert seen == [(0, 2)], "both are stored, and nobody has said there yet that they count"
