@@ -80,7 +80,7 @@ kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARG
 		-k 'kill or lost' $(KILL_TESTS:%=tests/integration/test_%.py) $(ARGS)
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
-	@nice $(BIN)/python -m strandline.testing.chaos $(ARGS)
+	@nice $(BIN)/python -m strandline.testing.chaos --results benchmarks/results $(ARGS)
 
 pipelines: $(READY) ## Run every pipeline file of the docs on Spark, twice where that matters
 	@PIPELINE_FILES=copy,transform,aggregate,merge,repartition,clean,load,parquet \

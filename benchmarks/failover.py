@@ -101,7 +101,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> Silences:
             )
             for first in range(3)
         ]
-        async with working(publishers, []):
+        async with working(publishers):
             await progress(publishers, [])
             for number in range(args.kills):
                 silence_s, longest_s = await kill_leader(cluster, publishers, together)

@@ -4,12 +4,15 @@
     python -m strandline.testing.chaos --seed 7 --faults kill-leader,mute
 
 A seed repeats the story of faults, though not each process's timing. Exit code 1 if a promise was
-broken or the cluster did not get on; the data of such a run is kept, and its place printed.
+broken or the cluster did not get on; the data of such a run is kept, and its place printed. Tables
+of other runs are written where ``--results`` says, as ``make chaos`` does: nobody else's directory
+is taken for a repository's.
 """
 
 import argparse
 import asyncio
 import datetime as dt
+import logging
 import random
 import shutil
 import signal
@@ -31,8 +34,13 @@ HEAD: Final = (
     "retries known",
     "refused",
     "no answer",
+    "by our producer",
     "stored",
     "read",
+    "reads failed",
+    "slowest reader got on in",
+    "processed by the group",
+    "its errors",
     "longest silence",
     "verdict",
 )
@@ -42,10 +50,12 @@ def row(outcome: Outcome) -> list[str]:
     """A run as a line of the table."""
     plan = outcome.plan
     counts = [outcome.acked, outcome.duplicates, outcome.refused, outcome.unanswered]
-    counts += [outcome.stored, outcome.read]
+    counts += [outcome.own, outcome.stored, outcome.read, outcome.read_errors.total()]
     cells = [str(plan.brokers), str(plan.seed), f"{outcome.seconds:.0f}"]
     cells += [f"{count:,}" for count in counts]
-    return [*cells, f"{outcome.silence_s_max:.1f} s", "all promises kept"]
+    cells += [f"{outcome.least_rounds} of {outcome.rounds} rounds", f"{outcome.processed:,}"]
+    cells += [str(outcome.group_errors.total()), f"{outcome.silence_s_max:.1f} s"]
+    return [*cells, "all promises kept"]
 
 
 def page(outcomes: list[Outcome]) -> str:
@@ -67,6 +77,15 @@ def page(outcomes: list[Outcome]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def write(outcomes: list[Outcome], folder: Path, label: str) -> Path:
+    """Write the page of the day; where it is."""
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ("-".join(filter(None, (today, "chaos", label))) + ".md")
+    path.write_text(page(outcomes))
+    return path
+
+
 def run(plan: Plan) -> Outcome | None:
     """One run, told as it goes; None if it ended badly."""
     print(f"{plan.brokers} brokers, {plan.seconds:.0f} s, seed {plan.seed}", flush=True)
@@ -81,7 +100,8 @@ def run(plan: Plan) -> Outcome | None:
         print(f"  {name} skipped: {why}")
     told = zip(HEAD[2:], row(outcome)[2:], strict=True)
     print("  " + ", ".join(f"{name} {value}" for name, value in told))
-    print("  " + ", ".join(f"{name} {count}" for name, count in outcome.faults.most_common()))
+    for counted in (outcome.faults, outcome.read_errors, outcome.group_errors):
+        print("  " + ", ".join(f"{name} {count}" for name, count in counted.most_common()))
     return outcome
 
 
@@ -92,14 +112,16 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--brokers", default="3,5", help="cluster sizes, one run each (3,5)")
-    add("--minutes", type=float, default=2.0, help="of faults in each run (2)")
+    add("--minutes", type=float, default=2.0, help="of faults in each run, or until all were (2)")
     add("--seed", type=int, help="of the first run; the next ones follow (random)")
     add("--faults", default=",".join(FAULTS), help=f"of: {', '.join(FAULTS)} (all)")
     add("--results", type=Path, help="where to write the dated page (nowhere)")
+    add("--label", default="", help="goes into its name; else it replaces the day's (none)")
     arguments = parser.parse_args()
     faults = tuple(arguments.faults.split(","))
     if unknown := set(faults) - set(FAULTS):
         parser.error(f"no fault {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    logging.getLogger("strandline").setLevel(logging.ERROR)  # clients warn of what we break
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or brokers would be left running
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     outcomes = [
@@ -108,11 +130,7 @@ def main() -> int:
     ]
     good = [outcome for outcome in outcomes if outcome is not None]
     if arguments.results is not None and len(good) == len(outcomes):
-        today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        path = arguments.results / f"{today}-chaos.md"
-        path.write_text(page(good))
-        print(f"written: {path.name}")
+        print(f"written: {write(good, arguments.results, arguments.label)}")
     return 0 if len(good) == len(outcomes) else 1
 
 

@@ -2,7 +2,8 @@
 
 Rules: chance comes from one seeded generator, so a seed tells the same story of faults (not the
 same history: real processes take their own time). A fault takes brokers that no other fault has,
-and gives them back; only a full disk comes to whoever has it. ``FAULTS`` names them all.
+and gives them back; only a full disk comes to whoever has it. ``FAULTS`` names them all, and they
+are dealt as cards are: each comes once before any comes again.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ CLOCK_MS_MAX: Final = 30_000
 """Less than half of what ids are remembered for: further, and a retry is rightly a new record."""
 MOUNT_TIMEOUT_S: Final = 10.0
 RESTART_PAUSE_S: Final = 0.5
+BOTH_SHARE: Final = 0.3
+"""Of faults that come two at a time."""
 
 
 @dataclass
@@ -252,6 +255,19 @@ FAULTS: Final[dict[str, Fault]] = {
     "jump-clock": jump_clock,
     "fill-disk": fill_disk,
 }
+
+
+OF_LINKS: Final = ("isolate", "mute", "deafen", "cut-one", "flap", "slow-links")
+
+
+def deal(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:
+    """What happens next, one fault or two at once, without end: a shuffled deck after the other."""
+    while True:
+        deck = rng.sample(names, len(names))
+        while deck:
+            count = 1 + (rng.random() < BOTH_SHARE)
+            yield deck[:count]
+            del deck[:count]
 
 
 @contextlib.contextmanager

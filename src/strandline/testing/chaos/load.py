@@ -4,7 +4,7 @@ Rules: a publisher retries each record with the same ``Nats-Msg-Id`` until it is
 broker's nats-server answers. With a window of one the next record is not sent before the last was
 acked, so its records must come in order. A reader goes on where it was, on another replica if it
 roams: what it sees must be one log. A publish has three outcomes: acked, refused, or no answer,
-after which the record may be stored or not.
+after which the record may be stored or not. An error that no fault may cause is a broken promise.
 """
 
 import asyncio
@@ -15,7 +15,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from strandline.errors import StrandlineError
+from strandline.errors import (
+    DisconnectedError,
+    NotLeaderError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
 from strandline.frontends.nats.protocol import (
     Parser,
     Ping,
@@ -26,6 +34,7 @@ from strandline.testing.chaos.cluster import HOST
 from strandline.testing.history import History
 from strandline.testing.process import ProcessServer
 from strandline.testing.replica import ReplicaReader
+from strandline.testing.sim.world import ViolationError
 
 ANSWER_TIMEOUT_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 1.0
@@ -36,6 +45,29 @@ READ_TIMEOUT_S: Final = 1.0
 ROAM_AFTER: Final = 5
 PAYLOAD_MAX: Final = 1 << 20
 OPTIONS: Final = b'{"verbose":false,"pedantic":false,"headers":true,"echo":false,"protocol":1}'
+PASSING: Final = (
+    DisconnectedError,
+    NotLeaderError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    UnknownStreamError,  # by a broker that has just started
+)
+"""What a client may be told while brokers are broken, besides that something is unavailable."""
+
+
+def expected(error: StrandlineError, *others: type[StrandlineError]) -> str:
+    """The code of an error that the faults may cause.
+
+    Args:
+        error: what a client was told.
+        others: kinds that this client may be told besides ``PASSING``.
+
+    Raises:
+        ViolationError: nothing that is broken here may cause it.
+    """
+    if type(error) is UnavailableError or isinstance(error, PASSING + others):
+        return error.code
+    raise ViolationError(f"an error that no fault may cause: {error.code}: {error}") from error
 
 
 class AckTimes:
@@ -200,6 +232,9 @@ class Publisher:
 class Reader:
     """Reads every partition of a stream from its start on, until told to stop; runs in a thread.
 
+    It asks a replica for no more than the replica has just said to be committed: that this offset
+    does not exist is no answer.
+
     Args:
         servers: replicas to read from; with several, it goes on at the next after a few reads.
         stream: its name.
@@ -217,14 +252,23 @@ class Reader:
     ) -> None:
         self.name = name
         self.records = 0
+        self.errors: Counter[str] = Counter()
         self.is_stopping = False
         self._servers = servers
         self._stream = stream
         self._histories = histories
         self._next = dict.fromkeys(range(len(histories)), 0)
 
+    def is_at(self, ends: Sequence[int]) -> bool:
+        """Whether it has read each partition to its end."""
+        return [self._next[number] for number in range(len(ends))] == list(ends)
+
     def run(self) -> None:
-        """Read at one replica after the other."""
+        """Read at one replica after the other.
+
+        Raises:
+            ViolationError: records or errors that must not be.
+        """
         turn = 0
         while not self.is_stopping:
             server = self._servers[turn % len(self._servers)]
@@ -232,7 +276,8 @@ class Reader:
             try:
                 with ReplicaReader(server.flight, timeout_s=READ_TIMEOUT_S) as replica:
                     self._follow(replica)
-            except StrandlineError:
+            except StrandlineError as error:
+                self.errors[expected(error)] += 1
                 time.sleep(RETRY_S)
 
     def _follow(self, replica: ReplicaReader) -> None:
@@ -246,15 +291,13 @@ class Reader:
 
     def _take(self, replica: ReplicaReader, partition: int, end: int) -> None:
         first, columns = self._next[partition], ["offset", "value"]
-        history = self._histories[partition]
         batches = replica.read(
             self._stream, partition=partition, start=first, stop=end, columns=columns
         )
         for batch in batches:
             offsets, values = (column.to_pylist() for column in batch.columns)
-            if offsets:
-                self._next[partition] = history.read(self.name, offsets[0], values)
-                self.records += len(values)
+            self._next[partition] = self._histories[partition].read(self.name, offsets, values)
+            self.records += len(values)
 
 
 def read_log(server: ProcessServer, stream: str, partition: int) -> list[bytes]:

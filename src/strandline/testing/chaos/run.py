@@ -1,8 +1,9 @@
 """One chaos run: a seed's story on a cluster, and what came of it.
 
 Rules: after each fault everybody must get on, or the run fails: that a cluster is safe while it
-does nothing is no news. At the end everything heals, every publisher hears of every record it sent,
-and each replica must serve the same log, in which all is as the histories have it.
+does nothing is no news. A run is over when its time is, and each of its faults has happened. Then
+everything heals, every publisher hears of every record it sent, each replica must serve the same
+log, in which all is as the histories have it, and every reader and the group must come to its end.
 """
 
 import asyncio
@@ -10,27 +11,30 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidRequestError, StrandlineError
+from strandline.testing.chaos.clients import Member, OwnProducer, positions
 from strandline.testing.chaos.cluster import ChaosCluster
-from strandline.testing.chaos.faults import FAULTS, Torment, small_disk
-from strandline.testing.chaos.load import Publisher, Reader, read_log
-from strandline.testing.history import History
+from strandline.testing.chaos.faults import FAULTS, OF_LINKS, Torment, deal, small_disk
+from strandline.testing.chaos.load import Publisher, Reader, expected, read_log
+from strandline.testing.history import GroupHistory, History
 from strandline.testing.sim.world import ViolationError
 
 STREAM: Final = "chaos"
 PARTITIONS: Final = 2
 WINDOWS: Final = (1, 16)
+MEMBERS: Final = ("ann", "bob")
 PROGRESS_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 60.0
+ARRIVE_TIMEOUT_S: Final = 60.0
+"""In which readers and the group come to the end of what nobody adds to."""
 POLL_S: Final = 0.05
-BOTH_SHARE: Final = 0.3
-"""Of faults that come two at a time."""
+Workers = list["asyncio.Future[None]"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Plan:
 
     Attributes:
         brokers: how many.
-        seconds: how long things break; getting on after each takes longer.
+        seconds: how long things break at least; each of the faults happens, however long it takes.
         seed: decides which faults there are, and when.
         faults: names of those that may happen.
     """
@@ -62,11 +66,80 @@ class Outcome:
     """Retries that were answered with where the record is already."""
     refused: int = 0
     unanswered: int = 0
+    own: int = 0
+    """Of what was acked, what the idempotent producer sent."""
     stored: int = 0
     read: int = 0
+    read_errors: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    """How often one fault, or two, came and went."""
+    least_rounds: int = 0
+    """In how many of them the reader that was held up most got on."""
+    processed: int = 0
+    """By the members of the group, what they processed again counted again."""
+    group_errors: Counter[str] = field(default_factory=Counter)
     silence_s_max: float = 0.0
     """The longest time in which one publisher heard no ack."""
     seconds: float = 0.0
+
+
+class Load:
+    """Everybody who works while things break, and what they have heard.
+
+    Args:
+        cluster: at which.
+    """
+
+    def __init__(self, cluster: ChaosCluster) -> None:
+        servers = list(cluster.servers.values())
+        self.histories = [History(f"partition {number}") for number in range(PARTITIONS)]
+        self.group = [GroupHistory(history) for history in self.histories]
+        self.publishers: list[Publisher | OwnProducer] = [
+            Publisher(
+                servers[turn % len(servers) :] + servers[: turn % len(servers)],
+                f"{STREAM}.{partition}" if partition else STREAM,
+                history,
+                name=f"p{partition}w{window}",
+                window=window,
+            )
+            for partition, history in enumerate(self.histories)
+            for turn, window in enumerate(WINDOWS, partition)
+        ]
+        self.own = OwnProducer(servers, STREAM, self.histories, name="own")
+        self.publishers.append(self.own)
+        self.readers = [
+            Reader([server], STREAM, self.histories, name=f"reader {number}")
+            for number, server in cluster.servers.items()
+        ]
+        self.readers.append(Reader(servers, STREAM, self.histories, name="roaming reader"))
+        self.members = [Member(servers, STREAM, self.group, name=name) for name in MEMBERS]
+        self.got_on: Counter[str] = Counter()
+        """In how many rounds each reader read something."""
+
+    @contextlib.contextmanager
+    def noting_who_reads(self) -> Iterator[None]:
+        """Note which readers get on meanwhile."""
+        before = [reader.records for reader in self.readers]
+        yield
+        for reader, records in zip(self.readers, before, strict=True):
+            self.got_on[reader.name] += reader.records > records
+
+    def tell(self, outcome: Outcome) -> None:
+        """What it was in numbers."""
+        for each in self.publishers:
+            outcome.acked += each.acked.count
+            outcome.duplicates += each.duplicates
+            outcome.refused += each.refusals.total()
+            outcome.unanswered += each.unanswered
+            outcome.silence_s_max = max(outcome.silence_s_max, each.acked.silence_s_max)
+        outcome.own = self.own.acked.count
+        outcome.read = sum(reader.records for reader in self.readers)
+        outcome.least_rounds = min(self.got_on[reader.name] for reader in self.readers)
+        outcome.processed = sum(member.records for member in self.members)
+        for reader in self.readers:
+            outcome.read_errors += reader.errors
+        for member in self.members:
+            outcome.group_errors += member.errors
 
 
 async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
@@ -79,6 +152,8 @@ async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
     """
     outcome = Outcome(plan)
     started_s = time.monotonic()
+    if plan.brokers == 1:
+        outcome.skipped = {n: "there are no links" for n in OF_LINKS if n in plan.faults}
     with contextlib.ExitStack() as stack:
         small = folder / f"broker-{plan.brokers}"
         if "fill-disk" in plan.faults and (why := stack.enter_context(small_disk(small))):
@@ -87,82 +162,135 @@ async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
             await cluster.create_stream(STREAM, partitions=PARTITIONS)
             await cluster.in_sync(STREAM)
             torment = Torment(cluster, STREAM, random.Random(plan.seed), small)
-            histories = [History(f"partition {number}") for number in range(PARTITIONS)]
-            await _break_under_load(torment, histories, outcome)
-            await cluster.in_sync(STREAM)
-            for number, history in enumerate(histories):
-                outcome.stored += await judge(cluster, number, history)
+            load = Load(cluster)
+            async with following([*load.readers, *load.members]) as followers:
+                await _break_under_load(torment, load, outcome, followers=followers)
+                await _settle(cluster, load, outcome, followers=followers)
+            load.tell(outcome)
     outcome.seconds = time.monotonic() - started_s
     return outcome
 
 
-async def _break_under_load(torment: Torment, histories: list[History], outcome: Outcome) -> None:
-    """Let publishers and readers work while things break."""
-    servers = list(torment.cluster.servers.values())
-    publishers = [
-        Publisher(
-            servers[turn % len(servers) :] + servers[: turn % len(servers)],
-            f"{STREAM}.{partition}" if partition else STREAM,
-            history,
-            name=f"p{partition}w{window}",
-            window=window,
-        )
-        for partition, history in enumerate(histories)
-        for turn, window in enumerate(WINDOWS, partition)
-    ]
-    readers = [Reader([s], STREAM, histories, name=f"reader {n}") for n, s in enumerate(servers, 1)]
-    readers.append(Reader(servers, STREAM, histories, name="roaming reader"))
-    async with working(publishers, readers) as workers:
-        await progress(publishers, workers)
-        ends_s = time.monotonic() + outcome.plan.seconds
-        names = [name for name in outcome.plan.faults if name not in outcome.skipped]
-        while time.monotonic() < ends_s:
-            chosen = torment.rng.sample(names, 1 + (torment.rng.random() < BOTH_SHARE))
-            await asyncio.gather(*(FAULTS[name](torment) for name in chosen))
+async def _break_under_load(
+    torment: Torment, load: Load, outcome: Outcome, *, followers: Workers
+) -> None:
+    """Let everybody work while things break, until publishers have heard of all they sent."""
+    plan, missing = outcome.plan, set(outcome.plan.faults) - outcome.skipped.keys()
+    if not missing:
+        raise InvalidRequestError(f"none of these faults can happen here: {outcome.skipped}")
+    # A generator of its own: what faults draw must not change which come next.
+    hands = deal(sorted(missing), random.Random(f"faults of {plan.seed}"))
+    async with working(load.publishers) as publishing:
+        workers = [*publishing, *followers]
+        await progress(load.publishers, workers)
+        ends_s = time.monotonic() + plan.seconds
+        while missing or time.monotonic() < ends_s:
+            chosen = next(hands)
+            with load.noting_who_reads():
+                await asyncio.gather(*(FAULTS[name](torment) for name in chosen))
+                await progress(load.publishers, workers)
             outcome.faults.update(chosen)
-            await progress(publishers, workers)
+            outcome.rounds += 1
+            missing.difference_update(chosen)
             torment.cluster.check_ends()
         await torment.cluster.heal()
-        await progress(publishers, workers)
+        await progress(load.publishers, workers)
         torment.cluster.check_ends()
-    for each in publishers:
-        outcome.acked += each.acked.count
-        outcome.duplicates += each.duplicates
-        outcome.refused += each.refusals.total()
-        outcome.unanswered += each.unanswered
-        outcome.silence_s_max = max(outcome.silence_s_max, each.acked.silence_s_max)
-    outcome.read = sum(reader.records for reader in readers)
+
+
+async def _settle(
+    cluster: ChaosCluster, load: Load, outcome: Outcome, *, followers: Workers
+) -> None:
+    """Judge replicas, readers and the group, now that all is well and nobody publishes."""
+    await cluster.in_sync(STREAM)
+    ends = [await judge(cluster, number, each) for number, each in enumerate(load.histories)]
+    outcome.stored = sum(ends)
+    await _judge_readers(load.readers, load.histories, ends, followers=followers)
+    await _judge_group(cluster, load.group, ends, followers=followers)
+
+
+async def _judge_readers(
+    readers: list[Reader], histories: list[History], ends: list[int], *, followers: Workers
+) -> None:
+    """Every reader must have come to the end, of which every replica has told by now."""
+    await _arrive(lambda: all(reader.is_at(ends) for reader in readers), followers)
+    for reader in readers:
+        for history, end in zip(histories, ends, strict=True):
+            history.arrived(reader.name, end)
+
+
+async def _judge_group(
+    cluster: ChaosCluster, group: list[GroupHistory], ends: list[int], *, followers: Workers
+) -> None:
+    """The group must have processed everything, and its positions must say so."""
+    found: list[int | None] = []
+
+    def is_there() -> bool:
+        try:
+            found[:] = positions(list(cluster.servers.values()), STREAM, len(ends))
+        except StrandlineError as error:
+            expected(error)
+        return found == ends
+
+    await _arrive(is_there, followers)
+    for history, end, position in zip(group, ends, found, strict=True):
+        history.settled(end, position)
+
+
+async def _arrive(are_there: Callable[[], bool], followers: Workers) -> None:
+    """Wait until all have come to the end, or for so long that they never will."""
+    deadline_s = time.monotonic() + ARRIVE_TIMEOUT_S
+    while not await asyncio.to_thread(are_there) and time.monotonic() < deadline_s:
+        _raise_what_ended(followers)
+        await asyncio.sleep(POLL_S)
+    _raise_what_ended(followers)
+
+
+def _raise_what_ended(workers: Workers) -> None:
+    """Nobody stops before being told to: who found a broken promise says so."""
+    for worker in workers:
+        if worker.done():
+            worker.result()
 
 
 @contextlib.asynccontextmanager
-async def working(
-    publishers: Sequence[Publisher], readers: Sequence[Reader]
-) -> AsyncIterator[list["asyncio.Future[None]"]]:
-    """All of them at work; when it ends publishers have heard of all that they sent."""
+async def following(readers: Sequence[Reader | Member]) -> AsyncIterator[Workers]:
+    """Readers and members at work, in threads.
+
+    Raises:
+        TimeoutError: one of them does not stop.
+    """
     loop = asyncio.get_running_loop()
-    threads = ThreadPoolExecutor(max(1, len(readers)))  # the loop's own would be full of them
-    workers: list[asyncio.Future[None]] = [loop.create_task(each.run()) for each in publishers]
-    workers += [loop.run_in_executor(threads, each.run) for each in readers]
+    threads = ThreadPoolExecutor(len(readers))  # the loop's own would be full of them
+    workers = [loop.run_in_executor(threads, each.run) for each in readers]
+    try:
+        yield workers
+    finally:
+        for reader in readers:
+            reader.is_stopping = True
+        _, late = await asyncio.wait(workers, timeout=STOP_TIMEOUT_S)
+        threads.shutdown(wait=False)
+    if late:
+        raise TimeoutError(f"{len(late)} readers did not stop in {STOP_TIMEOUT_S:g} s")
+    _raise_what_ended(workers)
+
+
+@contextlib.asynccontextmanager
+async def working(publishers: Sequence[Publisher | OwnProducer]) -> AsyncIterator[Workers]:
+    """All of them at work; when it ends they have heard of all that they sent."""
+    workers: Workers = [asyncio.create_task(each.run()) for each in publishers]
     try:
         yield workers
         for publisher in publishers:
             publisher.is_stopping = True
-        await asyncio.wait_for(asyncio.gather(*workers[: len(publishers)]), STOP_TIMEOUT_S)
+        await asyncio.wait_for(asyncio.gather(*workers), STOP_TIMEOUT_S)
     finally:
-        for publisher in publishers:
-            publisher.is_stopping = True
-        for reader in readers:
-            reader.is_stopping = True
-        for worker in workers[: len(publishers)]:
+        for worker in workers:
             worker.cancel()
-        outcomes = await asyncio.gather(*workers, return_exceptions=True)
-        threads.shutdown()
-    for found in outcomes:
-        if isinstance(found, Exception):
-            raise found
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def progress(publishers: Sequence[Publisher], workers: list["asyncio.Future[None]"]) -> None:
+async def progress(publishers: Sequence[Publisher | OwnProducer], workers: Workers) -> None:
     """Wait until each publisher has had an ack for something new.
 
     Raises:
@@ -171,9 +299,7 @@ async def progress(publishers: Sequence[Publisher], workers: list["asyncio.Futur
     before = [publisher.acked.count for publisher in publishers]
     deadline_s = time.monotonic() + PROGRESS_TIMEOUT_S
     while late := [p for p, b in zip(publishers, before, strict=True) if p.acked.count == b]:
-        for worker in workers:
-            if worker.done():
-                worker.result()  # one that found a broken promise says so
+        _raise_what_ended(workers)
         if time.monotonic() > deadline_s:
             said = {p.name: dict(p.refusals.most_common(3)) for p in late}
             raise TimeoutError(f"no ack in {PROGRESS_TIMEOUT_S:g} s: {said}")
