@@ -114,7 +114,8 @@ class Replicas:
         self.trace: Trace | None = None
         """Told what replicas do, if anybody wants to know."""
         self._loop = asyncio.get_running_loop()
-        self._wanted: list[_Wanted] = []
+        self._wanted: dict[LogId, _Wanted] = {}
+        """One for each: a command that names a partition twice is refused whole."""
         self._is_wanted = asyncio.Event()
         self._reading: set[asyncio.Future[None]] = set()
         turn.replication = self.flush
@@ -383,7 +384,7 @@ class Replicas:
 
     def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
         """Let metadata decide, however long it takes."""
-        self._wanted.append(_Wanted(driver, proposal))
+        self._wanted[driver.log_id] = _Wanted(driver, proposal)  # any before is closed
         self._is_wanted.set()
 
     async def run_proposals(self) -> None:
@@ -391,8 +392,8 @@ class Replicas:
         while True:
             await self._is_wanted.wait()
             self._is_wanted.clear()
-            wanted, self._wanted = self._wanted, []
-            possible = [each for each in wanted if self._is_possible(each)]
+            wanted, self._wanted = self._wanted, {}
+            possible = [each for each in wanted.values() if self._is_possible(each)]
             if possible:
                 await self._decide(possible)
 
@@ -426,7 +427,7 @@ class Replicas:
             # Its number is passed with the next, so it will not be applied once that was. Leaders
             # that still are wait for it to be decided, which is done anew.
             logger.warning("no change of ISRs was decided, will try again: %s", error)
-            self._wanted += wanted
+            self._wanted = {each.driver.log_id: each for each in wanted} | self._wanted
             self._is_wanted.set()
             return
         self._tell(wanted, outcome)

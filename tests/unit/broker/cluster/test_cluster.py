@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from strandline.broker.cluster import following, replicas
@@ -347,3 +348,22 @@ async def test_a_copy_shows_no_more_than_it_knows_to_be_committed(cluster, monke
     await cluster.start(other)
     await cluster.agree(["a", "b"])
     assert seen == [(0, 2)], "both are stored, and nobody has said there yet that they count"
+
+
+async def test_an_isr_that_was_overtaken_takes_no_other_down_with_it(cluster, kit):
+    """What waits to be decided is the last that a leader wanted: two would be refused together."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a")
+    await cluster.isr(1, 2, 3)
+    leader = await cluster.leader()
+    around = cluster.brokers[leader].membership.replicas
+    driver, version = cluster.partition(leader).seat, cluster.image().version
+    smaller = {leader, next(n for n in (1, 2, 3) if n != leader)}
+    proposal = driver.replica.leader.isr.propose(smaller, ())
+    around.propose_isr(driver, msgspec.structs.replace(proposal, version=version - 1))
+    around.propose_isr(driver, proposal)
+    await kit.until(lambda: cluster.image().version > version, seconds=20)
+    await cluster.isr(1, 2, 3)
+    await cluster.put("b")
+    await cluster.agree(["a", "b"])
