@@ -22,6 +22,7 @@ async def test_no_promise_is_broken(tmp_path):
     assert outcome.stored >= outcome.acked > outcome.own > 0
     assert outcome.read == 4 * outcome.stored, "three readers and one that roams"
     assert outcome.processed >= outcome.stored
+    assert outcome.stays > 2, "both members, and one of them again"
     assert outcome.least_rounds > 0
 
 

@@ -244,7 +244,7 @@ class Handing:
 
 def consume(group, at, *batches, commit=None):
     """Let a member be handed this."""
-    member = Member([], "s", [group], name="ann")
+    member = Member([], "s", [group], name="ann", stay_s=60.0)
     consumer = Handing(member, at, *batches, commit=commit)
     member._begin(consumer, {PartitionName("s", 0)})
     while not member.is_stopping:

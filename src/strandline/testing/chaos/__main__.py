@@ -40,7 +40,8 @@ HEAD: Final = (
     "reads failed",
     "slowest reader got on in",
     "processed by the group",
-    "its errors",
+    "members joined",
+    "their errors",
     "longest silence",
     "verdict",
 )
@@ -54,7 +55,11 @@ def row(outcome: Outcome) -> list[str]:
     cells = [str(plan.brokers), str(plan.seed), f"{outcome.seconds:.0f}"]
     cells += [f"{count:,}" for count in counts]
     cells += [f"{outcome.least_rounds} of {outcome.rounds} rounds", f"{outcome.processed:,}"]
-    cells += [str(outcome.group_errors.total()), f"{outcome.silence_s_max:.1f} s"]
+    cells += [
+        str(outcome.stays),
+        str(outcome.group_errors.total()),
+        f"{outcome.silence_s_max:.1f} s",
+    ]
     return [*cells, "all promises kept"]
 
 

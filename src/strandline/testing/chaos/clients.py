@@ -2,7 +2,8 @@
 
 Rules: the producer gives each record to the client once and leaves retries to it, so a record may
 be stored once and in the order given. A member processes what it is handed, commits, and goes on;
-after an error it joins again, as a program would that is started again.
+after a while, or an error, it leaves and joins again, as a program would that is started again: so
+whoever gets a partition has to begin where the group has come to.
 """
 
 import asyncio
@@ -140,6 +141,7 @@ class Member:
         stream: to consume.
         histories: of the group, for each partition.
         name: who it is in the histories.
+        stay_s: after so long it leaves, and joins again.
     """
 
     def __init__(
@@ -149,14 +151,17 @@ class Member:
         histories: Sequence[GroupHistory],
         *,
         name: str,
+        stay_s: float,
     ) -> None:
         self.name = name
+        self.stays = 0
         self.records = 0
         self.errors: Counter[str] = Counter()
         self.is_stopping = False
         self._servers = servers
         self._stream = stream
         self._histories = histories
+        self._stay_s = stay_s
 
     def run(self) -> None:
         """Be a member until told to stop.
@@ -177,7 +182,9 @@ class Member:
             strandline.connect(addresses(self._servers)) as client,
             client.consumer(GROUP, self._stream, on_assigned=self._begin, **options) as consumer,
         ):
-            while not self.is_stopping:
+            self.stays += 1
+            ends_s = time.monotonic() + self._stay_s
+            while not self.is_stopping and time.monotonic() < ends_s:
                 self._process(consumer)
                 self._commit(consumer)
 

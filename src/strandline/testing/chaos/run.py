@@ -28,7 +28,8 @@ from strandline.testing.sim.world import ViolationError
 STREAM: Final = "chaos"
 PARTITIONS: Final = 2
 WINDOWS: Final = (1, 16)
-MEMBERS: Final = ("ann", "bob")
+MEMBERS: Final = {"ann": 5.0, "bob": 8.0}
+"""For how many seconds at a time they are members of the group."""
 PROGRESS_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 60.0
 ARRIVE_TIMEOUT_S: Final = 60.0
@@ -77,6 +78,8 @@ class Outcome:
     """In how many of them the reader that was held up most got on."""
     processed: int = 0
     """By the members of the group, what they processed again counted again."""
+    stays: int = 0
+    """How often one of them joined it."""
     group_errors: Counter[str] = field(default_factory=Counter)
     silence_s_max: float = 0.0
     """The longest time in which one publisher heard no ack."""
@@ -112,7 +115,10 @@ class Load:
             for number, server in cluster.servers.items()
         ]
         self.readers.append(Reader(servers, STREAM, self.histories, name="roaming reader"))
-        self.members = [Member(servers, STREAM, self.group, name=name) for name in MEMBERS]
+        self.members = [
+            Member(servers, STREAM, self.group, name=name, stay_s=stay_s)
+            for name, stay_s in MEMBERS.items()
+        ]
         self.got_on: Counter[str] = Counter()
         """In how many rounds each reader read something."""
 
@@ -136,6 +142,7 @@ class Load:
         outcome.read = sum(reader.records for reader in self.readers)
         outcome.least_rounds = min(self.got_on[reader.name] for reader in self.readers)
         outcome.processed = sum(member.records for member in self.members)
+        outcome.stays = sum(member.stays for member in self.members)
         for reader in self.readers:
             outcome.read_errors += reader.errors
         for member in self.members:
