@@ -30,6 +30,9 @@ from strandline.record.schema import COLUMNS
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
+from .clusters import figure
+
+DELIVERED = "strandline_read_records_total"
 IDS = (1, 2, 3)
 PARTITIONS = 3
 PATIENCE_S = 90
@@ -295,6 +298,12 @@ def test_reads_gather_partitions_from_their_leaders(cluster, client):
         found = client.read("wide", replica=replica).read_all()
         assert found.schema.names == ["partition", *COLUMNS]
         assert found["value"].to_pylist() == [*every[0], *every[1], *every[2]]
+    for server in cluster.servers.values():
+        delivered = figure(server, DELIVERED)
+        with strandline.connect(server.flight) as near:
+            rows = near.read("wide", replica="this").read_all()
+            assert rows.to_pylist() == found.to_pylist()
+        assert figure(server, DELIVERED) == delivered + 90
     assert client.offsets("wide") == dict.fromkeys(every, 30)
     some = client.read("wide", records_max=45, columns=["value", "partition"]).read_all()
     assert some.schema.names == ["value", "partition"]
@@ -339,6 +348,30 @@ def test_a_long_read_goes_on_at_another_replica(cluster, client, replica):
             found += batch["value"].to_pylist()
     cluster.bring_back(victim)
     assert [int(value.split(b":")[0]) for value in found] == list(range(60))
+
+
+def test_a_read_of_one_copy_waits_for_its_broker(cluster, client):
+    """A follower is killed in the middle and comes back: it alone serves, each record once."""
+    create(client, "one-copy", partitions=1)
+    with client.producer("one-copy") as producer:
+        for number in range(60):
+            producer.append(b"%d:" % number + bytes(300_000))
+    leads = leader(cluster, client, "one-copy")
+    victim, other = (server for server in cluster.servers.values() if server is not leads)
+    with strandline.connect(victim.flight, timeout_s=60) as reader:
+        options = {"follow": True, "stop": 60, "batch_bytes": 1 << 20}  # not from its files
+        batches = reader.read("one-copy", columns=["value"], replica="this", **options)
+        found = batches.read_next_batch()["value"].to_pylist()
+        before = [figure(server, DELIVERED) for server in (leads, other)]
+        victim.kill()
+        returning = threading.Thread(target=cluster.bring_back, args=(victim,))
+        returning.start()
+        for batch in batches:
+            found += batch["value"].to_pylist()
+        returning.join()
+    assert [int(value.split(b":")[0]) for value in found] == list(range(60))
+    assert [figure(server, DELIVERED) for server in (leads, other)] == before
+    assert figure(victim, DELIVERED) > 0, "it served the rest after its return"
 
 
 def test_the_example_of_a_nats_publisher_is_stored_once(cluster, client):

@@ -208,6 +208,11 @@ class BrokerBase(ABC):
         return self._image
 
     @property
+    def flight_address(self) -> str:
+        """Where clients of the cluster find this broker; empty: it stands alone."""
+        return ""
+
+    @property
     def flight_addresses(self) -> tuple[str, ...]:
         """Where clients find the brokers of the cluster; none: this one stands alone."""
         return self._image.flight_addresses(sorted(self._image.brokers))

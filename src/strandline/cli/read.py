@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -29,6 +29,7 @@ EPILOG = examples(
     "strandline read orders --subject 'orders.paris.*' --columns offset,subject,value",
     "strandline read orders --format raw > values.txt",
     "strandline read totals --latest-by-key             # a changelog as a table",
+    "strandline read orders --replica this -s 127.0.0.1:9410   # the copy of that broker",
 )
 VALUE_CHARACTERS = 120
 
@@ -78,6 +79,12 @@ def read(
         bool,
         typer.Option("--latest-by-key", help="The newest record of each key: a changelog's table."),
     ] = False,
+    replica: Annotated[
+        Literal["leader", "any", "this"],
+        typer.Option(
+            help="In a cluster: at leaders, any in-sync replica, or the copies of --server alone."
+        ),
+    ] = "leader",
     record_format: Annotated[
         RecordFormat,
         typer.Option("--format", help="table, json (a record per line), or raw (values alone)."),
@@ -102,7 +109,7 @@ def read(
         raise InvalidRequestError("--latest-by-key reads everything; it takes no range")
     with strandline.connect(server) as client:
         if latest:
-            table = latest_by_key(client, stream, columns=wanted, subject=subject)
+            table = latest_by_key(client, stream, columns=wanted, subject=subject, replica=replica)
             _print_all(table.to_batches(), record_format)
             return
         batches = client.read(
@@ -114,6 +121,7 @@ def read(
             columns=wanted,
             subject=subject,
             records_max=limit,
+            replica=replica,
         )
         _print_all(batches, record_format)
 

@@ -16,6 +16,7 @@ from strandline.client.connection import Connection
 from strandline.client.retry import Backoff, is_connection_loss, is_refusal, is_worth_a_retry
 from strandline.client.tls import Credentials
 from strandline.errors import (
+    InvalidRequestError,
     NotLeaderError,
     RequestTimeoutError,
     StrandlineError,
@@ -84,6 +85,21 @@ class Brokers:
             if self._is_closed:
                 found.close()
             return found
+
+    def asked(self) -> str:
+        """Where the only broker that was named is reached, as its cluster says it.
+
+        Raises:
+            InvalidRequestError: several were named.
+            StrandlineError: it does not answer.
+        """
+        if len(self._seeds) > 1:
+            raise InvalidRequestError(
+                f"replica 'this' is that of one broker, and {len(self._seeds)} are named: "
+                "connect to one address"
+            )
+        [info] = self._attempt(self._seeds[0], admin.SERVER_INFO, (None, admin.ServerInfo, 0.0))
+        return info.address or self._seeds[0]
 
     def learn(self, info: admin.ServerInfo) -> None:
         """Note which brokers there are."""

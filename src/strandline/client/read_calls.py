@@ -62,8 +62,9 @@ class ReadCalls(ABC):
             columns: names in the order wanted, of offset, timestamp, subject, key, value, headers
                 and partition; None: all.
             follow: go on with records as they are stored.
-            replica: ``"leader"``, or ``"any"`` in-sync replica, to spread load; what is read is
-                the same, only perhaps a moment later.
+            replica: ``"leader"``; ``"any"`` in-sync replica, to spread load; or ``"this"``, the
+                one of the broker that was connected to and no other, to see what it has. What is
+                read is the same, only perhaps a moment later.
             **options: filters on the broker: ``subject`` (a pattern), ``keys``,
                 ``timestamp_from``, ``timestamp_to``; ``starts`` ({partition: offset}, in place of
                 ``start``), ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll),
@@ -73,6 +74,7 @@ class ReadCalls(ABC):
             OffsetOutOfRangeError: an offset that does not exist; the message names those that do.
             UnknownStreamError, UnknownPartitionError: as they say.
             InvalidRequestError: other arguments that cannot be.
+            UnavailableError: ``"this"`` broker has no in-sync replica.
         """
         return self.open_read(
             stream,

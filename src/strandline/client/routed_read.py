@@ -5,7 +5,8 @@ Rules:
 - no record comes twice, none is left out, and no partition goes back: a replica that does not have
   committed yet what was read elsewhere is waited for, or passed over for another;
 - partitions with an end are read one after another, those that are followed together: a thread for
-  each broker, whatever the number of partitions.
+  each broker, whatever the number of partitions;
+- a read at this broker's replicas is one at theirs alone: it waits for them, and goes nowhere else.
 """
 
 import queue
@@ -29,6 +30,7 @@ from strandline.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     StrandlineError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.protocol import admin
@@ -39,8 +41,8 @@ from strandline.record.schema import project
 LISTEN_S = 0.5
 """How often those who wait for each other look whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
-Replica = Literal["leader", "any"]
-"""Who is read: the leader of each partition, or any in-sync replica."""
+Replica = Literal["leader", "any", "this"]
+"""Who is read: the leader of each partition, any in-sync replica, or those of the broker asked."""
 
 
 class _Part(NamedTuple):
@@ -81,6 +83,8 @@ class RoutedRead:
         """Partitions of which something was read."""
         self._avoided = ""
         """A replica that failed last."""
+        self._only = brokers.asked() if replica == "this" else ""
+        """The only broker to read at."""
         routes = brokers.routes(request.stream)
         numbers = numbers_of(request, sorted(routes))
         check_places(request, numbers)
@@ -139,18 +143,30 @@ class RoutedRead:
         """Which broker to read which partitions at, as far as they can be read now.
 
         Raises:
-            NotLeaderError: none of them can.
+            UnavailableError: none of them can.
         """
         routes = self._brokers.routes(self._request.stream)
         places = group({number: self._place(routes[number]) for number in numbers})
         nowhere = places.pop("", ())
         if not places:
-            raise NotLeaderError(f"{self._request.stream}/{nowhere[0]} has no leader now; retry")
+            raise self._nowhere(nowhere[0])
         return places
+
+    def _nowhere(self, number: int) -> UnavailableError:
+        """Why a partition can be read nowhere now."""
+        name = f"{self._request.stream}/{number}"
+        if self._only:
+            return UnavailableError(
+                f"{self._only} has no copy of {name} that is in sync; retry, or read it at the "
+                "'leader' or at 'any' replica"
+            )
+        return NotLeaderError(f"{name} has no leader now; retry")
 
     def _place(self, partition: PartitionInfo) -> str:
         if self._replica == "leader":
             return partition.leader
+        if self._only:
+            return self._only if self._only in partition.in_sync else ""
         nearest = self._brokers.home
         able = [a for a in partition.in_sync if a != self._avoided] or list(partition.in_sync)
         if nearest in able:
@@ -352,9 +368,7 @@ class RoutedRead:
                     threading.Thread(target=self._pump, args=pump, name=name, daemon=True).start()
         except StrandlineError as error:
             return error
-        if closed:
-            return NotLeaderError(f"{self._request.stream}/{min(closed)} has no leader now; retry")
-        return None
+        return self._nowhere(min(closed)) if closed else None
 
     def _pump(
         self, numbers: tuple[int, ...], stream: BatchStream, inbox: "queue.Queue[_Part]"

@@ -171,6 +171,8 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
     streams: int
     brokers: tuple[str, ...] = ()
     """In a cluster ``host:port`` of every broker in service; empty: this one stands alone."""
+    address: str = ""
+    """In a cluster its own ``host:port``, as the others name it."""
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):

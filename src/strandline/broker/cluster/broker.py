@@ -78,6 +78,11 @@ class ClusterBroker(FollowingBroker):
         self.membership.announce(Reached(self._flight_address, nats_url))
 
     @property
+    def flight_address(self) -> str:
+        """As ``Broker``; empty until the front ends listen."""
+        return self._flight_address
+
+    @property
     def flight_addresses(self) -> tuple[str, ...]:
         """As ``Broker``; at least this one's, so that clients know it does not stand alone.
 

@@ -59,6 +59,7 @@ def server_info(broker: Broker) -> ServerInfo:
         batch_bytes_max=limits.batch_bytes,
         streams=len(broker.streams()),
         brokers=broker.flight_addresses,
+        address=broker.flight_address,
     )
 
 

@@ -153,6 +153,7 @@ class FakeBroker:
         self.clock = SystemClock()
         self.telemetry = Telemetry()
         self.admission = SimpleNamespace(pending_bytes=0)
+        self.flight_address = ""
         self.flight_addresses: tuple[str, ...] = ()
         self._streams: dict[str, SimpleNamespace] = {}
         self.answered = []

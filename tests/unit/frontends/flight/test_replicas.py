@@ -15,8 +15,10 @@ from strandline.config import BrokerConfig
 from strandline.errors import (
     DataLossError,
     DisconnectedError,
+    InvalidRequestError,
     NotLeaderError,
     OffsetOutOfRangeError,
+    UnavailableError,
 )
 from strandline.frontends.flight.server import FlightFrontEnd
 
@@ -35,6 +37,8 @@ class Pair:
         self.addresses = tuple(f"127.0.0.1:{server.port}" for server in self.servers)
         for broker, copy in zip(self.brokers, self.copies, strict=True):
             broker.flight_addresses = copy.in_sync_addresses = self.addresses
+        for broker, address in zip(self.brokers, self.addresses, strict=True):
+            broker.flight_address = address
         self.lead(0)
 
     def lead(self, number):
@@ -195,3 +199,53 @@ def test_a_cancelled_read_wakes_who_waits(pair, client):
     reader.join(20)
     assert not reader.is_alive()
     assert caught
+
+
+def test_this_replica_is_the_one_that_was_asked(pair, client):
+    """Whoever leads, and though it is behind at first; the others serve nothing."""
+    pair.store(0, b"a", b"b")
+    pair.store(1, b"a")
+    timer = later(lambda: pair.store(1, b"b"))
+    with Client(pair.addresses[1], timeout_s=20) as follower:
+        assert values(follower.read("s", replica="this")) == [b"a", b"b"]
+    timer.join()
+    assert [broker.telemetry.read_records for broker in pair.brokers] == [0, 2]
+    with Client(pair.addresses[0], timeout_s=20) as leader:
+        assert values(leader.read("s", replica="this", stop=1)) == [b"a"]
+    assert [broker.telemetry.read_records for broker in pair.brokers] == [1, 2]
+    with pytest.raises(InvalidRequestError, match="2 are named"):
+        client.read("s", replica="this")
+
+
+def test_this_replica_has_to_be_in_sync(pair):
+    """Another one is not read in its place, and the error names the broker and the partition."""
+    for broker in pair.brokers:
+        broker.make_stream("t", partitions=2)
+    for broker, copy in zip(pair.brokers, pair.copies, strict=True):
+        copy.store(b"a")
+        copy.in_sync_addresses = pair.addresses[:1]
+        for part in broker.stream("t").partitions:
+            part.leader_address, part.in_sync_addresses = pair.addresses[0], pair.addresses[:1]
+    why = f"{pair.addresses[1]} has no copy of {{}} that is in sync"
+    with Client(pair.addresses[1], timeout_s=0.5) as behind:
+        with pytest.raises(UnavailableError, match=why.format("s/0")):
+            behind.read("s", replica="this")
+        with pytest.raises(UnavailableError, match=why.format("t/0")):
+            list(behind.read("t", replica="this", follow=True))
+    assert [broker.telemetry.read_records for broker in pair.brokers] == [0, 0]
+
+
+def test_this_replica_is_waited_for_until_it_is_in_sync(pair):
+    """As one is that has just been started."""
+    pair.store(1, b"a")
+    pair.copies[1].in_sync_addresses = pair.addresses[:1]
+
+    def come_back():
+        pair.copies[1].in_sync_addresses = pair.addresses
+
+    timer = later(come_back)
+    pair.store(0, b"a")
+    with Client(pair.addresses[1], timeout_s=20) as back:
+        assert values(back.read("s", replica="this")) == [b"a"]
+    timer.join()
+    assert [broker.telemetry.read_records for broker in pair.brokers] == [0, 1]
