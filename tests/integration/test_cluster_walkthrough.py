@@ -7,8 +7,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from .clusters import figure
 
 ROOT = Path(__file__).parents[2]
 SPAN = 30
@@ -39,7 +42,10 @@ def commands(base):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_walk_through_does_what_it_says(tmp_path):
-    """The leader is killed, another leads, the ISR heals, and all copies are the same."""
+    """The leader is killed, another leads, the ISR heals, all copies are the same, it leads again.
+
+    Each broker serves its own copy in the end: that is what their counters say.
+    """
     base = free_base()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path}
@@ -54,9 +60,14 @@ def test_the_walk_through_does_what_it_says(tmp_path):
     try:
         ready = [dev.stdout.readline() for _ in range(3)]
         assert all(f"127.0.0.1:{base + 10 * n}" in line for n, line in enumerate(ready)), ready
-        joined = "strandline cluster status -s 127.0.0.1:{} | grep -c live | grep 3"
-        wait = f"until {joined.format(base)}; do sleep 0.2; done"
-        shown = [run(step, tmp_path, environ) for step in (wait, *steps)]
+        sites = [re.search(r"web (http://\S+)/", line)[1] for line in ready]
+        joined = until_status("grep -c live | grep 3", base)
+        *steps, compare = steps
+        shown = [run(step, tmp_path, environ) for step in (joined, *steps)]
+        before = list(map(delivered, sites))
+        run(compare, tmp_path, environ)
+        served = [after - b for after, b in zip(map(delivered, sites), before, strict=True)]
+        run(until_status("grep -E '^orders +0 +1 '", base + 10), tmp_path, environ)
     finally:
         for lock in tmp_path.glob("strandline-dev/broker-*/broker.lock"):
             for pid in lock.read_text().split():
@@ -68,6 +79,18 @@ def test_the_walk_through_does_what_it_says(tmp_path):
     assert re.search(r"^orders +0 +1 +\d+ +1 2 3 +1 2 3", status, re.MULTILINE), "1 led at first"
     assert re.search(r"^orders +0 +2 +\d+ +1 2 3 +2 3", status, re.MULTILINE), "then 2"
     assert len((tmp_path / "from-1").read_text().splitlines()) == 1001
+    assert served == [1001, 1001, 1001]
+
+
+def until_status(filter_, port):
+    """A script that waits until a broker's status passes a filter."""
+    asked = f"strandline cluster status -s 127.0.0.1:{port} | {filter_}"
+    return f"until {asked}; do sleep 0.2; done"
+
+
+def delivered(site):
+    """How many records a broker has delivered to readers."""
+    return figure(SimpleNamespace(http_url=site), "strandline_read_records_total")
 
 
 def run(step, directory, environ):
