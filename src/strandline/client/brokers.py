@@ -9,7 +9,7 @@ Rules: a change that may have happened is never sent again. Safe to use from sev
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 from strandline.client.connection import Connection
@@ -214,7 +214,13 @@ class Brokers:
     # Leaders
 
     def ask_leaders(
-        self, stream: str, name: str, kind: type[T], *, body: Any
+        self,
+        stream: str,
+        name: str,
+        kind: type[T],
+        *,
+        body: Any,
+        numbers: Collection[int] | None = None,
     ) -> list[tuple[tuple[int, ...], T]]:
         """Ask the leader of each partition; returns its partitions with each answer.
 
@@ -223,6 +229,7 @@ class Brokers:
             name: the action, which answers once.
             kind: type of the answer.
             body: the body for some partitions, a function of their numbers.
+            numbers: which partitions; None: all. What the others' leaders do does not matter.
 
         Raises:
             NotLeaderError: a partition has no leader for too long.
@@ -230,13 +237,16 @@ class Brokers:
         """
         backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
         while True:
-            by_leader = group(self.leaders(self.routes(stream)))
+            leaders = self.leaders(self.routes(stream))
+            by_leader = group(
+                {n: at for n, at in leaders.items() if numbers is None or n in numbers}
+            )
             try:
                 if "" in by_leader:
                     raise NotLeaderError(f"{stream}/{by_leader[''][0]} has no leader now; retry")
                 return [
-                    (numbers, self._attempt(leader, name, (body(numbers), kind, 0.0))[0])
-                    for leader, numbers in by_leader.items()
+                    (led, self._attempt(leader, name, (body(led), kind, 0.0))[0])
+                    for leader, led in by_leader.items()
                 ]
             except StrandlineError as error:
                 now_s = time.monotonic()

@@ -133,6 +133,7 @@ class RoutedRead:
             body=lambda of: admin.OffsetsRequest(
                 name=self._request.stream, at=at, partitions=of, of_leader=True
             ),
+            numbers=numbers,
         ):
             found |= answer.offsets
         return {number: found[number] for number in numbers}

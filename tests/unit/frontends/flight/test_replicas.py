@@ -179,6 +179,17 @@ def test_a_partition_without_a_leader_is_waited_for(pair, client):
             hasty.offsets("s")
 
 
+def test_a_partition_is_read_though_another_has_no_leader(pair, client):
+    """Where a read ends is asked of the leaders of what it reads, and of no others."""
+    for broker in pair.brokers:
+        parts = broker.make_stream("t", partitions=2).partitions
+        parts[0].store(b"a")
+        parts[0].leader_address, parts[0].in_sync_addresses = pair.addresses[0], pair.addresses
+    assert values(client.read("t", partition=0)) == [b"a"]
+    followed = client.read("t", partition=0, start="earliest", stop="latest", follow=True)
+    assert values(followed) == [b"a"]
+
+
 def test_a_cancelled_read_wakes_who_waits(pair, client):
     """From another thread, while nothing comes."""
     stream = client.open_read("s", follow=True)
