@@ -5,6 +5,7 @@ with ``strandline cluster …``, and judged by what the brokers then say and ser
 """
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -128,16 +129,15 @@ class Brokers:
             client.append(name, value, partition=partition, message_id=value, timeout_s=5)
 
     def values(self, name, number, count, *, start=0):
-        """Values of partition 0 from its log start on at a broker, once it has so many."""
+        """Values of partition 0 in a broker's own copy, once that has these offsets and no more."""
+        wanted = list(range(start, start + count))
 
         def read():
             with strandline.connect(self.running[number].flight) as client:
-                assert client.offsets(name, at="earliest")[0] == start
-                found = client.read(name, partition=0, start=start, stop=start + count)
-                values = found.read_all()["value"].to_pylist()
-            if len(values) < count:
-                raise UnavailableError(f"{len(values)} of {count}")
-            return [value.decode() for value in values]
+                found = client.read(name, partition=0, replica="this").read_all()
+            if found["offset"].to_pylist() != wanted:
+                raise UnavailableError(f"{found['offset'].to_pylist()} and not {wanted}")
+            return [value.decode() for value in found["value"].to_pylist()]
 
         return self._persist(read)
 
@@ -212,12 +212,12 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     found = brokers.until(lambda found: voters(found) == {1, 2, 3, 4})
     assert states(found)[4] == "live"
     assert all(4 not in p.replicas for p in found.partitions), "it keeps nothing at first"
-    [begun] = brokers.order(cluster.SPREAD, kind=cluster.Begun)
-    assert begun.moves > 0
-    brokers.until(lambda found: is_whole(found) and any(4 in p.replicas for p in found.partitions))
-    told = brokers.command("cluster", "drain", 1, at=2)
-    assert told[-1]["event"] == "done"
-    assert {line["event"] for line in told[:-1]} <= {"progress"}
+    *_, done = brokers.command("cluster", "spread")
+    assert int(done["message"].split()[0]) > 0, done
+    assert is_whole(found := brokers.status()), "the command waits"
+    assert any(4 in p.replicas for p in found.partitions)
+    brokers.until(lambda found: any(p.leader == 4 for p in found.partitions))
+    assert_progress(brokers.command("cluster", "drain", 1, at=2))
     wait_for(lambda: brokers.logs(1) == [], "its copies are deleted")
     brokers.append("orders", *"de")
     brokers.command("cluster", "remove", 1, at=4)
@@ -236,6 +236,17 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     assert states(brokers.status(3)).keys() == {2, 3, 4}
 
 
+def assert_progress(told):
+    """What is left was told, less and less of it, down to nothing; then that it is done."""
+    *progress, done = told
+    assert done["event"] == "done"
+    assert {line["event"] for line in progress} == {"progress"}
+    left = [line["partitions_left"] for line in progress]
+    assert left == sorted(left, reverse=True)
+    assert left[0] > left[-1] == 0
+    assert (progress[-1]["moving"], progress[-1]["records_to_copy"]) == (0, 0)
+
+
 RATE = 256 << 10
 
 
@@ -247,8 +258,10 @@ def test_a_reassignment_outlives_its_controller(brokers):
     brokers.create("orders", partitions=2, replicas=2, min_isr=1)
     for one in (part(brokers.status(), "orders", number) for number in (0, 1)):
         assert len({broker in (1, 2) for broker in one.replicas}) == 2, "a copy in each rack"
-    brokers.reassign(1, 3)
-    brokers.until(lambda found: part(found).replicas == (1, 3) and is_whole(found))
+    *_, done = brokers.command("cluster", "reassign", "orders", "--partition", 0, "--to", "1,3")
+    assert done["message"] == "1 partitions were moved"
+    found = brokers.until(is_whole)
+    assert part(found).replicas == (1, 3), "the command waits"
     brokers.append("orders", *"abc")
     controller = brokers.status().controller
     other = 1 if controller == 3 else 3
@@ -256,6 +269,9 @@ def test_a_reassignment_outlives_its_controller(brokers):
     brokers.running[waiting].signal(signal.SIGSTOP)
     brokers.reassign(waiting, other, at=other)
     assert part(brokers.status(other)).adding == (waiting,)
+    shown = brokers.run("cluster", "status", "--timeout", 1, at=other).stdout
+    [row] = re.findall(r"^orders +0 .*$", shown, re.MULTILINE)
+    assert {f"+{waiting}", f"-{4 - other}", str(other)} <= set(row.split()), "who comes and goes"
     brokers.running[controller].kill()
     brokers.running[waiting].signal(signal.SIGCONT)
 
@@ -277,12 +293,18 @@ def move_slowly(brokers):
     with strandline.connect(brokers.running[leader].flight) as client:
         for number in range(size):
             client.append("large", bytes(64 << 10), message_id=f"m{number}")
+    order = ("cluster", "reassign", "large", "--partition", 0, "--to", f"{leader},{other}")
     begun = time.monotonic()
-    brokers.reassign(leader, other, stream="large")
+    [told] = brokers.command(*order, "--no-wait")
+    assert told["message"] == "1 partitions are being moved"
     brokers.append("large", "while it moves")
-    found = brokers.until(lambda found: len(part(found, "large").isr) == 2)
-    assert part(found, "large").replicas == (leader, other)
+    told = brokers.command(*order)  # given again it shows how far it is
     took_s = time.monotonic() - begun
+    assert_progress(told)
+    assert any(line.get("records_to_copy") for line in told), "what is left of it is counted"
+    found = part(brokers.status(), "large")
+    assert found.replicas == (leader, other)
+    assert sorted(found.isr) == sorted(found.replicas)
     assert took_s > 0.6 * size * (64 << 10) / RATE, "the first slice goes at once"
 
 

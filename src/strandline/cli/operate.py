@@ -293,6 +293,8 @@ def _watch(
         found = _status(connection)
         left = [part for part in found.partitions if is_left(part)]
         if not left:
+            if shown:
+                _show(dict.fromkeys(shown, 0), output)
             return
         progress = _progress(found, left, connection)
         if progress != shown:
