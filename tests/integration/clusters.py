@@ -3,9 +3,8 @@
 import urllib.request
 
 from strandline.client.connection import Connection
-from strandline.protocol import admin
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.protocol.tickets import ReadRequest
+from strandline.testing.replica import ReplicaReader
 
 
 def status(server):
@@ -33,19 +32,14 @@ def in_sync(cluster):
 
 def read_at(server, kit, *, count):
     """So many records, in one read at this very broker, once it knows that they are committed."""
-    connection = Connection(server.flight, timeout_s=30)
+    with ReplicaReader(server.flight, timeout_s=30) as replica:
 
-    def is_committed():
-        name = admin.StreamName(name="orders")
-        [info] = connection.action(admin.STREAM_INFO, name, admin.StreamInfo)
-        assert info.partitions[0].high_watermark == count
+        def is_committed():
+            assert replica.ends("orders") == {0: count}
 
-    try:
         kit.persist(is_committed)
-        read = connection.read(ReadRequest(stream="orders", partition=0, stop=count))
-        return read.read_all()["value"].to_pylist()
-    finally:
-        connection.close()
+        batches = replica.read("orders", stop=count)
+        return [value for batch in batches for value in batch["value"].to_pylist()]
 
 
 def figure(server, name):

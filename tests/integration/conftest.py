@@ -19,7 +19,6 @@ import pytest
 from google.protobuf import descriptor_pb2, message_factory
 from nats.js.errors import APIError
 
-import strandline
 from strandline.errors import StrandlineError
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
@@ -182,7 +181,7 @@ def judge(log, publishers):
 
 
 class Reader:
-    """Follows a stream through kills and remembers what was at each offset when it was seen."""
+    """Follows a broker's copy of a stream through kills; remembers what was seen at each offset."""
 
     def __init__(self, address, stream):
         self.address = address
@@ -195,21 +194,21 @@ class Reader:
         """Read until told to stop; to be run in a thread."""
         while not self.is_stopping:
             try:
-                with strandline.connect(self.address, timeout_s=1.0) as client:
-                    self._follow(client)
+                with ReplicaReader(self.address, timeout_s=1.0) as replica:
+                    self._follow(replica)
             except StrandlineError:
                 time.sleep(0.02)
 
-    def _follow(self, client):
+    def _follow(self, replica):
         while not self.is_stopping:
-            for partition, end in client.offsets(self.stream, at="latest").items():
+            for partition, end in replica.ends(self.stream).items():
                 assert end >= self.next[partition], "the high watermark never goes back"
-                self._take(client, partition)
-            client.wait_for(self.stream, beyond=dict(self.next), timeout_s=0.5)
+                self._take(replica, partition)
+            replica.wait_for(self.stream, self.next, timeout_s=0.5)
 
-    def _take(self, client, partition):
+    def _take(self, replica, partition):
         columns, start = ["offset", "value"], self.next[partition]
-        for batch in client.read(self.stream, partition=partition, start=start, columns=columns):
+        for batch in replica.read(self.stream, partition=partition, start=start, columns=columns):
             for offset, value in zip(*(c.to_pylist() for c in batch.columns), strict=True):
                 assert offset == self.next[partition], "dense"
                 self.seen[partition, offset] = value

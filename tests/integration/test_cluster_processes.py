@@ -140,11 +140,11 @@ def patient(reader):
     """A reader that waits for a broker which, just started, does not know yet what is committed."""
 
     class Patient(reader):
-        def _follow(self, client):
+        def _follow(self, replica):
             while not self.is_stopping:
-                for partition, end in client.offsets(self.stream, at="latest").items():
+                for partition, end in replica.ends(self.stream).items():
                     if end > self.next[partition]:
-                        self._take(client, partition)
+                        self._take(replica, partition)
                 time.sleep(0.02)
 
     return Patient
@@ -189,6 +189,7 @@ async def test_kills_and_pauses_under_load(cluster, kit):
     assert logs[0] == logs[1] == logs[2], "the same on every replica"
     for reader in readers:
         reader.judge(logs[0])
+        assert reader.seen, f"{reader.address} served something of its own copy"
 
 
 def leader_of(server, name):

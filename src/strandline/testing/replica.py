@@ -1,7 +1,7 @@
 """Reads the copy that one broker keeps, for tests that compare copies.
 
-The client goes to the leader of a partition, or to any replica that it likes: what it reads says
-nothing of a certain one.
+A client reads one broker's copy, too (``replica="this"``), but only in sync, up to where the leader
+is, and on after a lost connection. What a copy has by itself, though it is behind, is told here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
