@@ -4,7 +4,7 @@ Part of ``Client``. Offsets are resolved once, so that a reconnect changes nothi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,10 @@ class ReadCalls(ABC):
         """The brokers, once it is known whether there are several."""
 
     @abstractmethod
-    def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:
-        """Where a place or time is in each partition."""
+    def _offsets(
+        self, stream: str, at: Place, numbers: Collection[int] | None = None
+    ) -> dict[int, int]:
+        """Where a place or time is in some partitions; None: in all."""
 
     def read(
         self,
@@ -150,8 +152,8 @@ class ReadCalls(ABC):
     def _positions(self, stream: str, partition: int | None, start: Place) -> dict[int, int]:
         """Where a subscription begins, resolved once so that a reconnect changes nothing."""
         if partition is None:
-            return self.offsets(stream, start)
+            return self._offsets(stream, start)
         if isinstance(start, int):
             return {partition: start}
-        found = self.offsets(stream, start)
+        found = self._offsets(stream, start, (partition,))
         return {partition: found.get(partition, 0)}

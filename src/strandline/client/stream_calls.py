@@ -5,7 +5,7 @@ Part of ``Client``. Questions go to any broker, those about partitions to their 
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -122,6 +122,12 @@ class StreamCalls(ABC):
             UnknownStreamError, OffsetOutOfRangeError: as they say.
             NotLeaderError, UnavailableError: as ``stream_info``.
         """
+        return self._offsets(stream, at)
+
+    def _offsets(
+        self, stream: str, at: Place, numbers: Collection[int] | None = None
+    ) -> dict[int, int]:
+        """As ``offsets``, of some partitions; None: of all."""
         bound = bound_of(at)
         found: dict[int, int] = {}
         for _, answer in self._known.ask_leaders(
@@ -131,6 +137,7 @@ class StreamCalls(ABC):
             body=lambda of: admin.OffsetsRequest(
                 name=stream, at=bound, partitions=of, of_leader=True
             ),
+            numbers=numbers,
         ):
             found |= answer.offsets
         return dict(sorted(found.items()))

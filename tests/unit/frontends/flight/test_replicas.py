@@ -188,6 +188,8 @@ def test_a_partition_is_read_though_another_has_no_leader(pair, client):
     assert values(client.read("t", partition=0)) == [b"a"]
     followed = client.read("t", partition=0, start="earliest", stop="latest", follow=True)
     assert values(followed) == [b"a"]
+    with client.subscribe("t", partition=0, start="earliest") as records:
+        assert next(records).value == b"a"
 
 
 def test_a_cancelled_read_wakes_who_waits(pair, client):
