@@ -7,7 +7,7 @@ this module only decodes and checks values. ``docs/configuration.md`` documents 
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import msgspec.structs
@@ -15,6 +15,7 @@ import msgspec.structs
 from strandline.errors import InvalidConfigError
 
 Acks = Literal["memory", "disk", "replicated"]
+"""What an ack says, the least first."""
 PartitionBy = Literal["suffix", "subject", "key"]
 Compression = Literal["none", "zstd", "lz4"]
 
@@ -74,6 +75,11 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.acks is not None:
             return self.acks
         return "replicated" if self.replicas > 1 else "disk"
+
+    def promises(self, acks: Acks) -> bool:
+        """Whether a publish may ask for such acks: for no more than the stream's own."""
+        levels = get_args(Acks)
+        return levels.index(acks) <= levels.index(self.acks_in_force)
 
     @property
     def partition_rule(self) -> PartitionBy:

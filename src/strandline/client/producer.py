@@ -50,7 +50,7 @@ class Producer:
         brokers: of the cluster.
         stream: to append to.
         server: whose limits hold.
-        acks: what to wait for; None: the most the stream gives.
+        acks: what to wait for; None: the stream's own, the most that may be asked for.
         linger_ms: how long a record may wait for others to share its batch.
         batch_bytes: size at which a batch is sent at once.
         buffer_bytes: what may be unacknowledged; ``append`` then waits.

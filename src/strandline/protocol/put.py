@@ -51,7 +51,7 @@ class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     partition: PartitionNumber | None = None
     """For batches whose tag names none; None: each row goes where its key or subject says."""
     acks: Acks | None = None
-    """Less than the stream's promise, to be told sooner."""
+    """Less than the stream's promise, to be told sooner; more is refused."""
     transactional: bool = False
     """The batches belong to the transaction of their producer, which was let into the partition."""
 

@@ -24,6 +24,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
+from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidRecordError, InvalidRequestError, StrandlineError
 from strandline.frontends.flight.checks import BatchChecker
 from strandline.frontends.flight.life import LISTENER, POLL_S, Life
@@ -72,6 +73,7 @@ class PutSession:
 
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.
+        InvalidRequestError: acks are to mean more than the stream promises.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class PutSession:
         if request.partition is not None:
             self._stream.partition(request.partition)
         config = self._stream.config
+        _check_acks(request.acks, config)
         self._checker = BatchChecker(broker.config.limits, config.subject)
         self._router = Router(config)
         self._acks: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
@@ -324,6 +327,15 @@ class PutSession:
             except (fl.FlightError, pa.ArrowException, OSError) as error:
                 logger.debug("a client left before its acks: %s", error)
                 return
+
+
+def _check_acks(asked: Acks | None, config: StreamConfig) -> None:
+    """Refuse to give an ack that would say more than is so."""
+    if asked is not None and not config.promises(asked):
+        raise InvalidRequestError(
+            f"acks '{asked}' are more than stream '{config.name}' gives, '{config.acks_in_force}'; "
+            "ask for no more, or append to a stream that was created for it"
+        )
 
 
 def _known(token: object) -> tuple[BatchInFlight, int]:

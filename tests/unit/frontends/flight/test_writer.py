@@ -7,7 +7,12 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.errors import DiskFullError, ShuttingDownError, UnknownStreamError
+from strandline.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    ShuttingDownError,
+    UnknownStreamError,
+)
 from strandline.frontends.flight import writer
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.writer import PutSession
@@ -285,6 +290,27 @@ def test_a_client_that_stops_listening_is_left_alone(broker, stream, partition):
     put.session._send_ack = broken
     put.run(Chunk(values(b"a")))
     assert partition.high_watermark == 1
+
+
+@pytest.mark.parametrize(
+    ("promised", "asked", "is_more"),
+    [
+        ("memory", "memory", False),
+        ("memory", "disk", True),
+        ("disk", "memory", False),
+        ("disk", "disk", False),
+        (None, "disk", False),
+        (None, "replicated", True),
+    ],
+)
+def test_acks_mean_no_more_than_the_stream_promises(broker, promised, asked, is_more):
+    """A put that asks for more is refused at once, and told of both; one that asks for less not."""
+    broker.make_stream("s", acks=promised)
+    if not is_more:
+        assert Put(broker, acks=asked).run(Chunk(values(b"a")))[0].error is None
+        return
+    with pytest.raises(InvalidRequestError, match=f"'{asked}'.* 's'.*'{promised or 'disk'}'"):
+        Put(broker, acks=asked)
 
 
 def test_an_unknown_stream_is_refused_at_once(broker):
