@@ -1,10 +1,50 @@
-"""What tests of the ``cluster`` fixture ask its brokers about the stream ``orders``."""
+"""Three brokers as processes, and what tests of the ``cluster`` fixture ask them.
+
+Unless a test names another stream, they are asked about ``orders``.
+"""
 
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from strandline.client.connection import Connection
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
+
+IDS = (1, 2, 3)
+
+
+@contextmanager
+def three_brokers(directory, *, environment_of=lambda _: {}, ports=(), more=()):
+    """Started, by number; killed at the end.
+
+    Args:
+        directory: of their data directories.
+        environment_of: variables of a broker, by its number.
+        ports: for their links with each other; by default any.
+        more: further arguments of each.
+    """
+    ports = ports or free_ports(len(IDS))
+    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
+    servers = {}
+    for number, port in zip(IDS, ports, strict=True):
+        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
+        arguments += ("--peer-port", str(port), "--ingest-port", "-1", *more)
+        servers[number] = ProcessServer(
+            directory / f"broker-{number}",
+            arguments=arguments,
+            environment=environment_of(number),
+        )
+    try:
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(ProcessServer.start, servers.values()))
+        yield servers
+    finally:
+        for number, server in servers.items():
+            server.kill()
+            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 def status(server):

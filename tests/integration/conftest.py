@@ -9,7 +9,6 @@ import contextlib
 import gc
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,9 +19,9 @@ from google.protobuf import descriptor_pb2, message_factory
 from nats.js.errors import APIError
 
 from strandline.errors import StrandlineError
-from strandline.server.ports import free_ports
-from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
+
+from .clusters import three_brokers
 
 
 @pytest.fixture(scope="session")
@@ -282,25 +281,8 @@ def environment_of():
 @pytest.fixture
 def cluster(tmp_path, environment_of):
     """Three brokers as processes, by number."""
-    ids, ports = (1, 2, 3), free_ports(3)
-    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(ids, ports, strict=True))
-    servers = {}
-    for number, port in zip(ids, ports, strict=True):
-        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(port), "--ingest-port", "-1")
-        servers[number] = ProcessServer(
-            tmp_path / f"broker-{number}",
-            arguments=arguments,
-            environment=environment_of(number),
-        )
-    try:
-        with ThreadPoolExecutor() as starting:
-            list(starting.map(ProcessServer.start, servers.values()))
+    with three_brokers(tmp_path, environment_of=environment_of) as servers:
         yield servers
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 def persist(attempt, *, seconds=90):

@@ -11,9 +11,10 @@ import pytest
 
 import strandline
 from strandline.errors import StrandlineError, StreamExistsError
-from strandline.frontends.nats.child import NatsServerChild
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
+
+from .nats_servers import routed_nats_servers
 
 IDS = (1, 2, 3)
 STREAMS = ("a", "b")
@@ -22,8 +23,8 @@ ANSWER_S = 10
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def make_brokers(directory, *, nats_url):
-    """Three brokers; each with its nats-server, or all at one."""
+def make_brokers(directory, *, nats_urls):
+    """Three brokers; each with its nats-server, or all at those of the user's."""
     ports = free_ports(6)
     peers = ",".join(f"{n}=127.0.0.1:{ports[n - 1]}" for n in IDS)
     meeting = ",".join(f"{n}=127.0.0.1:{ports[n + 2]}" for n in IDS)
@@ -31,8 +32,8 @@ def make_brokers(directory, *, nats_url):
     for number in IDS:
         arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
         arguments += ("--peer-port", str(ports[number - 1]))
-        environment = {"STRANDLINE_NATS__SERVERS": nats_url} if nats_url else {}
-        arguments += () if nats_url else ("--nats-peers", meeting)
+        environment = {"STRANDLINE_NATS__SERVERS": ",".join(nats_urls)} if nats_urls else {}
+        arguments += () if nats_urls else ("--nats-peers", meeting)
         servers[number] = ProcessServer(
             directory / f"broker-{number}", arguments=arguments, environment=environment
         )
@@ -42,9 +43,9 @@ def make_brokers(directory, *, nats_url):
 class Group:
     """Three brokers, two streams of a queue group, and what was published to them."""
 
-    def __init__(self, servers, nats_url):
+    def __init__(self, servers, nats_urls):
         self.servers = servers
-        self.nats_url = nats_url
+        self.nats_urls = nats_urls
         self.acked = {}
         """Value → where its ack said."""
         self.retried = set()
@@ -99,7 +100,7 @@ class Group:
                 await asyncio.sleep(0.05)
 
     async def _publish_once(self, turn, value):
-        urls = [self.nats_url] if self.nats_url else [s.nats_url for s in self.running()]
+        urls = self.nats_urls or [s.nats_url for s in self.running()]
         try:
             # Stock nats-py may wait for ever for a server that is being stopped.
             async with asyncio.timeout(2 * ANSWER_S):
@@ -152,28 +153,23 @@ async def until(attempt, what):
     return found
 
 
-@pytest.fixture(params=["their own nats-servers", "one of the user's"])
-async def group(request, tmp_path):
-    child, url = None, ""
-    if request.param == "one of the user's":
-        child = NatsServerChild(
-            tmp_path / "nats", host="127.0.0.1", port=0, payload_max=1 << 20,
-            on_restart=lambda: None,
-        )  # fmt: skip
-        await child.start()
-        url = f"nats://127.0.0.1:{child.port}"
-    servers = make_brokers(tmp_path, nats_url=url)
-    try:
-        await asyncio.gather(*(asyncio.to_thread(s.start) for s in servers.values()))
-        group = Group(servers, url)
-        await group.create()
-        yield group
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
-        if child is not None:
-            await child.stop()
+@pytest.fixture(params=["their own nats-servers", "the user's nats-servers"])
+async def group(request, tmp_path, kit):
+    with contextlib.ExitStack() as stack:
+        urls = []
+        if request.param == "the user's nats-servers":
+            routed = routed_nats_servers(tmp_path, 2, persist=kit.persist)
+            urls = [server.url for server in stack.enter_context(routed)]
+        servers = make_brokers(tmp_path, nats_urls=urls)
+        try:
+            await asyncio.gather(*(asyncio.to_thread(s.start) for s in servers.values()))
+            group = Group(servers, urls)
+            await group.create()
+            yield group
+        finally:
+            for number, server in servers.items():
+                server.kill()
+                print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 async def test_streams_on_several_brokers_share_their_subject(group):

@@ -1,0 +1,78 @@
+"""nats-servers of the user's: processes that are routed together, as brokers may be told to use.
+
+Each has its monitoring page, which says whether it has met the others.
+"""
+
+import json
+import subprocess
+import urllib.request
+from contextlib import contextmanager
+
+from strandline.frontends.nats.child import find_binary
+from strandline.server.ports import free_ports
+
+CONFIGURATION = """\
+listen: "127.0.0.1:{client}"
+http: "127.0.0.1:{page}"
+cluster {{ name: users, listen: "127.0.0.1:{route}", routes: {routes} }}
+"""
+
+
+class NatsServer:
+    """One of them.
+
+    Args:
+        directory: for its configuration.
+        ports: of its clients, of its monitoring page and of its routes.
+        routes: where all of them are.
+    """
+
+    def __init__(self, directory, ports, routes):
+        client, self._page, route = ports
+        self.url = f"nats://127.0.0.1:{client}"
+        self._file = directory / f"nats-{client}.conf"
+        self._file.write_text(
+            CONFIGURATION.format(
+                client=client, page=self._page, route=route, routes=json.dumps(routes)
+            )
+        )
+        self._process = None
+
+    def start(self):
+        self._process = subprocess.Popen(
+            [find_binary(), "-c", self._file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+    def others(self):
+        """How many of the others it has met."""
+        page = f"http://127.0.0.1:{self._page}/routez"
+        try:
+            with urllib.request.urlopen(page, timeout=5) as answer:
+                return len({route["remote_id"] for route in json.load(answer)["routes"]})
+        except OSError:
+            return 0
+
+
+@contextmanager
+def routed_nats_servers(directory, count, *, persist):
+    """So many, which have met each other; killed at the end."""
+    ports = free_ports(3 * count)
+    triples = [ports[n : n + 3] for n in range(0, len(ports), 3)]
+    routes = [f"nats-route://127.0.0.1:{route}" for *_, route in triples]
+    servers = [NatsServer(directory, triple, routes) for triple in triples]
+
+    def have_met():
+        assert all(server.others() == count - 1 for server in servers)
+
+    for server in servers:
+        server.start()
+    try:
+        persist(have_met)
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()

@@ -1,0 +1,66 @@
+"""Three brokers at a NATS cluster of the user's: one of its servers is lost under load."""
+
+import asyncio
+
+import pytest
+
+import strandline
+
+from .clusters import IDS, read_at, status
+from .nats_servers import routed_nats_servers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def nats_servers(tmp_path, kit):
+    with routed_nats_servers(tmp_path, len(IDS), persist=kit.persist) as servers:
+        yield servers
+
+
+@pytest.fixture
+def environment_of(nats_servers):
+    """Each broker knows all nats-servers, and begins with another one."""
+    urls = [server.url for server in nats_servers]
+
+    def environment_of(number):
+        first = number - 1
+        return {"STRANDLINE_NATS__SERVERS": ",".join([*urls[first:], *urls[:first]])}
+
+    return environment_of
+
+
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_publishers_outlive_a_nats_server(cluster, nats_servers, kit):
+    """The leader's is killed and comes back: what was acked is stored once, at every broker."""
+
+    def create():
+        with strandline.connect(cluster[2].flight) as client:
+            client.create_stream("orders", subject="orders.*", replicas=3, min_isr=2)
+
+    def leader():
+        found = status(cluster[3])
+        assert len(found.isr) == len(IDS)
+        return found.leader
+
+    await asyncio.to_thread(kit.persist, create)
+    victim = nats_servers[await asyncio.to_thread(kit.persist, leader) - 1]
+    publishers = [
+        kit.Publisher(server.url, f"by-{number}", f"orders.{number}", window=window)
+        for number, (server, window) in enumerate(zip(nats_servers, (1, 8, 1), strict=True))
+    ]
+    elsewhere = [p for p in publishers if p.url != victim.url]
+    async with kit.running(*publishers):
+        await kit.progress(publishers)
+        victim.kill()
+        await kit.progress(elsewhere)
+        victim.start()
+        await kit.progress(publishers)
+    count = sum(publisher.sent for publisher in publishers)
+    logs = []
+    for server in cluster.values():
+        await asyncio.to_thread(read_at, server, kit, count=count)
+        logs.append(await asyncio.to_thread(kit.read_log, server.flight, "orders"))
+    kit.judge(logs[0], publishers)
+    assert logs[0] == logs[1] == logs[2]
