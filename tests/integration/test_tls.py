@@ -1,6 +1,7 @@
 """TLS towards clients on every listener: who is let in, who is not, and nothing in clear text."""
 
 import asyncio
+import json
 import signal
 import socket
 import ssl
@@ -85,12 +86,13 @@ def connect(url, **options):
     return strandline.connect(f"tls://{url.flight}", timeout_s=5, **options)
 
 
-async def publish(url, context, subject, payload):
+async def publish(url, context, subject, payload, *, message_id=None):
     """Publish with stock nats-py and wait for the ack."""
     url = url.replace("nats://", "tls://")
     client = await nats.connect(url, tls=context, connect_timeout=5, allow_reconnect=False)
     try:
-        return await client.jetstream().publish(subject, payload, timeout=5)
+        headers = {"Nats-Msg-Id": message_id} if message_id else None
+        return await client.jetstream().publish(subject, payload, timeout=5, headers=headers)
     finally:
         await client.close()
 
@@ -158,10 +160,11 @@ def check_health(port, ca, own):
 def test_a_cluster_is_reached_with_tls(papers, tmp_path, grpc_stub):
     """From any broker to the leader, with the same certificates; brokers use theirs.
 
-    So they do for what they hand on: gRPC takes a publish at every broker, whoever leads.
+    So they do for what they hand on: gRPC takes a publish at every broker, whoever leads, and so
+    does its nats-server, which hands it to the others over TLS.
     """
     own = papers.issue("client")
-    servers = members_of_a_cluster(papers, tmp_path)
+    servers, routes = members_of_a_cluster(papers, tmp_path)
     options = {"ca": papers.ca, "certificate": own[0], "key": own[1]}
     with ThreadPoolExecutor() as together:
         try:
@@ -169,12 +172,17 @@ def test_a_cluster_is_reached_with_tls(papers, tmp_path, grpc_stub):
             with connect(servers[1], **options) as client:
                 create_patiently(client)
             with connect(servers[1], **options) as client:
+                client.create_stream("led-by-one", subject="one", replicas=1)
                 for partition in range(3):
                     client.append("orders", b"%d" % partition, partition=partition)
                 values = client.read("orders").read_all()["value"].to_pylist()
             assert sorted(values) == [b"0", b"1", b"2"]
             for server in servers:
                 publish_to_all_partitions(server.ready["grpc_port"], grpc_stub, papers.ca, own)
+            check_routes(routes, papers, own)
+            for number, server in enumerate(servers, 1):
+                ack = publish_until_heard(server.nats_url, papers.context(*own), b"%d" % number)
+                assert (ack.stream, ack.seq) == ("led-by-one", number)
         finally:
             for server in servers:
                 server.kill()
@@ -183,8 +191,10 @@ def test_a_cluster_is_reached_with_tls(papers, tmp_path, grpc_stub):
 
 def members_of_a_cluster(papers, directory):
     """Three brokers that speak TLS to clients and to each other."""
-    ports = free_ports(3)
+    free = free_ports(6)
+    ports, routes = free[:3], free[3:]
     peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1))
+    meeting = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(routes, 1))
     servers = []
     for number, port in enumerate(ports, 1):
         certificate, key = papers.issue("127.0.0.1", f"broker-{number}")
@@ -195,12 +205,43 @@ def members_of_a_cluster(papers, directory):
         }
         arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
         arguments += ("--peer-port", str(port), "--grpc-port", "0", "--http-port", "-1")
+        arguments += ("--nats-peers", meeting)
         servers.append(
             ProcessServer(
                 directory / f"broker-{number}", arguments=arguments, environment=environment
             )
         )
-    return servers
+    return servers, routes
+
+
+def check_routes(ports, papers, own):
+    """Other nats-servers are greeted over TLS, if the authority has signed for them."""
+    for port in ports:
+        told = greeting(port, papers.context(*own))
+        assert (told["tls_required"], told["tls_verify"]) == (True, True)
+        with pytest.raises(OSError, match=r"certificate required|bad certificate|EOF|reset"):
+            greeting(port, papers.context())
+
+
+def greeting(port, context):
+    """What a nats-server says first to whoever calls it as another one does."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        return json.loads(recv_line(secured).removeprefix(b"INFO "))
+
+
+def publish_until_heard(url, context, value):
+    """At one nats-server, once those of the brokers have met; the ack of whoever leads."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return asyncio.run(publish(url, context, "one", value, message_id=value.decode()))
+        except (nats.errors.Error, OSError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def publish_to_all_partitions(port, grpc_stub, ca, own):
@@ -313,7 +354,10 @@ async def test_clients_without_a_certificate_are_kept_out(closed, papers, strang
 def recv_line(sock):
     data = b""
     while not data.endswith(b"\n"):
-        data += sock.recv(1)
+        byte = sock.recv(1)
+        if not byte:
+            raise OSError("EOF")
+        data += byte
     return data
 
 
