@@ -422,8 +422,9 @@ class Membership:
         if known.directory_id not in ("", hello.directory_id):
             raise HandshakeError(
                 Refusal.OTHER_DIRECTORY,
-                f"broker {broker} has another data directory than before; if its disk is lost, run "
-                f"'strandline cluster replace-disk {broker}'",
+                f"broker {broker} has another data directory than before; give a second broker a "
+                f"number of its own, or, if the disk is lost, run 'strandline cluster replace-disk "
+                f"{broker}'",
             )
         if not known.directory_id and broker in self.quorum.members.voters:
             raise HandshakeError(
