@@ -94,8 +94,8 @@ def _run(
         if certificate_files(config):  # else it ends the process, as ever
             loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
         ready = {**app.ready_line(), "pid": os.getpid()}
-        on_ready(ready)
         logger.info("ready, with pid %d and Arrow Flight on port %d", ready["pid"], app.flight_port)
+        on_ready(ready)
         await run_until(app, stop)
 
     uvloop.run(main())
