@@ -105,7 +105,7 @@ def run(plan: Plan) -> Outcome | None:
         print(f"  {name} skipped: {why}")
     told = zip(HEAD[2:], row(outcome)[2:], strict=True)
     print("  " + ", ".join(f"{name} {value}" for name, value in told))
-    for counted in (outcome.faults, outcome.read_errors, outcome.group_errors):
+    for counted in filter(None, (outcome.faults, outcome.read_errors, outcome.group_errors)):
         print("  " + ", ".join(f"{name} {count}" for name, count in counted.most_common()))
     return outcome
 
