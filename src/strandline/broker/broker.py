@@ -294,13 +294,15 @@ class Broker(BrokerBase):
 
     def _keep_ledgers(self) -> None:
         """Look after transactions in every partition, from the time on when there can be any."""
-        used = self._image.streams.get(COORDINATOR_STREAM)
-        if used is None:
-            return
-        since_ns = TimestampNs(used.created_ns - CLOCKS_DIFFER_NS)
         for partition in self.partitions():
-            if partition.ledger is None and partition.elsewhere is None:
-                partition.keep_ledger(partition.log.offset_for_timestamp(since_ns))
+            self._keep_ledger(partition)
+
+    def _keep_ledger(self, partition: Partition) -> None:
+        """As ``_keep_ledgers``, of one partition."""
+        used = self._image.streams.get(COORDINATOR_STREAM)
+        if used is not None and partition.ledger is None and partition.elsewhere is None:
+            since_ns = TimestampNs(used.created_ns - CLOCKS_DIFFER_NS)
+            partition.keep_ledger(partition.log.offset_for_timestamp(since_ns))
 
     def is_gone(self, place: Place) -> bool:
         """Whether a partition that is not here was deleted, for certain."""

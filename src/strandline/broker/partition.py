@@ -177,8 +177,9 @@ class Partition(PartitionAppends):
         self.seat = seat
         self.needs_sync = True
         self._led_from = None
+        is_known = high_watermark == self.high_watermark
         self.high_watermark = high_watermark
-        if self.ledger is not None:
+        if self.ledger is not None and not is_known:
             self.keep_ledger(self.log_start_offset)
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from strandline.broker.cluster.replicas import Replicas
 from strandline.errors import NotLeaderError, ProducerFencedError, StrandlineError, UnavailableError
 
 HOME = "__transactions"
@@ -119,3 +120,30 @@ async def test_whoever_is_not_the_coordinator_names_it(cluster, desk, tx):
     await desk("end", "pay", new, is_commit=True)
     with pytest.raises(StrandlineError, match="was committed"):
         await desk("end", "pay", new, is_commit=False)
+
+
+async def test_a_copy_that_starts_again_shows_no_open_transaction(cluster, desk, tx, monkeypatch):
+    """What is committed to the log and not by its transaction is hidden from the first moment."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    who = await desk("begin", "pay")
+    await desk("add", "pay", who, ("s", 0))
+    leader = await cluster.leader()
+    assert not await desk.write(who, leader, "x")
+    other = next(n for n in (1, 2, 3) if n != leader)
+    end = cluster.partition(leader).log_end_offset
+    await cluster.until_caught_up(other, end)
+    cluster.brokers[other]._note_watermarks()
+    await cluster.kill(other)
+    seen, add = [], Replicas.add
+
+    def look(self, partition, high_watermark):
+        add(self, partition, high_watermark)
+        if partition.name.stream == "s":
+            seen.append((partition.high_watermark, tx.seen(partition)))
+
+    monkeypatch.setattr(Replicas, "add", look)
+    await cluster.start(other)
+    assert seen == [(end, [])]
+    await desk("end", "pay", who, is_commit=True)
+    await everywhere(cluster, tx, "x")
