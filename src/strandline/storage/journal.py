@@ -112,12 +112,20 @@ class Journal:
         scan = scan_directory(directory, disk=disk, after_sequence=after_sequence)
         for stub in scan.stubs:
             disk.unlink(stub)
+        disk.sync_directory(directory)
         return cls(directory, disk=disk, file_bytes=file_bytes, scan=scan)
 
     def _adopt(self, scan: JournalScan) -> None:
-        """Files of earlier lives are spares once the next checkpoint has passed them."""
+        """Files of earlier lives are spares once the next checkpoint has passed them.
+
+        What was found is made durable, as a killed broker may have left it in the system's memory;
+        and what never happened is wiped out, lest it count when the file that bounds it is gone.
+        """
         for found in scan.files:
             file = _File(OpenFile(found.path, disk=self.disk, write=True), found.size)
+            for position in found.dropped:
+                self.disk.pwrite(file.file.fd, bytes(ENTRY_BYTES), position)
+            self.disk.fdatasync(file.file.fd)
             file.last_sequence = scan.last_sequence
             file.number = found.header.number
             self._full.append(file)

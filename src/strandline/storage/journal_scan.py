@@ -64,6 +64,8 @@ class ScannedFile:
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     """Of the entries that count."""
     used_bytes: int = 0
+    dropped: list[int] = field(default_factory=list)
+    """Positions of entries that a crash left behind and that never happened."""
 
     def entries(self) -> list[Entry]:
         """Every intact entry, whether it counts or not."""
@@ -161,6 +163,7 @@ class _Walk:
             limit = files[index + 1].header.first_sequence if index + 1 < len(files) else _NEVER
             if limit > self.expected:
                 entries, end = scan_entries(file.view, file.header.nonce)
+                file.dropped = [entry.position for entry in entries if entry.sequence >= limit]
                 entries = [entry for entry in entries if entry.sequence < limit]
                 self.synced = max([self.synced, *(entry.synced_sequence for entry in entries)])
                 found.append((file, entries, end))
@@ -179,6 +182,7 @@ class _Walk:
                 torn = entry.sequence > self.synced and not batches_intact(entry, file.view)
                 if torn or (entry.sequence > self.expected and self.expected > self.synced):
                     self.scan.torn_bytes += entry.length
+                    file.dropped += [each.position for each in entries[entries.index(entry) :]]
                     return True
                 if entry.sequence > self.expected:
                     self._missing(entry.sequence - 1)

@@ -11,25 +11,35 @@ from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
+from strandline.storage.journal import Journal
+from strandline.storage.log_directory import DELETED_SUFFIX
 
 BIRTH_NAME = "log-birth"
 
 
-def note_birth(directory: Path, sequence: int, *, disk: Disk) -> None:
+def note_birth(directory: Path, journal: Journal, *, disk: Disk) -> None:
     """Make a new log's directory, durably, and note where the journal was.
+
+    It gets its name when the note is in it: one without would be taken for the old log's. What is
+    left of one that got none looks like a deleted log, and goes as they do. The journal is synced
+    first: after a power loss it gives the sequences of entries that are lost to others.
 
     Args:
         directory: of the log; there is none yet.
-        sequence: of the journal's last entry.
+        journal: that the log will be in.
         disk: the file system.
 
     Raises:
         DiskFullError: no space.
-        LogPoisonedError: a write failed.
+        LogPoisonedError: a write failed, or a sync of the journal.
     """
-    disk.make_directory(directory)
-    number = b"%d" % sequence
-    disk.write_atomically(directory / BIRTH_NAME, b"%b %08x\n" % (number, crc32c(number)))
+    journal.sync()
+    unborn = directory.with_name(directory.name + DELETED_SUFFIX)
+    disk.make_directory(unborn)
+    number = b"%d" % journal.last_sequence
+    disk.write_atomically(unborn / BIRTH_NAME, b"%b %08x\n" % (number, crc32c(number)))
+    disk.rename(unborn, directory)
+    disk.sync_directory(directory.parent)
 
 
 def birth_of(directory: Path, *, disk: Disk) -> int:

@@ -145,6 +145,8 @@ def recover(
     report.damage += journal.damage
     births = _births(plans, disk=disk, report=report)
     redos = _begin(plans, checkpoint, births, disk=disk, is_whole=journal.first_sequence == 1)
+    for parent in sorted({directory, *(plan.directory.parent for plan in plans.values())}):
+        disk.sync_directory(parent)  # a killed broker may not have got to it
     _replay(journal, redos, births, on_progress=on_progress)
     logs: dict[LogId, Log] = {}
     for log_id, redo in redos.items():
@@ -241,6 +243,10 @@ def _checkpoint(
         pending = checkpointer.begin(logs)
         checkpointer.write(pending)
     except DiskFullError:
-        return  # reported by `checkpointed`; the broker's next checkpoint tries again
+        # Reported by `checkpointed`; the broker's next checkpoint tries again. Until then the
+        # records that were found count as durable, so they have to be, and some are in files only.
+        for log in logs.values():
+            log.sync_written()
+        return
     checkpointer.finish(pending)
     report.checkpointed = True

@@ -1,6 +1,7 @@
 """Recovery: checkpoint, redo, torn tails, damage, deleted logs, full disks."""
 
 import errno
+import shutil
 
 import pytest
 
@@ -211,7 +212,7 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
     data.now.logs.pop(B).delete()
     data.turn(A)
     directory = data.path / "logs" / str(B)
-    note_birth(directory, data.now.journal.last_sequence, disk=data.disk)
+    note_birth(directory, data.now.journal, disk=data.disk)
     new = Log.open(directory, disk=data.disk, segment_bytes=2000, segment_age_ms=0)
     if begins_at:
         new.restart_at(begins_at)
@@ -231,7 +232,8 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
 
 def test_a_damaged_birth_is_reported(data):
     """Nobody knows then which records are whose: it is said, and everything is tried."""
-    note_birth(data.path / "logs" / str(A), 1, disk=data.disk)
+    shutil.rmtree(data.path / "logs" / str(A))
+    note_birth(data.path / "logs" / str(A), data.now.journal, disk=data.disk)
     (data.path / "logs" / str(A) / BIRTH_NAME).write_bytes(b"1 00000000\n")
     data.turn(A)
     [damage] = data.die().damage
@@ -593,3 +595,71 @@ def test_checkpoint_file_round_trip_and_every_flip(tmp_path, disk):
     save_checkpoint(tmp_path, Checkpoint(version=9), disk=disk)
     with pytest.raises(CorruptBatchError, match="version 9"):
         load_checkpoint(tmp_path, disk=disk)
+
+
+def test_a_log_that_is_made_anew_has_its_note_from_the_beginning(data):
+    """A crash in between leaves no directory that would pass for the old log's."""
+    for _ in range(5):
+        data.turn(A, B)
+    data.now.logs.pop(B).delete()
+    data.disk.fail("rename")
+    directory = data.path / "logs" / str(B)
+    with pytest.raises(LogPoisonedError):
+        note_birth(directory, data.now.journal, disk=data.disk)
+    assert not directory.exists()
+
+
+def test_a_log_that_is_made_anew_keeps_what_takes_the_sequences_of_lost_entries(data):
+    """An entry that no sync covered is lost, and its sequence is given to another."""
+    data.now.logs.pop(B).delete()
+    for _ in range(3):
+        data.turn(A, sync=False)
+    directory = data.path / "logs" / str(B)
+    note_birth(directory, data.now.journal, disk=data.disk)
+    data.written[B] = []
+    data.die()
+    data.turn(B)
+    data.die()
+    data.check(B)
+
+
+def test_what_a_crash_left_never_happens_though_the_file_after_it_is_lost(data):
+    """It is wiped out; the next file, which bounds it, may not have reached the disk."""
+    data.turn(A)
+    data.turn(A, size=1500, sync=False)
+    data.turn(A, sync=False)
+
+    def keep_all_but_the_second(write):
+        is_cut = len(write.data) > 1000 and write.path.suffix == ".journal"
+        return ((0, 500),) if is_cut else ((0, len(write.data)),)
+
+    for log in data.now.logs.values():
+        assert log.pending_bytes or not log.log_end_offset, "only the journal has them"
+    data.die(keep_all_but_the_second)
+    del data.written[A][1:]
+    data.check(A)
+    data.turn(B, sync=False)
+    data.now = None
+    data.recover()
+    assert data.now.journal.last_sequence == 2
+    data.die()
+    assert data.now.journal.last_sequence == 2
+    data.check(A)
+    data.check(B)
+
+
+def test_what_is_found_is_durable_though_the_disk_is_full(data):
+    """A killed broker left records in the system's memory; they count from now on."""
+    data.turn(A, size=1500)
+    data.turn(A, size=1500)
+    log = data.now.logs[B]
+    batch = data.make_batch(log.log_end_offset, 1, size=50)
+    log.append(batch, read_header(batch))
+    data.written[B].append(batch)
+    for each in data.now.logs.values():
+        each.write_pending()
+    data.disk.full = True
+    assert not data.recover().report.checkpointed
+    data.check(B)
+    data.die()
+    data.check(B)

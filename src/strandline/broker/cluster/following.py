@@ -130,7 +130,7 @@ class FollowingBroker(Broker):
         if log is None:
             if image.log_id in self._parted:
                 delete_log_directory(plan.directory, disk=self.disk)
-                note_birth(plan.directory, self._storage.journal.last_sequence, disk=self.disk)
+                note_birth(plan.directory, self._storage.journal, disk=self.disk)
             log = Log.open(
                 plan.directory,
                 disk=self.disk,
