@@ -168,9 +168,9 @@ class LogRedo:
 
     def _take_all(self) -> None:
         """Without a checkpoint: everything up to the last intact batch, with the holes in it."""
-        segment = self._active
         self._extend(OFFSET_MAX)
-        while (rest := self._on_disk - segment.size) > 0:
+        while (rest := self._on_disk - self._active.size) > 0:
+            segment = self._active  # another one since it was extended, perhaps
             view = self._seen(segment.size, rest)
             found = find_intact(view, 0, after=segment.next_offset, below=OFFSET_MAX)
             if found < 0:
@@ -262,6 +262,9 @@ class LogRedo:
             # The records before were removed on purpose, and their segments with them.
             self._active.remove_files()
             self._begin_at(base_offset)
+        else:
+            # The same, but for the first of them; within a segment offsets are dense.
+            self._roll(base_offset)
 
     def _skip_removed(self) -> None:
         """Go on in the segment that the log starts in, if those before were removed on purpose."""

@@ -663,3 +663,33 @@ def test_what_is_found_is_durable_though_the_disk_is_full(data):
     data.check(B)
     data.die()
     data.check(B)
+
+
+def test_a_start_inside_what_was_lost_leaves_no_gap_in_a_segment(data):
+    """Who scans it later, as no checkpoint is of its end, would stop at the gap."""
+    data.turn(A)
+    data.checkpoint()
+    for _ in range(2):
+        data.turn(A)
+    data.now.logs[A].truncate_before(2)
+    data.die()
+    data.check(A, data.written[A][2:])
+    data.now.logs[A].roll()
+    data.checkpoint()
+    data.die()
+    data.check(A, data.written[A][2:])
+
+
+def test_a_recovery_that_is_cut_short_finds_its_own_segments(data):
+    """The checkpoint's has no file, so that it went on in the one before, and into another."""
+    data.turn(A)
+    data.now.logs[A].roll()
+    data.checkpoint()
+    for size in (350, 1400, 50):
+        data.turn(A, size=size)
+    data.now = None
+    data.disk.fail("rename")
+    with pytest.raises(LogPoisonedError):
+        data.recover()
+    assert data.recover().report.damage == []
+    data.check(A)
