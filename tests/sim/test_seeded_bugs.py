@@ -29,6 +29,10 @@ QUICK = {
     "aborted records count",
     "reading goes past open transactions",
     "a new coordinator owes no markers",
+    "a turn is acked before the journal is synced",
+    "a torn entry of the journal counts",
+    "a checkpoint is written before the segments are synced",
+    "the names of new segments are not synced",
 }
 ALL = [(name, bug) for name, simulation in SIMULATIONS.items() for bug in simulation.bugs]
 
@@ -59,7 +63,7 @@ def test_there_are_enough_bugs_each_with_a_name_of_its_own():
     assert (
         {name for name, _ in ALL}
         == set(SIMULATIONS)
-        >= {*("consensus", "metadata", "replication", "transactions")}
+        >= {*("consensus", "metadata", "recovery", "replication", "transactions")}
     )
     assert {bug.name for _, bug in ALL} >= QUICK
 

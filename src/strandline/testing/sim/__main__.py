@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from strandline.testing.sim import consensus_aims, metadata, replication, transactions
+from strandline.testing.sim import consensus_aims, metadata, recovery, replication, transactions
 from strandline.testing.sim.bugs import SeededBug
 from strandline.testing.sim.consensus_bugs import CONSENSUS_BUGS
 from strandline.testing.sim.metadata_bugs import METADATA_BUGS
+from strandline.testing.sim.recovery_bugs import RECOVERY_BUGS
 from strandline.testing.sim.replication_bugs import REPLICATION_BUGS
 from strandline.testing.sim.transactions_bugs import TRANSACTION_BUGS
 
@@ -52,6 +53,7 @@ class Simulation(NamedTuple):
 SIMULATIONS: Final = {
     "consensus": Simulation(consensus_aims.run, CONSENSUS_BUGS),
     "metadata": Simulation(metadata.run, METADATA_BUGS),
+    "recovery": Simulation(recovery.run, RECOVERY_BUGS),
     "replication": Simulation(replication.run, REPLICATION_BUGS),
     "transactions": Simulation(transactions.run, TRANSACTION_BUGS),
 }

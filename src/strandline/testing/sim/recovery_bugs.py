@@ -1,0 +1,162 @@
+"""Seeded bugs of journal, checkpoints, logs and recovery, which the simulator must find.
+
+Each is a change of a line or two in the storage itself: something that is not synced, not checked
+or done too early. A rule of the storage that no bug here breaks is not shown to be needed.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from strandline.storage.disk import Bytes, Disk, OpenFile
+from strandline.storage.journal import Journal, _File
+from strandline.storage.journal_scan import JournalScan
+from strandline.testing.sim.bugs import Replacement, Rewrite
+
+JOURNAL: Final = "strandline.storage.journal:Journal"
+SCAN: Final = "strandline.storage.journal_scan"
+DURABILITY: Final = "strandline.storage.log_durability:LogDurability"
+REDO: Final = "strandline.storage.log_redo:LogRedo"
+RECOVERY: Final = "strandline.storage.recovery"
+
+
+def _write_without_directory(self: Disk, path: Path, data: Bytes) -> None:
+    fresh = path.with_name(path.name + ".new")
+    self.write_durably(fresh, data)
+    self.rename(fresh, path)
+
+
+def _adopt_as_it_is(self: Journal, scan: JournalScan) -> None:
+    for found in scan.files:
+        file = _File(OpenFile(found.path, disk=self.disk, write=True), found.size)
+        file.last_sequence = scan.last_sequence
+        file.number = found.header.number
+        self._full.append(file)
+        self._total_bytes += found.used_bytes
+
+
+RECOVERY_BUGS: Final = (
+    # The journal
+    Rewrite(
+        "a turn is acked before the journal is synced",
+        f"{JOURNAL}.sync",
+        "self.disk.fdatasync(self._current.file.fd)",
+        "pass",
+    ),
+    Rewrite(
+        "a failed sync of the journal is tried again",
+        f"{JOURNAL}.sync",
+        "self.poisoned = True",
+        "pass",
+    ),
+    Rewrite(
+        "a journal file is left before it is synced",
+        f"{JOURNAL}._roll",
+        "self.sync()",
+        "self.synced_sequence = self.last_sequence",
+    ),
+    Rewrite(
+        "the name of a new journal file is not synced",
+        f"{JOURNAL}._allocate",
+        "self.disk.sync_directory(self.directory)",
+        "pass",
+    ),
+    Rewrite(
+        "the journal is recycled up to now, not to the checkpoint",
+        f"{RECOVERY}:Checkpointer.finish",
+        "pending.checkpoint.sequence",
+        "self._journal.last_sequence",
+    ),
+    Rewrite(
+        "replay skips the last entry of a file",
+        f"{SCAN}:JournalScan.replay",
+        "file.positions:",
+        "file.positions[:-1]:",
+    ),
+    Rewrite(
+        "a torn entry of the journal counts",
+        f"{SCAN}:_Walk._walk_file",
+        "not batches_intact(entry, file.view)",
+        "False",
+    ),
+    Replacement(
+        "what never happened is left in the journal",
+        "_adopt",
+        _adopt_as_it_is,
+        (Journal,),
+    ),
+    # Checkpoints
+    Rewrite(
+        "a checkpoint is written before the segments are synced",
+        f"{RECOVERY}:Checkpointer.write",
+        "log.flush()",
+        "pass",
+    ),
+    Rewrite(
+        "a checkpoint tells of batches that are in memory only",
+        f"{DURABILITY}.checkpoint",
+        "self.write_pending()",
+        "pass",
+    ),
+    Rewrite(
+        "a checkpoint syncs the active segment only",
+        f"{DURABILITY}._sync_segments",
+        "reversed(self._layout.segments)",
+        "self._layout.segments[-1:]",
+    ),
+    Rewrite(
+        "the names of new segments are not synced",
+        f"{DURABILITY}._sync_segments",
+        "if unnamed:",
+        "if False:",
+    ),
+    Replacement(
+        "the name of a replaced file is not synced",
+        "write_atomically",
+        _write_without_directory,
+        (Disk,),
+    ),
+    # Logs
+    Rewrite(
+        "the start of a log is not made durable",
+        "strandline.storage.log:Log.truncate_before",
+        "try:\n        self._disk.write_atomically(path, text)",
+        "try:\n        self._disk.write_whole(path, text)",
+    ),
+    Rewrite(
+        "copies are acked while they are in memory",
+        f"{DURABILITY}.sync_written",
+        "self._sync(with_indexes=False)",
+        "pass",
+    ),
+    # Recovery
+    Rewrite(
+        "recovery trusts what a failed sync left in memory",
+        f"{REDO}._begin",
+        "self._disk.drop_cache(file.fd)",
+        "pass",
+    ),
+    Rewrite(
+        "recovery drops what only the segments have",
+        f"{REDO}.finish",
+        "self._extend(OFFSET_MAX)",
+        "pass",
+    ),
+    Rewrite(
+        "a deleted log's entries are replayed into its namesake",
+        f"{RECOVERY}:_replay",
+        "and entry.sequence > births[log_id]",
+        "",
+    ),
+    Rewrite(
+        "a log's birth is noted by an entry that may be lost",
+        "strandline.storage.log_birth:note_birth",
+        "journal.sync()",
+        "pass",
+    ),
+    Rewrite(
+        "on a full disk recovery leaves in memory what it found",
+        f"{RECOVERY}:_checkpoint",
+        "log.sync_written()",
+        "pass",
+    ),
+)
