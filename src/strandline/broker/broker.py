@@ -363,7 +363,7 @@ class Broker(BrokerBase):
                     segment_bytes=plan.segment_bytes,
                     segment_age_ms=plan.segment_age_ms,
                 )
-                self._storage.logs[log_id] = log
+                self._storage.keep(log_id, log)
             name = PartitionName(config.name, number)
             partitions.append(
                 Partition(

@@ -166,7 +166,7 @@ def _cut(log: Log, offset: int) -> None:
         LogPoisonedError: that failed too.
     """
     try:
-        log.truncate_to(offset)
+        log.undo_to(offset)
     except UnavailableError as failure:
         raise LogPoisonedError(
             f"a turn could not be undone, the log is reopened: {failure.message}"

@@ -443,7 +443,7 @@ class Turn:
             if not chunks:
                 continue
             try:
-                partition.log.truncate_to(chunks[0].base_offset)
+                partition.log.undo_to(chunks[0].base_offset)
             except UnavailableError as failure:
                 raise LogPoisonedError(
                     f"a turn could not be undone, the log is reopened: {failure.message}"

@@ -7,6 +7,7 @@ any, ``finish`` on that thread again. Knows nothing of batches.
 """
 
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -18,6 +19,7 @@ from strandline.types import Offset, Position, TimestampNs
 
 FILE_NAME = "checkpoint.json"
 VERSION = 1
+NoteT = TypeVar("NoteT")
 
 
 class LogCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,8 @@ class LogCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     first_timestamp: TimestampNs
     """Of the active segment, for rolling by age."""
     max_timestamp: TimestampNs
+    cuts: int = 0
+    """How many cuts of the log had been noted by then (``log_cut``)."""
 
 
 NEW_LOG = LogCheckpoint(
@@ -60,8 +64,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, disk: Disk) -> N
         DiskFullError: no space; the old one stands.
         LogPoisonedError: the write or sync failed.
     """
-    body = msgspec.json.encode(checkpoint)
-    disk.write_atomically(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body))
+    disk.write_atomically(directory / FILE_NAME, encode_note(checkpoint))
 
 
 def load_checkpoint(directory: Path, *, disk: Disk) -> Checkpoint | None:
@@ -74,15 +77,30 @@ def load_checkpoint(directory: Path, *, disk: Disk) -> Checkpoint | None:
     data = disk.read_bytes(path)
     if data is None:
         return None
-    try:
-        crc, body = data.rstrip(b"\n").split(b"\n", 1)
-        if int(crc, 16) != crc32c(body):
-            raise CorruptBatchError("checkpoint is damaged (checksum mismatch)", file=str(path))
-        checkpoint = msgspec.json.decode(body, type=Checkpoint)
-    except UNDECODABLE as error:
-        raise CorruptBatchError(f"checkpoint is damaged ({error})", file=str(path)) from error
+    checkpoint = decode_note(data, Checkpoint, path)
     if checkpoint.version != VERSION:
         raise CorruptBatchError(
             f"checkpoint version {checkpoint.version} is not known here", file=str(path)
         )
     return checkpoint
+
+
+def encode_note(what: Any) -> bytes:
+    """A small file: the checksum of its second line, and that as JSON."""
+    body = msgspec.json.encode(what)
+    return b"%08x\n%b\n" % (crc32c(body), body)
+
+
+def decode_note(data: bytes, kind: type[NoteT], path: Path) -> NoteT:
+    """What such a file says.
+
+    Raises:
+        CorruptBatchError: it is damaged.
+    """
+    try:
+        crc, body = data.rstrip(b"\n").split(b"\n", 1)
+        if int(crc, 16) != crc32c(body):
+            raise CorruptBatchError(f"{path.stem} is damaged (checksum mismatch)", file=str(path))
+        return msgspec.json.decode(body, type=kind)
+    except UNDECODABLE as error:
+        raise CorruptBatchError(f"{path.stem} is damaged ({error})", file=str(path)) from error

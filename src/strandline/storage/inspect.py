@@ -22,6 +22,7 @@ from strandline.storage.journal_scan import (
     scan_directory,
 )
 from strandline.storage.log_birth import BIRTH_NAME, birth_of
+from strandline.storage.log_cut import CUT_NAME, cut_of
 from strandline.storage.log_redo import START_NAME, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
@@ -39,6 +40,7 @@ Kind = Literal[
     "timeindex",
     "log-start",
     "log-birth",
+    "log-cut",
     "other",
 ]
 
@@ -228,6 +230,19 @@ class _Inspection:
                 report.facts = {"journal_sequence": birth_of(path.parent, disk=self._disk)}
             except CorruptBatchError as error:
                 report.add("damage", 0, error.message)
+        elif path.name == CUT_NAME:
+            report = self._report(path, "log-cut")
+            try:
+                cut = cut_of(path.parent, disk=self._disk)
+            except CorruptBatchError as error:
+                report.add("damage", 0, error.message)
+            else:
+                assert cut is not None, "the file is there"
+                report.facts = {
+                    "journal_sequence": cut.sequence,
+                    "log_end_offset": cut.state.log_end_offset,
+                    "cuts": cut.state.cuts,
+                }
         else:
             report = self._report(path, "other")
             report.add("note", 0, "not a file of a log")

@@ -10,19 +10,37 @@ says where reading can go on. A failed write or sync poisons the log; a full dis
 leaves it as it was. Does not decode records. ``log_durability`` says what survives what.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import HEADER_BYTES, TIMESTAMP_MIN, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
+from strandline.storage.journal import Journal
+from strandline.storage.log_cut import note_cut
 from strandline.storage.log_directory import delete_log_directory
 from strandline.storage.log_durability import LogDurability
 from strandline.storage.log_redo import START_NAME, LogRedo, format_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
-from strandline.types import Offset
+from strandline.types import Offset, Position
+
+
+class _Place(NamedTuple):
+    """Where a cut goes.
+
+    Attributes:
+        segments: how many stay.
+        position: bytes of the last of them that stay.
+        end: the log end offset then.
+    """
+
+    segments: int
+    position: int
+    end: int
 
 
 class Log(LogDurability):
@@ -148,40 +166,78 @@ class Log(LogDurability):
     def truncate_to(self, offset: int) -> Offset:
         """Remove the records from ``offset`` on, and the whole batch if it is inside one.
 
+        Durable on return: no recovery brings them back, though the journal has them.
+
         Returns:
             The log end offset, at most ``offset``.
 
         Raises:
             OffsetOutOfRangeError: below the log start offset.
+            DiskFullError: no space to note it; the log has to be reopened.
             LogPoisonedError: the files could not be cut.
         """
+        return self._truncate_to(offset, self.journal)
+
+    def undo_to(self, offset: int) -> Offset:
+        """As ``truncate_to``, for records that no journal has: recovery need not know."""
+        return self._truncate_to(offset, None)
+
+    def _truncate_to(self, offset: int, journal: Journal | None) -> Offset:
         if offset < self.log_start_offset:
             raise self._out_of_range(offset)
         if offset >= self.log_end_offset:
             return self.log_end_offset
         self._cuts += 1
         try:
-            self._cut(offset)
+            place = self._place_of(offset)
+            if journal is not None:
+                self._note_cut(place, journal)
+            self._cut(place)
         except (LogPoisonedError, DiskFullError):
             self.poisoned = True  # the files may already be shorter than the log believes
             raise
         return self.log_end_offset
 
-    def _cut(self, offset: int) -> None:
-        segments = list(self._layout.segments)
-        while segments[-1].base_offset > offset:
-            segments.pop().remove_files()
-        last = segments[-1]
+    def _place_of(self, offset: int) -> _Place:
+        """Where a cut at an offset goes."""
+        segments = self._layout.segments
+        kept = bisect_right(self._layout.bases, offset)
+        last = segments[kept - 1]
         place = last.locate(offset, verify=False)
         position, end = last.size, offset
         if place is not None:
             position = place.position
             header = header_at(last.view(position, HEADER_BYTES), 0)
             end = min(offset, header.base_offset) if header is not None else offset
+        return _Place(kept, position, end)
+
+    def _note_cut(self, place: _Place, journal: Journal) -> None:
+        """Let recovery know, before anything is cut; what stays is durable before that."""
+        self.write_pending()
+        self.sync_written()
+        last = self._layout.segments[place.segments - 1]
+        state = LogCheckpoint(
+            segment_base=Offset(last.base_offset),
+            position=Position(place.position),
+            log_start_offset=self.log_start_offset,
+            log_end_offset=Offset(place.end),
+            first_timestamp=last.first_timestamp,
+            max_timestamp=last.max_timestamp,
+            cuts=self.cuts_noted + 1,
+        )
+        note_cut(self.directory, state, journal, disk=self._disk)
+        self.cuts_noted = state.cuts
+        self._stable_base = min(self._stable_base, last.base_offset)
+
+    def _cut(self, place: _Place) -> None:
+        segments = list(self._layout.segments[: place.segments])
+        for segment in reversed(self._layout.segments[place.segments :]):
+            segment.remove_files()  # for good: what is left of the one before is written durably
+        last = segments[-1]
         if last.sealed:
-            segments[-1] = self._unsealed(last, position, end)
+            segments[-1] = self._unsealed(last, place.position, place.end)
         else:
-            last.cut(position, end)
+            last.cut(place.position, place.end)
         self._arrange(segments)
 
     def _unsealed(self, segment: Segment, position: int, next_offset: int) -> Segment:

@@ -15,6 +15,8 @@ from strandline.storage.journal import Journal
 from strandline.storage.log_directory import DELETED_SUFFIX
 
 BIRTH_NAME = "log-birth"
+UNUSED = -1
+"""Before any sequence."""
 
 
 def note_birth(directory: Path, journal: Journal, *, disk: Disk) -> None:
@@ -43,7 +45,7 @@ def note_birth(directory: Path, journal: Journal, *, disk: Disk) -> None:
 
 
 def birth_of(directory: Path, *, disk: Disk) -> int:
-    """The journal's sequence when the log was made; 0 if its id was never used before.
+    """The journal's sequence when the log was made; ``UNUSED`` if its id never was used before.
 
     Raises:
         CorruptBatchError: the file is damaged.
@@ -51,7 +53,7 @@ def birth_of(directory: Path, *, disk: Disk) -> int:
     path = directory / BIRTH_NAME
     data = disk.read_bytes(path)
     if data is None:
-        return 0
+        return UNUSED
     number, _, _ = data.partition(b" ")
     if not number.isdigit() or data != b"%b %08x\n" % (number, crc32c(number)):
         raise CorruptBatchError(

@@ -3,6 +3,7 @@
 Rules: batches are gathered in memory, as the journal has them; whoever owns the log writes them,
 any thread may sync what is written. A checkpoint names what a sync has made durable; what no
 journal has may be synced by itself, as long as no recovery could put something else in its place.
+Whoever cuts a log whose batches a journal has notes it durably first (``log_cut``).
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from strandline.errors import LogPoisonedError, UnavailableError
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Disk
+from strandline.storage.journal import Journal
 from strandline.storage.log_reads import LogReads
 from strandline.storage.segment import WORTH_WRITING_BYTES, Segment
 from strandline.types import Offset, Position
@@ -36,6 +38,11 @@ class LogDurability(LogReads):
     ) -> None:
         super().__init__(directory, segments, log_start_offset)
         self._disk = disk
+        self.journal: Journal | None = None
+        """Where its batches are, too, and recovery would look for them; None: in its files alone.
+        """
+        self.cuts_noted = 0
+        """How many cuts were ever noted in its directory."""
         self._is_held_up = False
         """Whether what is in memory only could not be written when it was last tried."""
         self._stable_base = 0
@@ -103,6 +110,7 @@ class LogDurability(LogReads):
             log_end_offset=Offset(active.next_offset),
             first_timestamp=active.first_timestamp,
             max_timestamp=active.max_timestamp,
+            cuts=self.cuts_noted,
         )
 
     @property
@@ -170,7 +178,8 @@ class LogDurability(LogReads):
 
     def mark_checkpointed(self, checkpoint: LogCheckpoint) -> None:
         """Tell that ``checkpoint`` is durable: what is sealed before it may be compacted."""
-        self._stable_base = checkpoint.segment_base
+        if self._cuts_noted == self._cuts:  # else it is of the log before it was cut
+            self._stable_base = checkpoint.segment_base
         self._cuts_checkpointed = self._cuts_noted
 
     @property

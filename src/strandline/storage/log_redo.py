@@ -61,6 +61,7 @@ class LogRedo:
         self.segment_bytes = segment_bytes
         self._at = at
         self._was_cut = False
+        self._has_removed = False
         disk.make_directory(directory)
         self._is_shorter = False
         """Cut to below where the checkpoint's segment began, for all the journal has told yet."""
@@ -213,13 +214,20 @@ class LogRedo:
             if keep_lost:
                 self._report(segment.path, 0, "a segment beyond a gap was set aside")
                 self._disk.rename(segment.path, segment.path.with_suffix(LOG_SUFFIX + LOST_SUFFIX))
-            segment.remove_files()
+            self._remove(segment)
+        if self._has_removed:
+            self._disk.sync_directory(self.directory)
         at = self._at
         end = max(self.log_end_offset, self.log_start_offset)
         if at is not None and end < at.log_end_offset and not self._was_cut:
             lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
             self._report(self._active.path, self._active.size, lost)
         return [*self._sealed, self._active]
+
+    def _remove(self, segment: Segment) -> None:
+        """Take a file away, whose name must not come back where the log will have got to."""
+        segment.remove_files()
+        self._has_removed = True
 
     def _redo(
         self, batch: memoryview, header: BatchHeader, *, file: Path, position: Position
@@ -260,7 +268,7 @@ class LogRedo:
             self._report(self._active.path, self._active.size, lost)
         elif not self._active.size:
             # The records before were removed on purpose, and their segments with them.
-            self._active.remove_files()
+            self._remove(self._active)
             self._begin_at(base_offset)
         else:
             # The same, but for the first of them; within a segment offsets are dense.
@@ -270,7 +278,7 @@ class LogRedo:
         """Go on in the segment that the log starts in, if those before were removed on purpose."""
         there = [base for base in self._later if base <= self.log_start_offset]
         if there and not self._active.size and self.log_end_offset < self.log_start_offset:
-            self._active.remove_files()
+            self._remove(self._active)
             self._begin_at(max(there))
 
     def _count_if_there(self, batch: memoryview, header: BatchHeader) -> bool:
@@ -390,7 +398,7 @@ class LogRedo:
         """Undo what the log held from ``offset`` on: it was truncated there before."""
         self._was_cut = True
         while offset < self._active.base_offset and self._sealed:
-            self._active.remove_files()
+            self._remove(self._active)
             last = self._sealed.pop()
             reopened = Segment(self.directory, last.base_offset, disk=self._disk)
             reopened.size, reopened.next_offset = last.size, last.next_offset

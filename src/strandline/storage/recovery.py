@@ -25,7 +25,8 @@ from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.journal_scan import Damage
 from strandline.storage.log import Log
-from strandline.storage.log_birth import BIRTH_NAME, birth_of
+from strandline.storage.log_birth import BIRTH_NAME, UNUSED, birth_of
+from strandline.storage.log_cut import CUT_NAME, LogCut, cut_of
 from strandline.storage.log_redo import LogRedo
 from strandline.types import LogId, Position
 
@@ -60,6 +61,11 @@ class Recovered(NamedTuple):
     logs: dict[LogId, Log]
     report: RecoveryReport
     checkpointer: "Checkpointer"
+
+    def keep(self, log_id: LogId, log: Log) -> None:
+        """Look after a log that was made since, whose batches the journal gets, too."""
+        log.journal = self.journal
+        self.logs[log_id] = log
 
 
 class PendingCheckpoint(NamedTuple):
@@ -144,7 +150,17 @@ def recover(
     report.torn_bytes = journal.torn_bytes
     report.damage += journal.damage
     births = _births(plans, disk=disk, report=report)
-    redos = _begin(plans, checkpoint, births, disk=disk, is_whole=journal.first_sequence == 1)
+    states = _states(checkpoint, births, is_whole=journal.first_sequence == 1)
+    cuts = _cuts(plans, disk=disk, report=report)
+    for log_id, cut in cuts.items():
+        if cut.is_news(states[log_id], journal):
+            states[log_id], births[log_id] = cut.state, cut.sequence
+    redos = {
+        log_id: LogRedo(
+            plan.directory, disk=disk, segment_bytes=plan.segment_bytes, at=states[log_id]
+        )
+        for log_id, plan in plans.items()
+    }
     for parent in sorted({directory, *(plan.directory.parent for plan in plans.values())}):
         disk.sync_directory(parent)  # a killed broker may not have got to it
     _replay(journal, redos, births, on_progress=on_progress)
@@ -156,6 +172,8 @@ def recover(
             segment_age_ms=plans[log_id].segment_age_ms,
             keep_lost=bool(journal.damage),
         )
+        logs[log_id].journal = journal
+        logs[log_id].cuts_noted = cuts[log_id].state.cuts if log_id in cuts else 0
         report.records_replayed += redo.records
         report.bytes_replayed += redo.bytes
         report.damage += redo.damage
@@ -182,39 +200,43 @@ def _births(
         try:
             births[log_id] = birth_of(plan.directory, disk=disk)
         except CorruptBatchError as error:
-            births[log_id] = 0
+            births[log_id] = UNUSED
             report.damage.append(Damage(plan.directory / BIRTH_NAME, Position(0), str(error)))
     return births
 
 
-def _begin(
-    plans: Mapping[LogId, LogPlan],
-    checkpoint: Checkpoint | None,
-    births: Mapping[LogId, int],
-    *,
-    disk: Disk,
-    is_whole: bool,
-) -> dict[LogId, LogRedo]:
+def _cuts(
+    plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
+) -> dict[LogId, LogCut]:
+    """Where logs go on that were cut."""
+    cuts: dict[LogId, LogCut] = {}
+    for log_id, plan in plans.items():
+        try:
+            cut = cut_of(plan.directory, disk=disk)
+        except CorruptBatchError as error:
+            report.damage.append(Damage(plan.directory / CUT_NAME, Position(0), str(error)))
+        else:
+            if cut is not None:
+                cuts[log_id] = cut
+    return cuts
+
+
+def _states(
+    checkpoint: Checkpoint | None, births: Mapping[LogId, int], *, is_whole: bool
+) -> dict[LogId, LogCheckpoint | None]:
     """Each log as the checkpoint has it.
 
     A log no checkpoint knows is all in the journal, if that reaches back far enough; with neither,
     its last segment is scanned.
     """
     unknown = NEW_LOG if checkpoint is not None or is_whole else None
-    states = {}
+    states: dict[LogId, LogCheckpoint | None] = dict.fromkeys(births, unknown)
     if checkpoint is not None:
-        known = checkpoint.logs.items()
-        # One as old as the log itself is of the log before, or finds it empty: that is the same.
-        states = {i: at for i, at in known if births.get(LogId(i), 0) < max(checkpoint.sequence, 1)}
-    return {
-        log_id: LogRedo(
-            plan.directory,
-            disk=disk,
-            segment_bytes=plan.segment_bytes,
-            at=states.get(log_id, unknown),
-        )
-        for log_id, plan in plans.items()
-    }
+        for log_id, birth in births.items():
+            # One as old as the log itself is of the log before.
+            if birth < checkpoint.sequence and log_id in checkpoint.logs:
+                states[log_id] = checkpoint.logs[log_id]
+    return states
 
 
 def _replay(

@@ -139,7 +139,7 @@ class FollowingBroker(Broker):
             )
             # Its name must outlive a power loss: recovery knows logs by their directories.
             self.disk.sync_directory(plan.directory.parent)
-            self._storage.logs[image.log_id] = log
+            self._storage.keep(image.log_id, log)
         if log.log_start_offset == log.log_end_offset < image.log_start_offset:
             log.restart_at(image.log_start_offset)  # nothing before it will come any more
         log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms

@@ -105,7 +105,7 @@ class RecoveryLife:
         except DiskFullError:
             for model, _ in reversed(taken):
                 self._undo(model)
-                self.log(model).truncate_to(model.end)
+                self.log(model).undo_to(model.end)
 
     def _make_batch(self, model: LogModel) -> bytes:
         self._written += 1
@@ -162,7 +162,7 @@ class RecoveryLife:
             log.sync_written()
         except DiskFullError:
             self._check_full()
-            log.truncate_to(model.cut(before))
+            log.undo_to(model.cut(before))
             return
         model.safe = len(model.batches)
         self.world.counts["copies"] += 1
@@ -208,24 +208,12 @@ class RecoveryLife:
         model, log = self.some_log()
         if self.disk.full:
             return
-        self.disk.be_well()
         kept = int(self.rng.choice((0.3, 0.8, 0.95, 1)) * len(model.batches))
         if (model.batches[kept - 1].end if kept else model.first) >= log.log_start_offset:
             model.was_cut = True
             log.truncate_to(model.cut(kept))
             model.epoch += 1
-            self._settle()
             self.world.counts["cut"] += 1
-
-    def _settle(self) -> None:
-        """Take a checkpoint before anything else happens.
-
-        Neither journal nor checkpoint knows of a cut. A crash before the next checkpoint may lose
-        what the log was given since, or bring back what it had before: its leader has to repair it.
-        """
-        self._pending = None
-        for _ in range(3):
-            self.checkpoint()
 
     def truncate_before(self) -> None:
         """Safe records at the beginning are removed, by a person or by retention."""
@@ -250,12 +238,10 @@ class RecoveryLife:
         model, log = self.some_log()
         if self.disk.full:
             return
-        self.disk.be_well()
         model.restart = model.end + self.rng.randint(1, 20)
         model.was_cut = True
         log.restart_at(model.restart)
         model.start_over(model.restart)
-        self._settle()
         self.world.counts["started over"] += 1
 
     def delete(self) -> None:
@@ -281,7 +267,7 @@ class RecoveryLife:
         for model in self.models:
             if not model.is_made:
                 if model.log_id not in self.storage.logs:
-                    self.storage.logs[model.log_id] = self._make_log(model.log_id)
+                    self.storage.keep(model.log_id, self._make_log(model.log_id))
                 model.is_made = True
 
     def _make_log(self, log_id: LogId) -> Log:

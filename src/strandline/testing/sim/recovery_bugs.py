@@ -3,7 +3,9 @@
 Each is a change of a line or two in the storage itself: something that is not synced, not checked
 or done too early. Not shown here, as 30 s of histories seldom meet what they prevent, but in unit
 tests: that what a crash left in the journal is wiped out, that the journal is synced before a log's
-birth is noted, and that what recovery finds is synced on a full disk.
+birth is noted, that what recovery finds is synced on a full disk, and that a checkpoint from
+before a cut makes nothing stable. One history in a thousand sees when the names of segments that a
+recovery removed come back.
 """
 
 from pathlib import Path
@@ -15,6 +17,7 @@ from strandline.testing.sim.bugs import Replacement, Rewrite
 JOURNAL: Final = "strandline.storage.journal:Journal"
 SCAN: Final = "strandline.storage.journal_scan"
 DURABILITY: Final = "strandline.storage.log_durability:LogDurability"
+LOG: Final = "strandline.storage.log:Log"
 REDO: Final = "strandline.storage.log_redo:LogRedo"
 RECOVERY: Final = "strandline.storage.recovery"
 
@@ -103,9 +106,27 @@ RECOVERY_BUGS: Final = (
     # Logs
     Rewrite(
         "the start of a log is not made durable",
-        "strandline.storage.log:Log.truncate_before",
+        f"{LOG}.truncate_before",
         "try:\n        self._disk.write_atomically(path, text)",
         "try:\n        self._disk.write_whole(path, text)",
+    ),
+    Rewrite(
+        "recovery does not know of cuts",
+        f"{LOG}._truncate_to",
+        "if journal is not None:",
+        "if False:",
+    ),
+    Rewrite(
+        "a cut counts though a checkpoint is newer",
+        "strandline.storage.log_cut:LogCut.is_news",
+        "self.state.cuts > at.cuts",
+        "True",
+    ),
+    Rewrite(
+        "what a cut leaves is in memory when the journal is given up",
+        f"{LOG}._note_cut",
+        "self.sync_written()",
+        "pass",
     ),
     Rewrite(
         "copies are acked while they are in memory",

@@ -1,0 +1,56 @@
+"""From where a log goes on since its end was cut below what a checkpoint has named.
+
+Journal and checkpoint know nothing of cuts: both may still speak of what was removed, and a
+recovery that believed them would look for it, or put it back in the place of what came after. So
+whoever cuts a log notes first, in its directory, the journal's sequence and the state in which the
+log goes on: what a checkpoint or the journal says of the log up to there is over.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from strandline.storage.checkpoint import LogCheckpoint, decode_note, encode_note
+from strandline.storage.disk import Disk
+from strandline.storage.journal import Journal
+
+CUT_NAME = "log-cut"
+
+
+class LogCut(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a log goes on, durably, after the journal's ``sequence``."""
+
+    sequence: int
+    state: LogCheckpoint
+
+    def is_news(self, at: LogCheckpoint | None, journal: Journal) -> bool:
+        """Whether a checkpoint does not know of it; None: there is none, only the journal."""
+        if at is None:
+            return self.sequence >= journal.first_sequence - 1
+        return self.state.cuts > at.cuts
+
+
+def note_cut(directory: Path, state: LogCheckpoint, journal: Journal, *, disk: Disk) -> None:
+    """Note, durably, that a log goes on from a state; what is before it is durable already.
+
+    The journal is synced first: after a power loss it gives the sequences of entries that are lost
+    to others.
+
+    Raises:
+        DiskFullError: no space; what was noted before stands.
+        LogPoisonedError: a write failed, or a sync of the journal.
+    """
+    journal.sync()
+    cut = LogCut(sequence=journal.last_sequence, state=state)
+    disk.write_atomically(directory / CUT_NAME, encode_note(cut))
+
+
+def cut_of(directory: Path, *, disk: Disk) -> LogCut | None:
+    """The last cut that was noted; None if there was none.
+
+    Raises:
+        CorruptBatchError: the file is damaged.
+    """
+    path = directory / CUT_NAME
+    data = disk.read_bytes(path)
+    return None if data is None else decode_note(data, LogCut, path)
