@@ -392,8 +392,13 @@ def test_a_restarted_copy_serves_what_it_knew_to_be_committed(brokers):
     def is_checkpointed():
         assert 37 in load_watermarks(copy.data_dir, disk=Disk()).values()
 
+    def is_out():
+        [partition] = brokers.client.stream_info(name).partitions
+        assert partition.in_sync == (leader.flight,), "or it may lead"
+
     brokers.persist(is_checkpointed)
     copy.kill()
+    brokers.persist(is_out)
     leader.kill()
     copy.start()
     try:
