@@ -363,8 +363,8 @@ class Leader:
         return self._settle(now_ms)
 
     def start(self) -> list[Effect]:
-        """The first effects: whether records are accepted."""
-        return self._tell_refusal()
+        """The first effects: what is committed if nobody else is in sync, and who may publish."""
+        return [*self._commit(), *self._tell_refusal()]
 
     def _settle(self, now_ms: int) -> list[Effect]:
         """Draw the conclusions from what changed."""
@@ -372,12 +372,14 @@ class Leader:
             return []
         effects: list[Effect] = []
         self._adjust_isr(effects, now_ms)
-        offset = self._committed()
-        if self.log.advance(offset):
-            effects.append(Committed(offset))
-        effects += self._tell_refusal()
+        effects += [*self._commit(), *self._tell_refusal()]
         self._hand_over(effects)
         return effects
+
+    def _commit(self) -> list[Effect]:
+        """What is committed, if that is more than it was."""
+        offset = self._committed()
+        return [Committed(offset)] if self.log.advance(offset) else []
 
     def _committed(self) -> Offset:
         """What every replica that may be in the ISR has synced, if the ISR is large enough."""

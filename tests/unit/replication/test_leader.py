@@ -46,6 +46,22 @@ def publish(replica, base, after, now=0):
     return replica.step(ev.Flush(), now)
 
 
+def test_who_is_alone_in_sync_knows_at_once_that_it_has_all(make, assigned):
+    """Nobody could have committed what it lacks; readers wait for it to say so."""
+    replica = make(1, 10, hw=3)
+    effects = replica.step(assigned(2, 1, isr=(1,)), 0)
+    assert effects == [fx.Committed(10), fx.Refusing(None)]
+
+
+def test_who_leads_with_too_few_in_sync_does_not_know_what_is_committed(make, assigned):
+    """Nor does one that others are in sync with, before they answer."""
+    alone = make(1, 10, hw=3)
+    refusal = fx.Refusing(Refusal.NOT_ENOUGH_REPLICAS)
+    assert alone.step(assigned(2, 1, isr=(1,), min_isr=2), 0) == [refusal]
+    first = make(1, 10, hw=3)
+    assert first.step(assigned(2, 1), 0) == [fx.Refusing(None)]
+
+
 def test_a_turn_costs_one_message_per_follower(leader):
     """However many batches: one Replicate with all of them."""
     join(leader, 2)
