@@ -26,7 +26,7 @@ from strandline.storage.log_durability import LogDurability
 from strandline.storage.log_redo import START_NAME, LogRedo, format_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
-from strandline.types import Offset, Position
+from strandline.types import Offset
 
 
 class _Place(NamedTuple):
@@ -216,15 +216,7 @@ class Log(LogDurability):
         self.write_pending()
         self.sync_written()
         last = self._layout.segments[place.segments - 1]
-        state = LogCheckpoint(
-            segment_base=Offset(last.base_offset),
-            position=Position(place.position),
-            log_start_offset=self.log_start_offset,
-            log_end_offset=Offset(place.end),
-            first_timestamp=last.first_timestamp,
-            max_timestamp=last.max_timestamp,
-            cuts=self.cuts_noted + 1,
-        )
+        state = self._state(last, place.position, end=place.end, cuts=self.cuts_noted + 1)
         note_cut(self.directory, state, journal, disk=self._disk)
         self.cuts_noted = state.cuts
         self._stable_base = min(self._stable_base, last.base_offset)

@@ -1,4 +1,4 @@
-"""From where a log goes on since its end was cut below what a checkpoint has named.
+"""From where a log goes on since its end was cut, though the journal has what was removed.
 
 Journal and checkpoint know nothing of cuts: both may still speak of what was removed, and a
 recovery that believed them would look for it, or put it back in the place of what came after. So

@@ -103,14 +103,18 @@ class LogDurability(LogReads):
         self.write_pending()
         self._cuts_noted = self._cuts
         active = self._layout.segments[-1]
+        return self._state(active, active.size, end=active.next_offset, cuts=self.cuts_noted)
+
+    def _state(self, last: Segment, position: int, *, end: int, cuts: int) -> LogCheckpoint:
+        """The log as it is if it ends at ``end``, so many bytes into a segment."""
         return LogCheckpoint(
-            segment_base=Offset(active.base_offset),
-            position=Position(active.size),
+            segment_base=Offset(last.base_offset),
+            position=Position(position),
             log_start_offset=self.log_start_offset,
-            log_end_offset=Offset(active.next_offset),
-            first_timestamp=active.first_timestamp,
-            max_timestamp=active.max_timestamp,
-            cuts=self.cuts_noted,
+            log_end_offset=Offset(end),
+            first_timestamp=last.first_timestamp,
+            max_timestamp=last.max_timestamp,
+            cuts=cuts,
         )
 
     @property
