@@ -220,12 +220,12 @@ class Reader:
             assert final[place] == value, "one value per offset, for ever"
 
 
-def child_of(pid):
-    """Process id of a broker's nats-server, or None."""
+def child_of(pid, program="nats-server"):
+    """Process id of a broker's nats-server, or of another child, or None."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                if b"nats-server" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if program.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
                     return int(child)
     return None
 

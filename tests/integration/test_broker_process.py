@@ -76,6 +76,30 @@ async def test_a_killed_nats_server_is_replaced_on_its_port(loaded, kit):
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
 
 
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_killed_sync_process_is_replaced(kit):
+    """What it was to sync is refused, never acked; the log is reopened and the next one syncs."""
+    with ProcessServer() as server:
+        with strandline.connect(server.flight) as admin:
+            admin.create_stream("s", subject="s.*")
+        publishers = [
+            kit.Publisher(server.ingest_url, name, f"s.{name}", window=16, padding=2000)
+            for name in ("a", "b", "c")
+        ]
+        async with kit.running(*publishers):
+            for _ in range(3):
+                await kit.until(lambda: kit.child_of(server.pid, "sync_program"))
+                os.kill(child := kit.child_of(server.pid, "sync_program"), signal.SIGKILL)
+                await kit.until(lambda child=child: not kit.is_running(child))
+                await kit.progress(publishers)
+            await kit.until(lambda: kit.child_of(server.pid, "sync_program"))
+            child = kit.child_of(server.pid, "sync_program")
+        kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
+        assert await asyncio.to_thread(server.stop) == 0
+        assert not kit.is_running(child)
+
+
 def test_the_nats_server_dies_with_the_broker(kit):
     """After kill -9 of the broker its child is gone within seconds."""
     with ProcessServer() as server:

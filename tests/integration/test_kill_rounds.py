@@ -1,4 +1,4 @@
-"""Kill -9 of the broker, its nats-server or both, at random moments under load, many times.
+"""Kill -9 of the broker, its children or several, at random moments under load, many times.
 
 ``KILLS`` sets how often (4 by default; `make kills` does more), ``KILL_SEED`` at which moments.
 """
@@ -15,7 +15,7 @@ from strandline.testing import ProcessServer
 
 ROUNDS = int(os.environ.get("KILLS", "4"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
-VICTIMS = ("broker", "nats", "nats", "both")
+VICTIMS = ("broker", "nats", "nats", "both", "sync")
 
 
 async def kill(server, victim, kit):
@@ -23,6 +23,8 @@ async def kill(server, victim, kit):
     if victim in ("nats", "both"):
         await kit.until(lambda: kit.child_of(server.pid))  # it may be coming back itself
         os.kill(kit.child_of(server.pid), signal.SIGKILL)
+    if victim == "sync" and (child := kit.child_of(server.pid, "sync_program")):
+        os.kill(child, signal.SIGKILL)
     if victim in ("broker", "both"):
         await asyncio.to_thread(server.restart)
 

@@ -69,7 +69,7 @@ class Broker(BrokerBase):
         self._loop = asyncio.get_running_loop()
         self.lock = DataDirLock(self.data_dir)
         self.proof = write_proof(self.data_dir)
-        self._syncer = Syncer(self._loop, self.disk.fdatasync, self.clock)
+        self._syncer = Syncer(self._loop, self.disk, self.clock)
         try:
             self._assemble()
             self._storage = self._open()

@@ -6,52 +6,43 @@ connections the loop has enough to do while the disk works (docs/adr/0003 has th
 """
 
 import asyncio
-import queue
-import threading
-from collections.abc import Callable
 
+from strandline.broker.sync_child import SyncChild
+from strandline.broker.sync_thread import Done, SyncThread
 from strandline.clock import Clock
-from strandline.errors import StrandlineError
+from strandline.storage.disk import Disk
 
 INLINE_BYTES_MAX = 8 << 10
 """A few records; with more of them there are others to read from meanwhile."""
 INLINE_MS_MAX = 1.0
-"""Syncs that take longer than this, on average of late, go to the thread."""
+"""Syncs that take longer than this, on average of late, are not waited for on the loop."""
 SMOOTHING = 0.1
 """Weight of the newest sync in that average."""
 COUNTED_MS_MAX = 4.0
 """A sync counts as no longer than this: one hiccup says little about the next sync."""
 
-Sync = Callable[[int], None]
-Done = Callable[[StrandlineError | None, float], None]
-"""Told the failure, if any, and how long the sync itself took in ms: waiting for a busy loop to
-take notice is not the disk's slowness."""
-
 
 class Syncer:
-    """One thread that syncs files and reports back on the loop.
+    """Knows where to sync, and who syncs beside the loop.
 
     Args:
         loop: where ``done`` callbacks run.
-        sync: fdatasync of a file descriptor; raises StrandlineError when it fails.
-        clock: measures the syncs of the thread.
+        disk: whose files are synced.
+        clock: measures the syncs of a thread.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sync: Sync, clock: Clock) -> None:
-        self._loop = loop
-        self._sync = sync
-        self._clock = clock
-        self._jobs: queue.SimpleQueue[tuple[int, Done] | None] = queue.SimpleQueue()
+    def __init__(self, loop: asyncio.AbstractEventLoop, disk: Disk, clock: Clock) -> None:
+        self._beside = (
+            SyncChild(loop) if disk.syncs_plainly else SyncThread(loop, disk.fdatasync, clock)
+        )
         self.average_ms = 0.0
-        self._thread = threading.Thread(target=self._run, name="strandline-sync", daemon=True)
-        self._thread.start()
 
     def is_inline(self, size: int, *, is_from_one: bool) -> bool:
         """Whether a sync should run on the loop.
 
         Args:
             size: bytes of the turn's batches.
-            is_from_one: its records came over one connection.
+            is_from_one: its records, and those of the turn before, came over one connection.
         """
         return (is_from_one or size <= INLINE_BYTES_MAX) and self.average_ms < INLINE_MS_MAX
 
@@ -60,26 +51,9 @@ class Syncer:
         self.average_ms += SMOOTHING * (min(took_ms, COUNTED_MS_MAX) - self.average_ms)
 
     def submit(self, fd: int, done: Done) -> None:
-        """Sync ``fd`` in the thread, then call ``done(error or None, ms)`` on the loop."""
-        self._jobs.put((fd, done))
+        """Sync ``fd`` beside the loop, then call ``done(error or None, ms)`` on it."""
+        self._beside.submit(fd, done)
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread."""
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._do(*job)
-            # Its turn's logs may be deleted before the next one comes: their disk space waits here.
-            del job
-
-    def _do(self, fd: int, done: Done) -> None:
-        error: StrandlineError | None = None
-        started_ms = self._clock.monotonic_ms()
-        try:
-            self._sync(fd)
-        except StrandlineError as failure:
-            error = failure
-        took_ms = self._clock.monotonic_ms() - started_ms
-        self._loop.call_soon_threadsafe(done, error, took_ms)
+        """Finish what was submitted."""
+        self._beside.close()

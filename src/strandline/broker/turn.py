@@ -1,7 +1,7 @@
 """The turn: drain what partitions accepted, write it, sync once, answer, wake readers.
 
 Group commit falls out of it: one write and one sync per turn, whatever the number of publishers,
-connections and partitions. While a sync runs in its thread the loop goes on accepting; what it
+connections and partitions. While a sync runs beside it the loop goes on accepting; what it
 accepts is the next turn.
 
 What goes to other replicas is gathered while two chunks of a partition are on their way there: a
@@ -25,6 +25,7 @@ from strandline.broker.late_writes import LateWrites
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting, reject_waiting
 from strandline.broker.raw_writes import RawWrite, RawWrites
+from strandline.broker.responder import Responder
 from strandline.broker.syncer import Syncer
 from strandline.clock import Clock
 from strandline.errors import (
@@ -59,12 +60,12 @@ class Taken(NamedTuple):
     chunks: list[Chunk]
 
 
-def _is_from_one(written: Sequence[Written]) -> bool:
-    """Whether records came over one connection, as far as each chunk's first and last tell."""
+def _only_source(written: Sequence[Written]) -> Responder | None:
+    """The connection that all records came over, as far as each chunk's first and last tell."""
     waiting = (item.chunk.waiting for item in written if item.chunk.waiting)
     sources = (end.responder for each in waiting for end in (each[0], each[-1]))
     first = next(sources, None)
-    return first is not None and all(source is first for source in sources)
+    return first if all(source is first for source in sources) else None
 
 
 class Turn:
@@ -107,6 +108,8 @@ class Turn:
         )
         self._is_busy = False
         self._gathering: set[Partition] = set()
+        self._only_source: Responder | None = None
+        """The connection that all of the last turn came over, if there was but one."""
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.answered_callbacks: list[Callable[[], None]] = []
@@ -192,7 +195,7 @@ class Turn:
             raise
 
     def _begin(self) -> None:
-        """Drain, write, and sync or hand over to the sync thread."""
+        """Drain, write, and sync or have it done beside the loop."""
         self._is_busy = True
         self._under_way = self._drain()
         # Copies first: a follower that has just become the leader goes on behind them.
@@ -309,8 +312,11 @@ class Turn:
         if not needs_sync and self._raw.is_idle:
             self._complete(written)
             return
-        journal.begin_sync()
-        if self._syncer.is_inline(size, is_from_one=_is_from_one(written)):
+        source, before = _only_source(written), self._only_source
+        self._only_source = source
+        is_from_one = source is not None and source is before
+        if self._syncer.is_inline(size, is_from_one=is_from_one):
+            journal.begin_sync()
             if is_sending:
                 self._loop.call_soon(self._sync_next, written)
             else:

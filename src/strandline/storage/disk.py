@@ -13,6 +13,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError, UnavailableError
 
@@ -48,6 +49,9 @@ class Disk:
         UnavailableError: too many open files or no memory.
         LogPoisonedError: any other failure, from any method.
     """
+
+    syncs_plainly: ClassVar[bool] = True
+    """Whether a sync here is the system call and nothing else: then any process may make it."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         """Open a file and return its descriptor; ``create`` also makes it if missing."""

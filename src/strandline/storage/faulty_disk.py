@@ -71,6 +71,8 @@ class FaultyDisk(Disk):
         syncs: how often contents were synced.
     """
 
+    syncs_plainly = False
+
     def __init__(self, scratch: Path) -> None:
         self.full = False
         self.syncs = 0

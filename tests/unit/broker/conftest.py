@@ -35,6 +35,8 @@ class RiggedDisk(Disk):
     ``mkdir``, each told by a pattern of its path.
     """
 
+    syncs_plainly = False
+
     def __init__(self):
         self.orders = []
         self.seen = []

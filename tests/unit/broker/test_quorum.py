@@ -59,7 +59,7 @@ class Member:
             telemetry=Telemetry(),
             on_poisoned=self.poisoned.append,
         )
-        self.syncer = Syncer(loop, disk.fdatasync, self.clock)
+        self.syncer = Syncer(loop, disk, self.clock)
         self.turn.attach(self.storage.journal, self.syncer)
         self.store = QuorumStore(directory, disk=disk, log=self.storage.logs[LOG_ID])
         self.quorum = Quorum(

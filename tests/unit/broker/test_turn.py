@@ -304,8 +304,11 @@ async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
 async def test_large_turns_of_several_connections_are_synced_beside_the_loop(
     broker, make_stream, answers, kit, monkeypatch, connections
 ):
-    """What came over one connection is synced at once; who asks for no ack is not known."""
+    """What comes over one alone, turn after turn, is not; who asks for no ack is not known."""
     streams = [await make_stream(broker, f"s{number}") for number in range(2)]
+    if connections:
+        kit.put(streams[0], answers, "small")
+        await answers.wait(1)
     submit, handed_over = broker._syncer.submit, []
     monkeypatch.setattr(
         broker._syncer, "submit", lambda fd, done: [handed_over.append(fd), submit(fd, done)]

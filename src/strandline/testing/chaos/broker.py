@@ -72,6 +72,8 @@ class JumpingClock(SystemClock):
 class SlowDisk(Disk):
     """The machine's disk, slowed down."""
 
+    syncs_plainly = False
+
     def __init__(self, knobs: Knobs) -> None:
         self._knobs = knobs
 

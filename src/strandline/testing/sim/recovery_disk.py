@@ -95,6 +95,8 @@ class SimDisk(Disk):
         world: the generator, and the count of events.
     """
 
+    syncs_plainly = False
+
     def __init__(self, world: World) -> None:
         self.full = False
         self.lies = False

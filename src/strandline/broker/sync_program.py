@@ -1,0 +1,61 @@
+"""Syncs files for a broker, as a process of its own; ``sync_child`` starts it and says why.
+
+Run as a script, with the descriptor of a socket as its only argument. Each message there carries
+the descriptor of a file; the answer is the system's error number, 0 if there is none, and how long
+the sync took in ns.
+
+Rules: imports nothing of Strandline, so that it starts in milliseconds. It ends when the other end
+of the socket is gone, that is with the broker, however that ends; no signal that is meant for the
+broker ends it before, as the broker's last syncs are made here, too.
+"""
+
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+
+REQUEST = b"\0"
+ANSWER = struct.Struct("<iq")
+
+
+def sync(fd: int) -> int:
+    """Sync the contents of a file; the system's error number, 0 if there is none."""
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+def serve(channel: socket.socket) -> None:
+    """Sync what comes until nobody is left to answer.
+
+    Args:
+        channel: keeps messages apart, as SOCK_SEQPACKET does.
+    """
+    while True:
+        message, received, _, _ = socket.recv_fds(channel, len(REQUEST), 1)
+        if not message:
+            return
+        [fd] = received
+        started_ns = time.monotonic_ns()
+        code = sync(fd)
+        channel.send(ANSWER.pack(code, time.monotonic_ns() - started_ns))
+        os.close(fd)
+
+
+def main() -> None:
+    """Serve the socket that the command line names."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        try:
+            serve(channel)
+        except ConnectionError:
+            return  # the broker was killed while a sync was under way
+
+
+if __name__ == "__main__":
+    main()

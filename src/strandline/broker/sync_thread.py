@@ -1,0 +1,60 @@
+"""One thread that syncs files and reports back on the loop: for disks that do more than the system.
+
+What a disk of a test or of a chaos run does at a sync, it does in this process.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+
+from strandline.clock import Clock
+from strandline.errors import StrandlineError
+
+Sync = Callable[[int], None]
+Done = Callable[[StrandlineError | None, float], None]
+"""Told the failure, if any, and how long the sync itself took in ms: waiting for a busy loop to
+take notice is not the disk's slowness."""
+
+
+class SyncThread:
+    """A thread that syncs files.
+
+    Args:
+        loop: where ``done`` callbacks run.
+        sync: fdatasync of a file descriptor; raises StrandlineError when it fails.
+        clock: measures the syncs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sync: Sync, clock: Clock) -> None:
+        self._loop = loop
+        self._sync = sync
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[tuple[int, Done] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="strandline-sync", daemon=True)
+        self._thread.start()
+
+    def submit(self, fd: int, done: Done) -> None:
+        """Sync ``fd`` in the thread, then call ``done(error or None, ms)`` on the loop."""
+        self._jobs.put((fd, done))
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._do(*job)
+            # Its turn's logs may be deleted before the next one comes: their disk space waits here.
+            del job
+
+    def _do(self, fd: int, done: Done) -> None:
+        error: StrandlineError | None = None
+        started_ms = self._clock.monotonic_ms()
+        try:
+            self._sync(fd)
+        except StrandlineError as failure:
+            error = failure
+        took_ms = self._clock.monotonic_ms() - started_ms
+        self._loop.call_soon_threadsafe(done, error, took_ms)
