@@ -10,6 +10,7 @@ process was killed, has failed: nobody knows what the disk has said.
 """
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from strandline.broker.sync_program import ANSWER, REQUEST
 from strandline.broker.sync_thread import Done
 from strandline.errors import UnavailableError
 from strandline.storage.disk import translated
+
+logger = logging.getLogger(__name__)
 
 
 class SyncChild:
@@ -35,20 +38,37 @@ class SyncChild:
         self._waiting: deque[Done] = deque()
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_missed = False
 
     @property
     def pid(self) -> int | None:
         """Its process id while it runs."""
         return None if self._process is None else self._process.pid
 
+    def is_there(self) -> bool:
+        """Whether the process runs; it is started if it does not, and if that is possible."""
+        if self._channel is None:
+            try:
+                self._start()
+            except OSError as error:
+                if not self._is_missed:
+                    logger.warning("no process to sync with, the loop syncs by itself: %s", error)
+                self._is_missed = True
+                return False
+            self._is_missed = False
+        return True
+
     def submit(self, fd: int, done: Done) -> None:
-        """Sync ``fd`` in the process, then call ``done(error or None, ms)`` on the loop."""
+        """Sync ``fd`` in the process, then call ``done(error or None, ms)`` on the loop.
+
+        Only while it is there.
+        """
+        assert self._channel is not None, "it was asked for"
         self._waiting.append(done)
         try:
-            channel = self._channel or self._start()
-            socket.send_fds(channel, [REQUEST], [fd])
+            socket.send_fds(self._channel, [REQUEST], [fd])
         except OSError as error:
-            self._loop.call_soon(self._give_up, f"cannot have the disk synced: {error}")
+            self._loop.call_soon(self._give_up, f"the process that syncs has ended: {error}")
 
     def close(self) -> None:
         """Finish what was submitted and end the process."""
@@ -61,7 +81,7 @@ class SyncChild:
             self._loop.call_soon(self._take, self._waiting.popleft(), answer)
         self._give_up("the process that syncs has ended")
 
-    def _start(self) -> socket.socket:
+    def _start(self) -> None:
         """Start the process.
 
         Raises:
@@ -83,7 +103,6 @@ class SyncChild:
         ours.setblocking(False)
         self._channel = ours
         self._loop.add_reader(ours.fileno(), self._answered)
-        return ours
 
     def _answered(self) -> None:
         """Tell who has waited longest, or everybody if the process has ended."""

@@ -9,6 +9,7 @@ of the socket is gone, that is with the broker, however that ends; no signal tha
 broker ends it before, as the broker's last syncs are made here, too.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ def sync(fd: int) -> int:
     try:
         os.fdatasync(fd)
     except OSError as error:
-        return error.errno or 0
+        return error.errno or errno.EIO
     return 0
 
 

@@ -34,6 +34,10 @@ class SyncThread:
         self._thread = threading.Thread(target=self._run, name="strandline-sync", daemon=True)
         self._thread.start()
 
+    def is_there(self) -> bool:
+        """Always."""
+        return True
+
     def submit(self, fd: int, done: Done) -> None:
         """Sync ``fd`` in the thread, then call ``done(error or None, ms)`` on the loop."""
         self._jobs.put((fd, done))

@@ -44,14 +44,20 @@ class Syncer:
             size: bytes of the turn's batches.
             is_from_one: its records, and those of the turn before, came over one connection.
         """
-        return (is_from_one or size <= INLINE_BYTES_MAX) and self.average_ms < INLINE_MS_MAX
+        is_quick = self.average_ms < INLINE_MS_MAX
+        if is_quick and (is_from_one or size <= INLINE_BYTES_MAX):
+            return True
+        return not self._beside.is_there()
 
     def observe(self, took_ms: float) -> None:
         """Learn how long a sync took."""
         self.average_ms += SMOOTHING * (min(took_ms, COUNTED_MS_MAX) - self.average_ms)
 
     def submit(self, fd: int, done: Done) -> None:
-        """Sync ``fd`` beside the loop, then call ``done(error or None, ms)`` on it."""
+        """Sync ``fd`` beside the loop, then call ``done(error or None, ms)`` on it.
+
+        Only if it was not to be done inline.
+        """
         self._beside.submit(fd, done)
 
     def close(self) -> None:

@@ -50,12 +50,18 @@ class Told:
         return self.codes
 
 
+def submit(child, fd, told):
+    """As a turn does."""
+    assert child.is_there()
+    child.submit(fd, told.done)
+
+
 async def test_syncs_are_reported_on_the_loop_in_order(child, files):
     """Each sync is answered once, with what the system said of just that file."""
     file, pipe = files
     told = Told()
     for fd in (file, pipe, file):
-        child.submit(fd, told.done)
+        submit(child, fd, told)
     assert await told.wait(3) == [None, "log_poisoned", None]
 
 
@@ -63,10 +69,10 @@ async def test_it_is_started_when_it_is_needed(child, files):
     """And is one process from then on."""
     assert child.pid is None
     told = Told()
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     await told.wait(1)
     pid = child.pid
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     await told.wait(2)
     assert child.pid == pid
 
@@ -74,12 +80,12 @@ async def test_it_is_started_when_it_is_needed(child, files):
 async def test_signals_for_the_broker_do_not_end_it(child, files):
     """Ctrl-C and a service manager reach all processes, and the last turn is still to be synced."""
     told = Told()
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     await told.wait(1)
     pid = child.pid
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     assert await told.wait(2) == [None, None]
     assert child.pid == pid
 
@@ -87,15 +93,15 @@ async def test_signals_for_the_broker_do_not_end_it(child, files):
 async def test_what_a_killed_process_has_not_answered_has_failed(child, files):
     """Nobody knows what the disk has said; the next sync has a process again."""
     told = Told()
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     await told.wait(1)
     pid = child.pid
     os.kill(pid, signal.SIGSTOP)
-    child.submit(files[0], told.done)
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
+    submit(child, files[0], told)
     os.kill(pid, signal.SIGKILL)
     assert await told.wait(3) == [None, "unavailable", "unavailable"]
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     assert await told.wait(4) == [None, "unavailable", "unavailable", None]
     assert child.pid != pid
 
@@ -103,38 +109,41 @@ async def test_what_a_killed_process_has_not_answered_has_failed(child, files):
 async def test_a_process_that_was_found_dead_is_replaced(child, files):
     """Whether its end is noticed before it is asked, or then."""
     told = Told()
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     await told.wait(1)
     os.kill(child.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
         while child.pid is not None:  # noqa: ASYNC110  what is awaited is a callback of the loop
             await asyncio.sleep(0.001)
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     assert await told.wait(2) == [None, None]
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  the loop must not see
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     assert await told.wait(3) == [None, None, "unavailable"]
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     assert await told.wait(4) == [None, None, "unavailable", None]
 
 
-async def test_a_process_that_cannot_be_started_fails_the_sync(child, files, monkeypatch):
-    """With the reason; once there is room it is started."""
-    told = Told()
+async def test_a_process_that_cannot_be_started_is_not_there(child, files, monkeypatch, caplog):
+    """It is said once, and tried again whenever it is wanted."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
-        child.submit(files[0], told.done)
-        assert await told.wait(1) == ["unavailable"]
-    child.submit(files[0], told.done)
-    assert await told.wait(2) == ["unavailable", None]
+        assert not child.is_there()
+        assert not child.is_there()
+        assert child.pid is None
+    assert len(caplog.messages) == 1
+    assert "/nowhere/python" in caplog.messages[0]
+    told = Told()
+    submit(child, files[0], told)
+    assert await told.wait(1) == [None]
 
 
 async def test_closing_finishes_what_was_submitted(files):
     """And leaves no process behind."""
     child, told = SyncChild(asyncio.get_running_loop()), Told()
     for _ in range(3):
-        child.submit(files[0], told.done)
+        submit(child, files[0], told)
     pid = child.pid
     child.close()
     assert await told.wait(3) == [None, None, None]
@@ -146,9 +155,9 @@ async def test_closing_finishes_what_was_submitted(files):
 async def test_closing_behind_a_process_that_was_killed(files):
     """Who still waits is told."""
     child, told = SyncChild(asyncio.get_running_loop()), Told()
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     os.kill(child.pid, signal.SIGSTOP)
-    child.submit(files[0], told.done)
+    submit(child, files[0], told)
     os.kill(child.pid, signal.SIGKILL)
     child.close()
     assert (await told.wait(2))[-1] == "unavailable"
@@ -162,6 +171,7 @@ ABANDONS = """
         child = SyncChild(asyncio.get_running_loop())
         synced = asyncio.get_running_loop().create_future()
         with open(sys.argv[1], "wb") as file:
+            assert child.is_there()
             child.submit(file.fileno(), lambda error, _: synced.set_result(error))
             assert await synced is None
         print(child.pid, flush=True)

@@ -52,3 +52,10 @@ async def test_a_disk_that_does_more_than_the_system_syncs_in_this_process(synce
     assert isinstance(rigged._beside, SyncThread)
     assert isinstance(syncer._beside, SyncChild)
     rigged.close()
+
+
+async def test_without_a_process_the_loop_syncs(syncer, monkeypatch):
+    """Where none can be started, as when there are no descriptors left."""
+    monkeypatch.setattr(syncer._beside, "is_there", lambda: False)
+    syncer.average_ms = 1e12
+    assert syncer.is_inline(1 << 20, is_from_one=False)
