@@ -1,8 +1,8 @@
 """Syncing the journal: on the loop if the disk is quick and no other socket waits, else beside it.
 
 A lone publisher would wait longer for the hand-over than for the sync, and what comes over one
-connection, as from a nats-server, comes in larger pieces if it has to wait. Where there are many
-connections the loop has enough to do while the disk works (docs/adr/0003 has the figures).
+connection, as from a nats-server, comes in larger pieces if it has to wait. Where there are several
+the loop has enough to do while the disk works (docs/adr/0003 and 0037 have the figures).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Syncer:
         self.average_ms = 0.0
 
     def is_inline(self, size: int, *, is_from_one: bool) -> bool:
-        """Whether a sync should run on the loop.
+        """Whether a sync should run on the loop; always, where nobody can be had to do it beside.
 
         Args:
             size: bytes of the turn's batches.

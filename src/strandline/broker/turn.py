@@ -108,7 +108,7 @@ class Turn:
         )
         self._is_busy = False
         self._gathering: set[Partition] = set()
-        self._only_source: Responder | None = None
+        self._last_source: Responder | None = None
         """The connection that all of the last turn came over, if there was but one."""
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
@@ -312,8 +312,8 @@ class Turn:
         if not needs_sync and self._raw.is_idle:
             self._complete(written)
             return
-        source, before = _only_source(written), self._only_source
-        self._only_source = source
+        source, before = _only_source(written), self._last_source
+        self._last_source = source
         is_from_one = source is not None and source is before
         if self._syncer.is_inline(size, is_from_one=is_from_one):
             journal.begin_sync()

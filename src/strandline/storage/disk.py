@@ -21,7 +21,8 @@ BUFFERS_MAX = 1024
 """``IOV_MAX`` of Linux: buffers in one gathered write."""
 ZEROS = bytes(1 << 20)
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says where there is no space."""
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 SYNC_FILE_RANGE_WRITE = 2
@@ -34,7 +35,7 @@ Bytes = bytes | bytearray | memoryview
 
 def translated(error: OSError, doing: str) -> UnavailableError:
     """Our error for the system's ``error`` met while ``doing`` something."""
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return DiskFullError(f"no space left while {doing}; free some and retry")
     if error.errno in _SCARCE:
         return UnavailableError(f"{error.strerror} while {doing}; raise the limit and retry")

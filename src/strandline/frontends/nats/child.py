@@ -8,7 +8,6 @@ again on the same port, after a pause that grows. It stores nothing: JetStream i
 
 import asyncio
 import contextlib
-import errno
 import importlib.metadata
 import json
 import logging
@@ -27,6 +26,7 @@ from strandline.errors import UnavailableError
 from strandline.frontends.nats.accounts import Accounts
 from strandline.frontends.nats.routes import Routes, tls_lines
 from strandline.frontends.tasks import end_task, start_task
+from strandline.storage.disk import FULL
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ STEADY_S: Final = 10.0
 """After running this long, the next restart is immediate again."""
 MAX_PENDING_BYTES: Final = 256 << 20
 LOG_BYTES_MAX: Final = 8 << 20
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 LAUNCHER: Final = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
