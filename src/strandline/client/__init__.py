@@ -2,14 +2,22 @@
 
 Needs msgspec and pyarrow only, so that a Spark executor or a notebook installs nothing else. It
 talks to a broker through ``protocol`` alone and knows nothing of the broker's inside.
+
+The asynchronous client is loaded when it is first used: asyncio is a third of what there is to
+load, and Spark starts a process for each query.
 """
 
-from strandline.client.aio import AsyncClient, connect_async
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from strandline.client.client import Client, connect
 from strandline.client.consumer import Consumer
 from strandline.client.producer import Producer
 from strandline.client.results import Ack, BatchAck, Record
 from strandline.client.subscription import Subscription
+
+if TYPE_CHECKING:
+    from strandline.client.aio import AsyncClient, connect_async
 
 __all__ = [
     "Ack",
@@ -23,3 +31,10 @@ __all__ = [
     "connect",
     "connect_async",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for."""
+    if name in ("AsyncClient", "connect_async"):
+        return getattr(importlib.import_module("strandline.client.aio"), name)
+    raise AttributeError(f"module 'strandline.client' has no attribute {name!r}")

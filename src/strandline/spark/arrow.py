@@ -2,8 +2,8 @@
 
 Rules: Spark checks only the first batch and fails obscurely on a later one that differs, so every
 batch is cast to the target schema; batches leave at 0.5-2 MiB (measured: smaller ones cost Spark
-up to half its speed, larger ones gain nothing); big batches are sliced, never copied. Must not know
-the broker or pyspark: the target schema is handed in.
+up to half its speed, larger ones gain nothing); big batches are sliced, and copied only where small
+ones come just before them. Must not know the broker or pyspark: the target schema is handed in.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,6 +12,8 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
+SMALLEST_BYTES = 512 << 10
+"""Only the last batch is smaller."""
 TARGET_BYTES = 1 << 20
 """Small batches are gathered until they reach this."""
 LARGEST_BYTES = 2 << 20
@@ -24,13 +26,12 @@ def to_spark_batches(
     """Gather, slice and cast record batches.
 
     Args:
-        batches: columns of ``strandline.record.schema``, at least those that ``target`` names.
+        batches: columns of ``strandline.record.schema``: those that ``target`` names, and hardly
+            more.
         target: Spark's Arrow schema: names, order, types and nullability.
         partition: number of the log partition, for the column of that name.
     """
-    yield from map(
-        SparkCast(target, partition=partition), sized_batches(_projected(batches, target))
-    )
+    yield from map(SparkCast(target, partition=partition), sized_batches(batches))
 
 
 def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -40,11 +41,11 @@ def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        batch_bytes = batch.nbytes
-        if waiting and waiting_bytes + batch_bytes > LARGEST_BYTES:
+        batch_bytes = _size(batch)
+        if waiting_bytes >= SMALLEST_BYTES and waiting_bytes + batch_bytes > LARGEST_BYTES:
             yield _joined(waiting)
             waiting, waiting_bytes = [], 0
-        if batch_bytes >= TARGET_BYTES // 2 and not waiting:
+        if batch_bytes >= SMALLEST_BYTES and not waiting:
             yield from _sliced(batch, batch_bytes)
             continue
         waiting.append(batch)
@@ -68,23 +69,33 @@ class SparkCast:
         self._target = target
         self._fields = [(field.name, field.type) for field in target]
         self._partition = partition
-        self._numbers = pa.array([], pa.int32())
+        self._repeated: dict[str, tuple[object, pa.Array]] = {}
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch that has the target's columns, in any order and in types that can be cast."""
-        columns = [
-            self._made_up(batch.num_rows, kind)
-            if name == "partition" and self._partition is not None
-            else _cast_column(batch.column(name), name, kind)
-            for name, kind in self._fields
-        ]
+        columns = [self._column(batch, name, kind) for name, kind in self._fields]
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
 
-    def _made_up(self, rows: int, kind: pa.DataType) -> pa.Array:
-        """The partition's number as often as there are rows; one array serves many batches."""
-        if len(self._numbers) < rows:
-            self._numbers = pa.repeat(pa.scalar(self._partition, kind), rows)
-        return self._numbers.slice(0, rows)
+    def _column(self, batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+        if name == "partition" and self._partition is not None:
+            return self._repeat(name, self._partition, batch.num_rows, kind=kind)
+        column = batch.column(name)
+        if name == "headers" and pa.types.is_map(column.type):
+            column = first_of_each_header(column)
+        if column.type == kind:
+            return column
+        if isinstance(column, pa.DictionaryArray) and _is_constant(column):
+            return self._repeat(name, column.dictionary[0].as_py(), len(column), kind=kind)
+        # Spark keeps microseconds; cutting the nanoseconds off is what `safe=False` allows.
+        return column.cast(kind, safe=not pa.types.is_timestamp(kind))
+
+    def _repeat(self, name: str, value: object, rows: int, *, kind: pa.DataType) -> pa.Array:
+        """A value as often as there are rows; one array serves many batches."""
+        known, array = self._repeated.get(name, (None, ()))
+        if known != value or len(array) < rows:
+            array = pa.repeat(pa.scalar(value, kind), rows)
+            self._repeated[name] = value, array
+        return array.slice(0, rows)
 
 
 def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
@@ -103,10 +114,10 @@ def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
     return pa.array(kept, type=headers.type)
 
 
-def _projected(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    names = [name for name in target.names if name != "partition"]
-    for batch in batches:
-        yield batch.select(names) if names else batch
+def _size(batch: pa.RecordBatch) -> int:
+    """Bytes of a batch: of its buffers, unless it may be a small slice of larger ones."""
+    size: int = batch.get_total_buffer_size()  # ``nbytes`` takes forty times as long
+    return size if size <= LARGEST_BYTES else batch.nbytes
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -115,18 +126,17 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _sliced(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
     pieces = min(batch.num_rows, -(-batch_bytes // LARGEST_BYTES))
+    if pieces == 1:
+        yield batch
+        return
     edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]
     for start, stop in pairwise(edges):
         yield batch.slice(start, stop - start)
 
 
-def _cast_column(column: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
-    if name == "headers" and pa.types.is_map(column.type):
-        column = first_of_each_header(column)
-    if column.type == kind:
-        return column
-    # Spark keeps microseconds; cutting the nanoseconds off is what `safe=False` allows.
-    return column.cast(kind, safe=not pa.types.is_timestamp(kind))
+def _is_constant(column: pa.DictionaryArray) -> bool:
+    """Whether it has but one value, in every row."""
+    return len(column.dictionary) == 1 and not column.null_count
 
 
 def _repeats(headers: pa.MapArray) -> bool:

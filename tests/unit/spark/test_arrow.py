@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from strandline.record.schema import HEADERS_TYPE, RECORD_SCHEMA
 from strandline.spark.arrow import (
     LARGEST_BYTES,
-    TARGET_BYTES,
+    SMALLEST_BYTES,
+    SparkCast,
     first_of_each_header,
     sized_batches,
     to_spark_batches,
@@ -66,11 +67,19 @@ def test_any_columns_in_any_order(names):
 
 def test_small_batches_are_gathered_and_big_ones_sliced():
     """Whatever arrives, Spark gets batches of half a megabyte to two, the last one excepted."""
-    small = [records(i, 1, size=2048) for i in range(1500)]
-    big = [records(1500, 4000, size=2048)]
-    sizes = [batch.nbytes for batch in sized_batches([*small, *big])]
+    small = [records(i, 1, size=2048) for i in range(1501)]
+    big = [records(1501, 4000, size=2048)]
+    sizes = [batch.nbytes for batch in sized_batches([*small, *big, *small])]
     assert max(sizes) <= LARGEST_BYTES * 1.01
-    assert all(size >= TARGET_BYTES // 2 for size in sizes[:-1])
+    assert all(size >= SMALLEST_BYTES * 0.99 for size in sizes[:-1])
+
+
+def test_a_few_small_batches_before_a_big_one_go_with_it():
+    """On their own they would cost Spark as much as a batch that is worth it."""
+    few = [records(i, 1) for i in range(3)]
+    first, *_ = sized_batches([*few, records(3, 4000, size=2048)])
+    assert first.nbytes >= SMALLEST_BYTES
+    assert first.column("offset")[:5].to_pylist() == [0, 1, 2, 3, 4]
 
 
 def test_slicing_copies_nothing():
@@ -106,6 +115,18 @@ def test_repeated_headers_keep_the_first_value():
         [("a", b"9")],
     ]
     assert first_of_each_header(headers.slice(1)).to_pylist() == [None, [], [("a", b"9")]]
+
+
+def test_a_subject_that_changes_between_batches_is_the_right_one():
+    """What one batch shares with the last one is taken from it only where it is the same."""
+    target = pa.schema([("subject", pa.string())])
+    cast = SparkCast(target)
+    words = [["a"] * 3, ["b"] * 2, ["b"] * 4, ["a", "b"], ["a", None], [None], ["b"]]
+    batches = [
+        pa.RecordBatch.from_pydict({"subject": pa.array(each, pa.string()).dictionary_encode()})
+        for each in words
+    ]
+    assert [cast(batch).column("subject").to_pylist() for batch in batches] == words
 
 
 def test_large_and_view_types_are_cast():

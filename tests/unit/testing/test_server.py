@@ -100,6 +100,12 @@ def test_the_pytest_plugin_is_light():
     assert not loaded & (HEAVY - {"asyncio"})
 
 
+def test_the_client_loads_no_event_loop_until_it_is_asked_for_one():
+    """Spark starts a process for each query, which loads the client."""
+    assert "asyncio" not in loaded_by("import strandline.client")
+    assert "asyncio" in loaded_by("from strandline.client import AsyncClient, connect_async")
+
+
 def test_the_client_needs_no_server_packages():
     """A Spark executor installs msgspec and pyarrow only."""
     loaded = loaded_by("import strandline; strandline.connect; strandline.connect_async")
