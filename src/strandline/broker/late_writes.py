@@ -40,6 +40,11 @@ class LateWrites:
         if log.can_write_pending:
             self._logs[log] = None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether some are worth writing now."""
+        return bool(self._logs)
+
     def write(self) -> None:
         """One round: the oldest first."""
         room = ROUND_BYTES
@@ -58,7 +63,7 @@ class LateWrites:
 
     def go_on(self) -> None:
         """Write what is left in rounds of the loop."""
-        if self._logs and not self._is_scheduled:
+        if self.has_any and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._write_soon)
 

@@ -316,7 +316,8 @@ class Turn:
         self._last_source = source
         is_from_one = source is not None and source is before
         if self._syncer.is_inline(size, is_from_one=is_from_one):
-            journal.begin_sync()
+            if is_sending or self._late.has_any:  # else there is nothing to do meanwhile
+                journal.begin_sync()
             if is_sending:
                 self._loop.call_soon(self._sync_next, written)
             else:

@@ -8,6 +8,7 @@ from strandline.broker import turn
 from strandline.broker.syncer import INLINE_BYTES_MAX
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import LogPoisonedError
+from strandline.storage.segment import WORTH_WRITING_BYTES
 
 pytestmark = pytest.mark.usefixtures("without_spares")
 
@@ -255,6 +256,23 @@ async def test_frames_leave_before_the_sync(broker, partition, answers, disk, ki
     await kit.until(lambda: syncs_when_sent)
     assert syncs_when_sent[0] == 0
     assert disk.count("sync", "/journal/") == before + 1
+
+
+async def test_the_disk_begins_only_where_there_is_something_to_do_meanwhile(
+    broker, partition, answers, disk, kit
+):
+    """For a lone small record it would be two calls for one."""
+    for number in range(3):
+        kit.put(partition, answers, f"small {number}")
+        await answers.wait(number + 1)
+    assert disk.count("begin", "/journal/") == 0
+    kit.put(partition, answers, "large", value=bytes(WORTH_WRITING_BYTES))
+    await answers.wait(4)
+    assert disk.count("begin", "/journal/") == 1
+    broker.turn.replication = lambda: True
+    kit.put(partition, answers, "to others")
+    await answers.wait(5)
+    assert disk.count("begin", "/journal/") == 2
 
 
 async def test_what_others_have_committed_is_sent_before_the_sync(
