@@ -1,12 +1,11 @@
-"""The turn: drain what partitions accepted, write it, sync once, answer, wake readers.
+"""The turn: take what partitions accepted, write it, sync once, answer, wake readers.
 
 Group commit falls out of it: one write and one sync per turn, whatever the number of publishers,
 connections and partitions. While a sync runs beside it the loop goes on accepting; what it
 accepts is the next turn.
 
-What goes to other replicas is gathered while two chunks of a partition are on their way there: a
-turn costs each of them as much as dozens of records do (docs/adr/0032). What they have committed
-meanwhile is answered while the disk syncs, not after it (docs/adr/0035).
+What other replicas have committed meanwhile is answered while the disk syncs, not after it
+(docs/adr/0035).
 
 Rules: only one turn is between write and answer at a time, so at most one journal entry is
 unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. Whoever is taken
@@ -27,6 +26,7 @@ from strandline.broker.pending import Chunk, Waiting, reject_waiting
 from strandline.broker.raw_writes import RawWrite, RawWrites
 from strandline.broker.responder import Responder
 from strandline.broker.syncer import Syncer
+from strandline.broker.takes import Taken, Takes
 from strandline.clock import Clock
 from strandline.errors import (
     DiskFullError,
@@ -40,9 +40,6 @@ from strandline.storage.journal import Journal
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset
 
-GATHERING_MS_MAX = 20.0
-"""Longer than most commits take; behind a replica that is slower turns go on as they come."""
-
 
 class Written(NamedTuple):
     """A chunk that is in its log, and where its log ended after it."""
@@ -51,13 +48,6 @@ class Written(NamedTuple):
     chunk: Chunk
     batch: bytearray
     next_offset: Offset
-
-
-class Taken(NamedTuple):
-    """What a turn has taken of one partition; chunks leave the list when they are given up."""
-
-    partition: Partition
-    chunks: list[Chunk]
 
 
 def _only_source(written: Sequence[Written]) -> Responder | None:
@@ -73,7 +63,7 @@ class Turn:
 
     Args:
         loop: the broker's loop; everything here runs on its thread.
-        admission: shared with the partitions; its ``dirty`` list is the inbox.
+        admission: shared with the partitions.
         clock: read once a turn.
         telemetry: counters.
         on_poisoned: called once when a write or sync failed.
@@ -96,6 +86,7 @@ class Turn:
         self._journal: Journal | None = None
         self._syncer: Syncer | None = None
         self._is_scheduled = False
+        self.takes = Takes(loop, admission)
         self._under_way: list[Taken] = []
         self._raw = RawWrites()
         self._late = LateWrites(loop, self.poison)
@@ -107,7 +98,6 @@ class Turn:
             is_busy=self._raw.has,
         )
         self._is_busy = False
-        self._gathering: set[Partition] = set()
         self._last_source: Responder | None = None
         """The connection that all of the last turn came over, if there was but one."""
         self._passing: list[asyncio.Future[None]] = []
@@ -131,11 +121,9 @@ class Turn:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        if self._is_busy or self._admission.dirty:
+        if self._is_busy or not self.takes.is_empty:
             return False
-        if not (self._raw.is_idle and self._bulk.is_idle):
-            return False
-        return not any(partition.has_pending for partition in self._gathering)
+        return self._raw.is_idle and self._bulk.is_idle
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, and what is written beside it, is answered."""
@@ -163,13 +151,6 @@ class Turn:
             self._is_scheduled = True
             self._loop.call_soon(self._run)
 
-    def go_on_with(self, partition: Partition) -> None:
-        """Take what was gathered into a turn: something was committed, or that takes too long."""
-        if partition in self._gathering:
-            self._gathering.remove(partition)
-            self._admission.dirty.append(partition)
-            self.wake()
-
     def _run(self) -> None:
         """One turn, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
@@ -195,9 +176,9 @@ class Turn:
             raise
 
     def _begin(self) -> None:
-        """Drain, write, and sync or have it done beside the loop."""
+        """Take, write, and sync or have it done beside the loop."""
         self._is_busy = True
-        self._under_way = self._drain()
+        self._under_way = self.takes.take()
         # Copies first: a follower that has just become the leader goes on behind them.
         parts = self._raw.write()
         written = self._write()
@@ -214,29 +195,6 @@ class Turn:
         else:
             self._under_way = []
             self._is_busy = False
-
-    def _drain(self) -> list[Taken]:
-        """Take chunks from the dirty partitions, up to the turn's limits."""
-        admission = self._admission
-        dirty, admission.dirty = admission.dirty, []
-        room = admission.limits.turn_bytes
-        records = admission.limits.turn_records
-        drained = []
-        for index, partition in enumerate(dirty):
-            if room <= 0 or records <= 0:
-                admission.dirty = dirty[index:] + admission.dirty
-                break
-            if partition.seat is not None and partition.seat.is_gathering:
-                self._gathering.add(partition)
-                self._loop.call_later(GATHERING_MS_MAX / 1e3, self.go_on_with, partition)
-                continue
-            chunks, taken_bytes, taken_records = partition.take(room, records)
-            room -= taken_bytes
-            records -= taken_records
-            drained.append(Taken(partition, chunks))
-            if partition.has_pending:
-                admission.dirty.append(partition)
-        return drained
 
     def _write(self) -> list[Written]:
         """Encode and append to the logs; a partition whose disk is full loses its chunks only.
@@ -470,7 +428,7 @@ class Turn:
         is_first = self._admission.refusal is None
         if is_first:
             self._admission.refusal = error
-        for partition in (*self._admission.dirty, *self._gathering):
+        for partition in self.takes.partitions:
             self._reject(partition, [], error)
         self._raw.refuse(error)
         self._bulk.refuse(error)

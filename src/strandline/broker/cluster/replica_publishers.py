@@ -11,7 +11,7 @@ from typing import Protocol
 
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting
-from strandline.broker.turn import GATHERING_MS_MAX
+from strandline.broker.takes import GATHERING_MS_MAX
 from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
 from strandline.replication.effects import Refusal
 from strandline.replication.replica import Replica

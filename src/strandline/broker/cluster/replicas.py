@@ -339,7 +339,7 @@ class Replicas:
 
     def committed(self, partition: Partition) -> None:
         """What was gathered for the other replicas meanwhile can follow."""
-        self.turn.go_on_with(partition)
+        self.turn.takes.go_on_with(partition)
 
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Read files beside the loop."""

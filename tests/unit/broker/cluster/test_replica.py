@@ -7,7 +7,7 @@ import pytest
 
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.partition import Admission, Partition
-from strandline.broker.turn import GATHERING_MS_MAX
+from strandline.broker.takes import GATHERING_MS_MAX
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
