@@ -21,7 +21,7 @@ from strandline.broker import sync_program
 from strandline.broker.sync_program import ANSWER, REQUEST
 from strandline.broker.sync_thread import Done
 from strandline.errors import UnavailableError
-from strandline.storage.disk import translated
+from strandline.storage.disk import failed_sync
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class SyncChild:
 
     def _take(self, done: Done, answer: bytes) -> None:
         code, took_ns = ANSWER.unpack(answer)
-        error = translated(OSError(code, os.strerror(code)), "syncing") if code else None
+        error = failed_sync(OSError(code, os.strerror(code)), "syncing") if code else None
         done(error, took_ns / 1e6)
 
     def _give_up(self, reason: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+import msgspec
 import pyarrow as pa
 
 from strandline.client.reading import BatchStream
@@ -44,6 +45,8 @@ class Subscription:
         self._begin = begin
         self._request = request
         self._timeout_s = reconnect_timeout_s
+        self._left = request.records_max
+        """How many more records were asked for; None: all there will be."""
         self._is_closed = threading.Event()
         self._stream = begin(request)
         self._records = self._generate()
@@ -81,7 +84,7 @@ class Subscription:
             try:
                 yield from self._records_of(self._stream)
             except StrandlineError as error:
-                if self._is_closed.is_set():
+                if self._is_closed.is_set() or self._left == 0:
                     return
                 if self._stream.resumes or not is_connection_loss(error):
                     raise
@@ -93,6 +96,8 @@ class Subscription:
         for batch in stream.batches():
             for record in records_of(batch, self._request.stream):
                 self.positions[record.partition] = record.offset + 1
+                if self._left is not None:
+                    self._left -= 1
                 yield record
 
     def _reopen(self) -> BatchStream | RoutedRead:
@@ -111,18 +116,8 @@ class Subscription:
 
     def _resumed(self) -> ReadRequest:
         """The request, from the positions reached."""
-        old = self._request
-        return ReadRequest(
-            stream=old.stream,
-            starts=self.positions,
-            follow=True,
-            columns=old.columns,
-            subject=old.subject,
-            keys=old.keys,
-            bytes_min=old.bytes_min,
-            wait_ms_max=old.wait_ms_max,
-            batch_bytes=old.batch_bytes,
-            skip_damaged=old.skip_damaged,
+        return msgspec.structs.replace(
+            self._request, starts=dict(self.positions), records_max=self._left
         )
 
 

@@ -214,7 +214,7 @@ class _Writer:
     def finish(self) -> Segment:
         """Make the file durable."""
         self._write()
-        self._disk.fdatasync(self._fd)
+        self._disk.sync_fresh(self._fd)
         self._disk.close(self._fd)
         self._fd = -1
         self._new.finish_successor(self._size, self._old.next_offset)

@@ -42,13 +42,23 @@ def translated(error: OSError, doing: str) -> UnavailableError:
     return LogPoisonedError(f"{error.strerror} while {doing}; reopen the log to verify it")
 
 
+def failed_sync(error: OSError, doing: str) -> LogPoisonedError:
+    """Our error for a sync that failed, whatever the reason was.
+
+    Even without space it must not be tried again: what could not be written the system may have
+    forgotten, and a second sync would succeed (known as fsyncgate; LWN 752063).
+    """
+    reason = "no space left" if error.errno in FULL else error.strerror
+    return LogPoisonedError(f"{reason} while {doing}; reopen the log to verify it")
+
+
 class Disk:
     """The machine's file system. File descriptors are plain ints; paths are only names.
 
     Raises:
         DiskFullError: no space, from any method that writes or creates.
         UnavailableError: too many open files or no memory.
-        LogPoisonedError: any other failure, from any method.
+        LogPoisonedError: any other failure, from any method; any failure of ``fdatasync``.
     """
 
     syncs_plainly: ClassVar[bool] = True
@@ -134,7 +144,16 @@ class Disk:
         try:
             os.fdatasync(fd)
         except OSError as error:
-            raise translated(error, "syncing") from error
+            raise failed_sync(error, "syncing") from error
+
+    def sync_fresh(self, fd: int) -> None:
+        """As ``fdatasync``, for a file that is thrown away if it fails: another may be tried."""
+        try:
+            self.fdatasync(fd)
+        except LogPoisonedError as error:
+            if isinstance(error.__cause__, OSError):
+                raise translated(error.__cause__, "syncing") from error.__cause__
+            raise
 
     def write_back(self, fd: int, position: int, length: int) -> None:
         """Begin to write a part of a file to the disk, where the system can be asked to.
@@ -244,7 +263,7 @@ class Disk:
         try:
             self.truncate(fd, 0)
             self.pwrite(fd, data, 0)
-            self.fdatasync(fd)
+            self.sync_fresh(fd)
         except StrandlineError:
             self.unlink(path)
             raise
@@ -258,7 +277,7 @@ class Disk:
         """
         for position in range(0, length, len(ZEROS)):
             self.pwrite(fd, ZEROS[: length - position], position)
-        self.fdatasync(fd)
+        self.sync_fresh(fd)
 
     def map(self, fd: int, length: int) -> mmap.mmap:
         """Map the first ``length`` bytes for reading; the map outlives the descriptor."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from strandline.storage.disk import Bytes, Disk, translated
+from strandline.storage.disk import Bytes, Disk, failed_sync, translated
 
 
 class Unsynced(NamedTuple):
@@ -235,7 +235,9 @@ class FaultyDisk(Disk):
     def _check(self, operation: str) -> None:
         code, _ = self._next_failure(operation)
         if code:
-            raise translated(OSError(code, os.strerror(code)), f"doing '{operation}'")
+            error = OSError(code, os.strerror(code))
+            kind = failed_sync if operation == "sync" else translated
+            raise kind(error, f"doing '{operation}'") from error
 
     def entropy(self, length: int) -> bytes:
         """The same bytes in every run, never the same twice in one."""

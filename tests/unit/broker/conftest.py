@@ -18,7 +18,7 @@ from strandline.broker.broker import Broker
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.record.codec import decode_batches
-from strandline.storage.disk import Disk, translated
+from strandline.storage.disk import Disk, failed_sync, translated
 from strandline.transactions import events as ev
 from strandline.transactions.state import Batch, Producer
 from strandline.types import ProducerStamp
@@ -91,7 +91,9 @@ class RiggedDisk(Disk):
                 order[4] -= 1
             elif order[3]:
                 order[3] -= 1
-                raise translated(OSError(order[2], os.strerror(order[2])), f"{operation} of {path}")
+                error = OSError(order[2], os.strerror(order[2]))
+                kind = failed_sync if operation == "sync" else translated
+                raise kind(error, f"{operation} of {path}") from error
 
     def _check_fd(self, operation, fd):
         self._check(operation, Path(f"/proc/self/fd/{fd}").readlink())

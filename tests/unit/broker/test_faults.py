@@ -238,13 +238,17 @@ async def test_reopening_waits_for_a_sync_that_hangs(broker, partition, answers,
     assert kit.values(partition) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.ENOMEM])
 async def test_a_failed_checkpoint_poisons_and_heals(
-    broker, partition, answers, disk, kit, settle, clock
+    broker, partition, answers, disk, kit, settle, clock, code
 ):
-    """EIO while a checkpoint syncs a segment: appends are refused until it was reopened."""
+    """Any error while a checkpoint syncs a segment: appends are refused until it was reopened.
+
+    Tried again, the sync could succeed without what the system has forgotten.
+    """
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
-    disk.fail("sync", "/logs/")
+    disk.fail("sync", "/logs/", code=code)
     clock.advance_ms(60_000)
     await kit.until(lambda: broker.admission.refusal is not None)
     kit.put(partition, answers, "refused")

@@ -27,6 +27,36 @@ def test_system_errors_become_ours(code, kind):
     assert "writing" in error.message
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
+def test_no_failed_sync_may_be_tried_again(tmp_path, monkeypatch, code):
+    """What it could not write may be forgotten, whatever the reason, and a second one succeed."""
+    disk = Disk()
+    file = OpenFile(tmp_path / "f", disk=disk, write=True, create=True)
+
+    def fail(fd):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(LogPoisonedError, match="syncing"):
+        disk.fdatasync(file.fd)
+
+
+def test_a_file_that_could_not_be_synced_is_gone_and_another_may_be_tried(tmp_path, monkeypatch):
+    """Nothing was lost with it, so a lack of space is what it says."""
+    disk, real = Disk(), os.fdatasync
+
+    def fail(fd):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(DiskFullError):
+        disk.write_durably(tmp_path / "f", b"new")
+    assert not (tmp_path / "f").exists()
+    monkeypatch.setattr(os, "fdatasync", real)
+    disk.write_durably(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"new"
+
+
 def test_gathered_write_beyond_the_systems_limit(tmp_path):
     """More buffers than the system takes at once are still written in order."""
     disk = Disk()
