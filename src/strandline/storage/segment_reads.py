@@ -140,7 +140,12 @@ class SegmentReads:
         from_file = min(length, written - position)
         if from_file <= 0:
             return memoryview(b"".join(pending))[-from_file : length - from_file]
-        file = self.file
+        try:
+            file = self.file
+        except LogPoisonedError:
+            if not self.sealed:
+                raise
+            return self.view(position, length)  # sealed, and its name taken away, just now
         data = self._disk.pread(file.fd, from_file, position)
         return memoryview(data + b"".join(pending) if from_file < length else data)[:length]
 

@@ -9,6 +9,7 @@ from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
 from strandline.record.batch import check_batch, read_header
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
+from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import AHEAD_BYTES
 
 
@@ -181,6 +182,35 @@ def test_notes_about_places_do_not_outlive_a_cut(open_log, make_batch):
     for batch in (three, make_batch(5)):
         log.append(batch, read_header(batch))
     assert log.read(4, 1000).base_offset == 2
+
+
+class SeenOpen(Segment):
+    """A segment that is sealed by now, but for those who look while ``looks`` has an older view."""
+
+    __slots__ = ("looks",)
+
+    @property
+    def sealed(self):
+        return self.looks.pop() if self.looks else True
+
+    @sealed.setter
+    def sealed(self, value):
+        pass
+
+
+def test_a_reader_that_saw_a_segment_open_reads_it_when_it_is_gone(tmp_path, make_batch):
+    """Between its look and its read the segment was sealed, synced and deleted by others."""
+    segment = SeenOpen(tmp_path, 0, disk=Disk())
+    segment.looks = [False] * 10
+    batch = make_batch(0, 2)
+    segment.append(batch, read_header(batch))
+    segment.write_pending()
+    segment.looks = []
+    segment.sync()
+    segment.remove_files()
+    segment.release()
+    segment.looks = [False]
+    assert bytes(segment.view(0, len(batch))) == batch
 
 
 def test_readers_on_many_threads(tmp_path, make_batch):
