@@ -12,7 +12,8 @@ HISTORIES = {
     "metadata": f"{SIM}.metadata import MetadataLife; tell = lambda s: MetadataLife(s).live(200)",
     "recovery": f"{SIM}.recovery import run; tell = lambda s: run(s).fingerprint",
     "replication": f"{SIM}.replication import run; tell = lambda s: run(s).fingerprint",
-    "transactions": f"{SIM}.transactions import run; tell = lambda s: run(s).fingerprint",
+    "transactions": f"{SIM}.transactions import run; "
+    "tell = lambda s: (lambda world: (world.fingerprint, sorted(world.counts.items())))(run(s))",
 }
 
 
