@@ -1,7 +1,7 @@
 """The leader epochs of a log, found in its batches.
 
 Epochs only grow along a log, so a few dozen headers tell all of them: no second file could ever
-disagree with the batches, and none has to be synced before a batch counts.
+disagree with the batches, and none has to be synced before a batch counts (ADR 0038).
 """
 
 from collections.abc import Callable
