@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from strandline.testing.sim.replication import Cluster, run
+from strandline.testing.sim.replication import run
+from strandline.testing.sim.replication_cluster import Cluster
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "16"))
 
