@@ -9,7 +9,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from strandline.broker.cluster import channels
@@ -29,18 +28,13 @@ from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.move_rate import MoveRate
+from strandline.broker.cluster.neighbours import Neighbours
 from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.survey import Survey
-from strandline.broker.cluster.trace import TracedLinks, open_trace, take_clock
+from strandline.broker.cluster.trace import open_trace, take_clock
 from strandline.broker.cluster.voters import heirs
-from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.frame import Frame
-from strandline.broker.peers.handshake import Hello, Identity
-from strandline.broker.peers.limits import LinkLimits
-from strandline.broker.peers.link import PeerLinks
-from strandline.broker.peers.peer import Address
-from strandline.broker.peers.tls import TlsFiles
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import QuorumStore
 from strandline.broker.turn import Turn
@@ -64,7 +58,6 @@ HEIR_S = 1.0
 CUT_OFF_MS = 3_000.0
 """Without a controller for longer, a broker takes it that it is cut off from the others."""
 POLL_S = 0.01
-FRAME_BYTES_MIN = 64 << 20
 SESSIONS_PER_LIFE = 32
 """Bits of a stream session that count within one life of the broker."""
 
@@ -125,7 +118,6 @@ class Membership:
         """Where clients of Liftbridge dial this broker; set before ``announce``."""
         self.beam_address = ""
         """Where clients of Beam's log do; likewise."""
-        self._links = self._make_links(config)
         self.machine = MetadataMachine(self._image_changed)
         self.quorum = Quorum(
             self.me,
@@ -136,6 +128,15 @@ class Membership:
             clock=clock,
             send=self._send_envelope,
         )
+        self._neighbours = Neighbours(
+            config,
+            self,
+            identity=identity,
+            machine=self.machine,
+            quorum=self.quorum,
+            trace=self.trace,
+        )
+        self._links = self._neighbours.links
         self._requests = Requests(self.quorum, self._send_request)
         self.admin = Session(self._requests)
         self.markers = RemoteMarkers(self._send_request)
@@ -152,37 +153,6 @@ class Membership:
         self.survey = Survey(self.replicas, self._send_request)
         self.office = ControllerOffice(self.quorum, self._newest, self.survey.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
-
-    def _make_links(self, config: BrokerConfig) -> PeerLinks:
-        cluster = config.cluster
-        tls = None
-        if cluster.tls_certificate:
-            tls = TlsFiles(
-                certificate=Path(cluster.tls_certificate),
-                key=Path(cluster.tls_key),
-                authority=Path(cluster.tls_authority),
-            )
-        frame_bytes = max(FRAME_BYTES_MIN, 4 * config.limits.batch_bytes)
-        kind = PeerLinks if self.trace is None else TracedLinks
-        links = kind(
-            Identity(
-                cluster_id=cluster.name,
-                broker_id=self.me,
-                incarnation=secrets.token_hex(8),
-                directory_id=self._identity.directory_id,
-            ),
-            self,
-            listen=Address(config.peer_host, cluster.peer_port),
-            admits=self._check_directory,
-            tls=tls,
-            limits=LinkLimits(frame_bytes_max=frame_bytes, queue_bytes_max=frame_bytes),
-        )
-        if isinstance(links, TracedLinks) and self.trace is not None:
-            links.trace = self.trace
-        for number, (host, port) in cluster.peer_addresses.items():
-            if number != self.me:
-                links.add_peer(BrokerId(number), Address(host, port))
-        return links
 
     # Life
 
@@ -311,7 +281,7 @@ class Membership:
                 self.office.heartbeat(self.run)
             elif leader is not None:
                 self._send_request(leader, Heartbeat(self.run))
-            self._link_brokers()  # who was removed is let go when the quorum has let it go
+            self._neighbours.link()  # who was removed is let go when the quorum has let it go
             self._look_for_controller()
             await asyncio.sleep(HEARTBEAT_S)
 
@@ -372,7 +342,7 @@ class Membership:
         self._seen_index = self.quorum.applied_index
         self.office.image_changed()
         image = self.machine.image
-        self._link_brokers()
+        self._neighbours.link()
         if self.me in image.removed:
             self._note_removal()
         elif self.is_registered:
@@ -385,51 +355,7 @@ class Membership:
                 "broker %d was removed from the cluster: stop it; its data is of no use", self.me
             )
             self._on_removed()
-            for broker in self.machine.image.brokers:
-                self._links.remove_peer(broker)  # they refuse its calls
-
-    # Who is let in
-
-    def _link_brokers(self) -> None:
-        """Link with brokers that settings do not name, and no more with those that are gone.
-
-        Settings win where they name an address: they are newer than what a broker that has moved
-        could register, for want of a link.
-        """
-        image, settings = self.machine.image, self._config.cluster.peer_addresses
-        for broker in image.brokers.values():
-            if broker.id != self.me and broker.id not in settings and broker.peer_address:
-                host, _, port = broker.peer_address.rpartition(":")
-                self._links.add_peer(broker.id, Address(host.strip("[]"), int(port)))
-        for removed in image.removed:
-            # It hears of its removal as long as it is a member.
-            if removed != self.me and removed not in self.quorum.members.everybody:
-                self._links.remove_peer(removed)
-
-    def _check_directory(self, hello: Hello) -> None:
-        """Refuse a broker that came back with another disk: it has forgotten whom it voted for.
-
-        As a member of the quorum it would vouch for entries that it has lost, before metadata could
-        refuse its registration.
-
-        Raises:
-            HandshakeError: saying what to do.
-        """
-        broker = BrokerId(hello.broker_id)
-        known = self.machine.image.brokers.get(broker)
-        if known is None or not hello.directory_id:
-            return
-        if known.directory_id not in ("", hello.directory_id):
-            raise HandshakeError(
-                Refusal.OTHER_DIRECTORY,
-                f"broker {broker} has another data directory than before; give a second broker a "
-                f"number of its own, or, if the disk is lost, run 'strandline cluster replace-disk "
-                f"{broker}'",
-            )
-        if not known.directory_id and broker in self.quorum.members.voters:
-            raise HandshakeError(
-                Refusal.OTHER_DIRECTORY, f"the vote of broker {broker} is not withdrawn yet"
-            )
+            self._neighbours.leave_all()
 
     # PeerEvents
 

@@ -180,16 +180,16 @@ async def test_another_directory_under_a_known_number_is_refused_at_the_door(clu
     await cluster.create()
     membership = cluster.brokers[1].membership
     known = membership.machine.image.brokers[3].directory_id
-    membership._check_directory(hello(3, known))
-    membership._check_directory(hello(3, ""))  # an older version does not say
-    membership._check_directory(hello(7, "new"))
+    membership._neighbours.check_directory(hello(3, known))
+    membership._neighbours.check_directory(hello(3, ""))  # an older version does not say
+    membership._neighbours.check_directory(hello(7, "new"))
     with pytest.raises(HandshakeError, match="replace-disk 3"):
-        membership._check_directory(hello(3, "new"))
+        membership._neighbours.check_directory(hello(3, "new"))
     await cluster.kill(3)
     await kit.until(lambda: membership.machine.image.brokers[3].is_fenced, seconds=20)
     await cluster.brokers[2].operations.replace_disk(3)
     await kit.until(lambda: 3 not in membership.quorum.members.voters, seconds=20)
-    membership._check_directory(hello(3, "new"))
+    membership._neighbours.check_directory(hello(3, "new"))
 
 
 async def test_the_controller_itself_can_be_removed(cluster, kit):
