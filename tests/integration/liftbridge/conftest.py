@@ -46,6 +46,12 @@ def is_sent_away(error):
     return is_refused and error.details().startswith(SENT_AWAY)
 
 
+def is_too_soon(error):
+    """Whether a broker was taken to be gone for a moment, as it is where others keep it waiting."""
+    is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+    return is_unavailable and "brokers in service" in error.details()
+
+
 class Subscription:
     """A subscription, read on a thread; the handshake is checked and left out.
 
@@ -201,7 +207,8 @@ class Lift:
             try:
                 answer = getattr(self.stubs[broker], rpc)(request, timeout=timeout)
             except grpc.RpcError as error:
-                if self.size > 1 and is_sent_away(error) and time.monotonic() < deadline:
+                is_passing = is_sent_away(error) or is_too_soon(error)
+                if self.size > 1 and is_passing and time.monotonic() < deadline:
                     time.sleep(0.05)
                     continue
                 raise

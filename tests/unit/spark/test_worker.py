@@ -29,8 +29,9 @@ def test_a_worker_is_settled_once(monkeypatch):
     worker.settle()
     frozen = gc.get_freeze_count()
     assert frozen > before
+    new = [[] for _ in range(1000)]
     worker.settle()
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() < frozen + len(new), "less if something frozen was let go"
 
 
 def test_a_process_of_the_user_is_left_alone(monkeypatch):
