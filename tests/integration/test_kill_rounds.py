@@ -1,6 +1,7 @@
 """Kill -9 of the broker, its children or several, at random moments under load, many times.
 
-``KILLS`` sets how often (4 by default; `make kills` does more), ``KILL_SEED`` at which moments.
+``KILLS`` sets how often (4 by default, each victim once; `make kills` does more), ``KILL_SEED`` at
+which moments and in which order.
 """
 
 import asyncio
@@ -15,18 +16,29 @@ from strandline.testing import ProcessServer
 
 ROUNDS = int(os.environ.get("KILLS", "4"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
-VICTIMS = ("broker", "nats", "nats", "both", "sync")
+VICTIMS = ("broker", "nats", "both", "sync")
+
+
+def victims(choice):
+    """Whom to kill: each in its turn, in a new order each time."""
+    while True:
+        yield from choice.sample(VICTIMS, len(VICTIMS))
 
 
 async def kill(server, victim, kit):
     """Kill, and start what does not come back by itself."""
     if victim in ("nats", "both"):
-        await kit.until(lambda: kit.child_of(server.pid))  # it may be coming back itself
-        os.kill(kit.child_of(server.pid), signal.SIGKILL)
-    if victim == "sync" and (child := kit.child_of(server.pid, "sync_program")):
-        os.kill(child, signal.SIGKILL)
+        await kill_child(server, "nats-server", kit)
+    if victim == "sync":
+        await kill_child(server, "sync_program", kit)
     if victim in ("broker", "both"):
         await asyncio.to_thread(server.restart)
+
+
+async def kill_child(server, program, kit):
+    """Kill a child of the broker, which may be coming back just then."""
+    await kit.until(lambda: kit.child_of(server.pid, program))
+    os.kill(kit.child_of(server.pid, program), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -49,11 +61,11 @@ async def test_acked_records_survive_every_kill(kit):
         ]
         readers = [kit.Reader(server.flight, name) for name in ("disk", "memory")]
         async with kit.running(*publishers, *readers):
-            for number in range(ROUNDS):
+            for number, victim in zip(range(ROUNDS), victims(choice), strict=False):
                 if number % 3:  # one in three kills comes before anybody is back
                     await kit.progress(publishers)
                 await asyncio.sleep(choice.uniform(0.0, 0.1))
-                await kill(server, choice.choice(VICTIMS), kit)
+                await kill(server, victim, kit)
             await kit.progress(publishers)
         for reader, group in zip(readers, (publishers[:4], publishers[4:]), strict=True):
             log = await asyncio.to_thread(kit.read_log, server.flight, reader.stream)
