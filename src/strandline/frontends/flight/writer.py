@@ -145,6 +145,8 @@ class PutSession:
                     chunk = read()
             except StopIteration:
                 return
+            except (OSError, pa.ArrowMemoryError) as error:  # lengths and places that cannot be
+                raise InvalidRecordError(f"not valid Arrow data: {error}") from None
             self._take(place, chunk)
 
     def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
