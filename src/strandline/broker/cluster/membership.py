@@ -220,10 +220,20 @@ class Membership:
         try:
             outcome = await self.admin.propose(BeginShutdown(self.run), timeout_s=HAND_OVER_S)
             if outcome.is_applied:
-                await self._wait(lambda: not self.replicas.leads, HAND_OVER_S)
+                await self._wait(lambda: not self._has_heirs, HAND_OVER_S)
         except UnavailableError as error:
             logger.warning("stopping without handing over: %s", error)
         await self._hand_over_quorum()
+
+    @property
+    def _has_heirs(self) -> bool:
+        """Whether anything is led here of which another broker that stays has a copy."""
+        image = self.machine.image
+        return self.replicas.leads and any(
+            any(image.brokers[broker].may_lead for broker in partition.replicas)
+            for _, partition in image.partitions()
+            if partition.leader == self.me
+        )
 
     async def _hand_over_quorum(self) -> None:
         """Let another be the controller at once, rather than after an election timeout.

@@ -195,6 +195,16 @@ async def test_a_controller_whose_heirs_do_not_answer_stops_all_the_same(cluster
     await cluster.put("after")
 
 
+async def test_what_no_other_broker_has_is_not_waited_for(cluster, caplog):
+    """A partition without another copy stays where it is, and its broker stops without delay."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(replicas=1, min_isr=1, acks="disk")
+    broker = cluster.brokers[await cluster.leader()]
+    await broker.prepare_stop()
+    assert broker.membership.replicas.leads
+    assert "before everything was handed over" not in caplog.text
+
+
 async def test_deleted_streams_are_gone_everywhere(cluster, kit):
     """Also at a broker that was away, whose logs are removed when it returns."""
     await cluster.start(1, 2, 3)
