@@ -40,7 +40,8 @@ GRPC = [
     PREFACE, h2(4, flags=1), h2(4, b"\0\4\xff\xff\xff\xff"), h2(6, bytes(8)),
     h2(1, b"\x83\x86\x84" + b"\x40\x01a" + b"\xff" * 9, flags=4, stream=1), h2(0, b"x", stream=1),
     h2(1, b"\x83", stream=3), h2(9, b"\x82" * 5000, stream=3), h2(3, bytes(4), stream=1),
-    h2(8, b"\x7f\xff\xff\xff"), h2(0, b"\0\xff\xff\xff\xff", stream=1), h2(0, length=0xFFFFFF, stream=1), h2(7, bytes(8)),
+    h2(8, b"\x7f\xff\xff\xff"), h2(0, b"\0\xff\xff\xff\xff", stream=1),
+    h2(0, length=0xFFFFFF, stream=1), h2(7, bytes(8)),
     PREFACE + h2(1, b"\x83\x86\x04\x12/proto.API/Publish", flags=4, stream=1), h2(200, bytes(99)),
 ]  # fmt: skip
 STRANGER = Identity(cluster_id="bytes", broker_id=BrokerId(2), incarnation="x")
