@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import urllib.request
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +80,12 @@ class Log:
                 offsets, values = (batch.column(n).to_pylist() for n in ("offset", "value"))
                 found += [(info.partition, o, v) for o, v in zip(offsets, values, strict=True)]
         return found
+
+    def metric(self, start):
+        """The broker's metric whose line begins like this, with its labels; None: there is none."""
+        with urllib.request.urlopen(f"{self.broker.http_url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(start)), None)
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,25 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.errors import PySparkException
 
+from strandline.client.local import RECORDS_FEW
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+THROUGH_THE_BROKER = {"maxRecordsPerPartition": RECORDS_FEW}
+"""So few records at a time are not looked for in the files of a broker on the same machine."""
 
 
 def numbers(frame):
     """The records' numbers, in order."""
     return sorted(int(bytes(row.value).split(b".")[0]) for row in frame.select("value").collect())
+
+
+def sent_for(log, read):
+    """Records and bytes that the broker sends for a read, and what the read returns."""
+    names = ("strandline_read_records_total ", "strandline_read_bytes_total ")
+    before = [log.metric(name) for name in names]
+    found = read()
+    return [log.metric(name) - n for name, n in zip(names, before, strict=True)], found
 
 
 def test_a_batch_read_gives_every_record(batch_reader, log):
@@ -30,12 +43,18 @@ def test_a_batch_read_gives_every_record(batch_reader, log):
 
 
 def test_the_schema_is_the_list_of_columns(batch_reader, log):
-    """Any columns in any order; only they are fetched."""
-    stream = log.new_stream(10)
-    frame = batch_reader(stream).schema("value BINARY, partition INT").load()
+    """Any columns in any order; only they leave the broker."""
+    stream = log.new_stream(1000, size=1000)
+    reader = batch_reader(stream, **THROUGH_THE_BROKER)
+    frame = reader.schema("value BINARY, partition INT").load()
     assert frame.columns == ["value", "partition"]
-    assert numbers(frame) == list(range(10))
-    assert batch_reader(stream).schema("partition INT").load().count() == 10
+    (records, size), found = sent_for(log, lambda: numbers(frame))
+    assert (records, found) == (1000, list(range(1000)))
+    assert size > 1_000_000
+    few = reader.schema("partition INT, key BINARY").load()
+    (records, size), rows = sent_for(log, few.collect)
+    assert (records, len(rows)) == (1000, 1000)
+    assert size < 30_000
 
 
 @pytest.mark.parametrize(
@@ -72,13 +91,16 @@ def test_offsets_and_times_bound_the_read(batch_reader, log):
 
 
 def test_filters_run_on_the_broker(batch_reader, log):
-    """Only records of the subject and the keys arrive."""
+    """Only records of the subject and the keys leave the broker."""
     stream = log.new_stream(partitions=2, subject="a.>")
     for n in range(20):
         log.client.append(stream, b"%d" % n, subject=f"a.{n % 4}", key=f"k{n % 3}")
-    assert numbers(batch_reader(stream, subject="a.1").load()) == [1, 5, 9, 13, 17]
-    both = batch_reader(stream, subject="a.1", keys='["k0", "k1"]').load()
-    assert numbers(both) == [1, 9, 13]
+    reader = batch_reader(stream, subject="a.1", **THROUGH_THE_BROKER)
+    (records, _), found = sent_for(log, lambda: numbers(reader.load()))
+    assert (records, found) == (5, [1, 5, 9, 13, 17])
+    both = reader.option("keys", '["k0", "k1"]').load()
+    (records, _), found = sent_for(log, lambda: numbers(both))
+    assert (records, found) == (3, [1, 9, 13])
 
 
 def test_a_data_frame_is_a_snapshot(batch_reader, log):

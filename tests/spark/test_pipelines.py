@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-import urllib.request
 
 import pyarrow as pa
 import pytest
@@ -169,11 +168,7 @@ def test_every_batch_is_reported_also_after_an_idle_time(spark, log, tmp_path):
 
 def lag_in_metrics(log, group, name="lag_records"):
     """What a pipeline has not read, as the broker says; None if it does not."""
-    with urllib.request.urlopen(f"{log.broker.http_url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    start = f'strandline_group_{name}{{group="{group}",'
-    found = [float(line.split()[-1]) for line in lines if line.startswith(start)]
-    return found[0] if found else None
+    return log.metric(f'strandline_group_{name}{{group="{group}",')
 
 
 def until(condition):

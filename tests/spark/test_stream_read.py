@@ -1,20 +1,34 @@
-"""Streaming reads through Spark: limits, triggers, restarts, lag, lost records, retries."""
+"""Streaming reads through Spark: limits, filters, triggers, restarts, lag, losses, retries."""
 
+import contextlib
 import json
 import threading
 import time
+from datetime import UTC, datetime
 
 import pytest
 from pyspark.errors import PySparkException
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
+SENT = "strandline_read_records_total "
+
+
+def encoded(progress, name):
+    """Offsets of a progress report, as they stand there."""
+    value = progress["sources"][0][name]
+    return json.loads(value) if isinstance(value, str) else value
+
 
 def offsets_of(progress, name):
     """Offsets of a progress report, by partition."""
-    value = progress["sources"][0][name]
-    decoded = json.loads(value) if isinstance(value, str) else value
-    return {int(key): offset for key, offset in decoded.items() if key.isdecimal()}
+    return {int(key): n for key, n in encoded(progress, name).items() if key.isdecimal()}
+
+
+def lags(progress):
+    """By how many records each partition's end was ahead of a batch, when it was over."""
+    latest, end = (offsets_of(progress, name) for name in ("latestOffset", "endOffset"))
+    return {partition: latest[partition] - end[partition] for partition in latest}
 
 
 @pytest.fixture
@@ -38,12 +52,34 @@ def run(tmp_path):
     return available_now
 
 
-def wait_until(reached, timeout_s=90):
-    """Poll until something is so."""
+@pytest.fixture
+def following(tmp_path):
+    """Runs a streaming read that goes on, into the table ``t``; a context that gives the query."""
+
+    @contextlib.contextmanager
+    def following(frame, **options):
+        writer = frame.writeStream.format("strandline-table").options(**options)
+        query = writer.option("checkpointLocation", str(tmp_path / "c")).start(str(tmp_path / "t"))
+        try:
+            yield query
+        finally:
+            query.stop()
+
+    return following
+
+
+def wait_until(query, reached, timeout_s=90):
+    """Poll until something is so of the query's last progress."""
     deadline = time.monotonic() + timeout_s
-    while not reached():
+    while not (query.lastProgress and reached(query.lastProgress)):
+        assert query.exception() is None
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
+
+
+def wait_until_at(query, offset):
+    """Poll until the query has read all partitions, taken together, up to here."""
+    wait_until(query, lambda last: sum(offsets_of(last, "endOffset").values()) == offset)
 
 
 def test_available_now_reads_in_limited_batches_and_goes_on(
@@ -70,47 +106,76 @@ def test_a_byte_limit_makes_smaller_batches(stream_reader, log, landed, run, tmp
     assert landed(tmp_path / "t") == log.records(stream)
 
 
-def test_a_running_query_follows_and_reports_its_lag(stream_reader, log, tmp_path):
-    """New records arrive in new batches, and progress shows where the stream ends."""
-    stream = log.new_stream(10)
-    query = (
-        stream_reader(stream)
-        .load()
-        .writeStream.format("strandline-table")
-        .option("checkpointLocation", str(tmp_path / "c"))
-        .start(str(tmp_path / "t"))
-    )
-    try:
-        wait_until(lambda: query.lastProgress and query.lastProgress["batchId"] >= 0)
-        log.append(stream, range(10, 30))
-        wait_until(lambda: sum(offsets_of(query.lastProgress, "endOffset").values()) == 30)
-        assert offsets_of(query.lastProgress, "latestOffset") == {0: 15, 1: 15}
+def test_a_running_query_follows_and_reports_its_lag(stream_reader, log, following):
+    """New records arrive in new batches; progress shows to the record what each batch left behind,
+    and its offsets have their partitions in order, which Spark compares as text.
+    """
+    stream = log.new_stream(110, partitions=11)
+    with following(stream_reader(stream, maxRecordsPerTrigger=44).load()) as query:
+        wait_until_at(query, 110)
+        batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+        assert [progress["numInputRows"] for progress in batches] == [44, 44, 22]
+        assert [lags(progress) for progress in batches] == [
+            dict.fromkeys(range(11), left) for left in (6, 2, 0)
+        ]
+        for name in ("startOffset", "endOffset", "latestOffset"):
+            assert list(encoded(batches[-1], name)) == [*map(str, range(11)), "stream"]
+        log.append(stream, range(110, 130), partitions=11)
+        wait_until_at(query, 130)
+        assert lags(query.lastProgress) == dict.fromkeys(range(11), 0)
         idle = query.lastProgress["batchId"]
         time.sleep(1.5)
         assert query.lastProgress["batchId"] <= idle + 1
-    finally:
-        query.stop()
 
 
-def test_the_long_poll_wakes_at_once(stream_reader, log, tmp_path):
+def test_records_that_no_filter_lets_through_are_passed_by(
+    stream_reader, log, landed, following, tmp_path
+):
+    """A time, a subject and keys choose the records of a stream, on the broker; batches without any
+    of them, and an end of the stream without any, do not hold the query up.
+    """
+    stream = log.new_stream(partitions=1, subject="a.>")
+
+    def append(numbers):
+        """Subject ``a.<n % 4>``, key ``k<n % 3>``."""
+        for n in numbers:
+            log.client.append(stream, b"%d" % n, subject=f"a.{n % 4}", key=f"k{n % 3}")
+
+    append(range(20))
+    between = datetime.now(UTC)
+    append(range(20, 60))
+    chosen = [n for n in range(20, 60) if n % 4 == 1 and n % 3 != 2]
+    filters = {"subject": "a.1", "keys": '["k0", "k1"]', "startingTimestamp": between.isoformat()}
+    frame = stream_reader(stream, maxRecordsPerTrigger=8, **filters).load()
+    sent = log.metric(SENT)
+    with following(frame, denseOffsets="false") as query:
+        wait_until_at(query, 60)
+        ends = range(28, 61, 8)
+        assert [offsets_of(each, "endOffset") for each in query.recentProgress] == [
+            {0: end} for end in ends
+        ]
+        assert [each["numInputRows"] for each in query.recentProgress] == [
+            sum(end - 8 <= n < end for n in chosen) for end in ends
+        ]
+        append([60, 62, 63, 64])
+        wait_until_at(query, 64)
+        append([69])
+        wait_until_at(query, 65)
+    assert log.metric(SENT) - sent == len(chosen) + 1
+    found = [(offset, int(value)) for _, offset, value in landed(tmp_path / "t")]
+    assert found == [*zip(chosen, chosen, strict=True), (64, 69)]
+
+
+def test_the_long_poll_wakes_at_once(stream_reader, log, following):
     """With a poll of 60 seconds a record appended meanwhile is read long before its end."""
     stream = log.new_stream(2)
-    query = (
-        stream_reader(stream, longPollMs=60_000)
-        .load()
-        .writeStream.format("strandline-table")
-        .option("checkpointLocation", str(tmp_path / "c"))
-        .start(str(tmp_path / "t"))
-    )
-    try:
-        wait_until(lambda: query.lastProgress is not None)
+    with following(stream_reader(stream, longPollMs=60_000).load()) as query:
+        wait_until_at(query, 2)
         time.sleep(1)
         began = time.monotonic()
         log.append(stream, [2])
-        wait_until(lambda: sum(offsets_of(query.lastProgress, "endOffset").values()) == 3)
+        wait_until_at(query, 3)
         assert time.monotonic() - began < 50
-    finally:
-        query.stop()
 
 
 def test_a_stream_created_anew_is_not_continued(stream_reader, log, run):
@@ -136,30 +201,15 @@ def test_records_lost_before_they_were_read_fail_the_query(stream_reader, log, r
         run(frame)
 
 
-def test_a_broker_that_restarts_is_waited_for(stream_reader, log, landed, tmp_path):
+def test_a_broker_that_restarts_is_waited_for(stream_reader, log, landed, following, tmp_path):
     """kill -9 of the broker under a running query: the query goes on, nothing lost or doubled."""
     stream = log.new_stream(2000)
-    query = (
-        stream_reader(stream, maxRecordsPerTrigger=200)
-        .load()
-        .writeStream.format("strandline-table")
-        .option("checkpointLocation", str(tmp_path / "c"))
-        .start(str(tmp_path / "t"))
-    )
-    try:
-        wait_until(lambda: query.lastProgress is not None)
+    with following(stream_reader(stream, maxRecordsPerTrigger=200).load()) as query:
+        wait_until(query, lambda _: True)
         log.broker.kill()
         killer = threading.Timer(1.0, log.broker.start)
         killer.start()
         killer.join()
         log.append(stream, range(2000, 3000))
-        wait_until(
-            lambda: (
-                query.exception() is not None
-                or sum(offsets_of(query.lastProgress, "endOffset").values()) == 3000
-            )
-        )
-        assert query.exception() is None
-    finally:
-        query.stop()
+        wait_until_at(query, 3000)
     assert landed(tmp_path / "t") == log.records(stream)
