@@ -1,4 +1,4 @@
-"""The demo, small: interrupted, then run to its end in the same directory."""
+"""The demo, small: interrupted, run to its end, and begun again, in the same directory."""
 
 import contextlib
 import os
@@ -12,21 +12,42 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
+COMMAND = ("strandline.cli", "demo")
 FLIGHTS = 4_000
 PATIENCE_S = 120
 MARK = "SPARK_DEMO_TEST"
 
 
-def start(directory):
-    """The demo as a process whose children can be told by a variable they inherit."""
-    words = [sys.executable, "-m", "strandline.spark.demo", "--directory", str(directory)]
+def start(directory, *command):
+    """The demo as a terminal starts it, in a group of its own; its children can be told by a
+    variable they inherit.
+    """
+    words = [sys.executable, "-m", *command, "--directory", str(directory)]
     return subprocess.Popen(
         [*words, "--flights", str(FLIGHTS)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {MARK: str(directory)},
+        start_new_session=True,
     )
+
+
+def wait_for(demo, words):
+    """Read what it says until a line has this."""
+    said = []
+    for line in demo.stdout:
+        said.append(line)
+        if words in line:
+            return
+    raise AssertionError(f"it did not say {words!r}, but:\n{''.join(said)}")
+
+
+def interrupt(demo, directory):
+    """Ctrl-C at the terminal, which is SIGINT for the whole group; nothing runs on."""
+    os.killpg(demo.pid, signal.SIGINT)
+    assert demo.wait(PATIENCE_S) == 130
+    wait_until_gone(directory)
 
 
 def running(directory):
@@ -61,24 +82,18 @@ def wait_until_gone(directory, timeout_s=PATIENCE_S):
         time.sleep(0.2)
 
 
-def test_the_demo_ends_clean_and_the_next_run_passes(importable_by_workers, tmp_path):
-    """Ctrl-C in the middle leaves nothing running; a second run outlives a job that dies by itself,
-    kills the job and the broker, and finds table, log and source equal.
+def test_the_demo_ends_clean_and_runs_again(importable_by_workers, tmp_path):
+    """Ctrl-C in the middle leaves nothing running; the next run outlives a job that dies by itself,
+    kills the job and the broker, and finds table, log and source equal; one more begins anew.
     """
     directory = tmp_path / "demo"
-    with start(directory) as first:
-        for line in first.stdout:
-            if "starting the Spark job" in line:
-                break
-        process_with(directory, b"org.apache.spark")
-        assert len(running(directory)) >= 3
-        first.send_signal(signal.SIGINT)
-        assert first.wait(PATIENCE_S) == 130
-    wait_until_gone(directory)
-    with start(directory) as second:
-        for line in second.stdout:
-            if f"published {FLIGHTS * 6 // 10:,}" in line:
-                break
+    with start(directory, *COMMAND) as first:
+        wait_for(first, "starting the Spark job")
+        for part in (b"strandline.cli\0serve", b"nats-server", b"org.apache.spark"):
+            process_with(directory, part)
+        interrupt(first, directory)
+    with start(directory, *COMMAND) as second:
+        wait_for(second, "starting the Spark job")
         # Which the demo does not ask for.
         os.kill(process_with(directory, b"strandline.spark.demo.job"), signal.SIGKILL)
         output, _ = second.communicate(timeout=600)
@@ -89,12 +104,16 @@ def test_the_demo_ends_clean_and_the_next_run_passes(importable_by_workers, tmp_
     assert "2 kills, 0 other" not in output
     assert (directory / "delays.png").stat().st_size > 10_000
     wait_until_gone(directory)
+    with start(directory, *COMMAND) as third:
+        wait_for(third, "publishing to NATS")
+        assert not (directory / "delays.png").exists()
+        interrupt(third, directory)
 
 
 def test_the_demo_empties_no_directory_but_its_own(tmp_path):
     """A directory with other files is left alone, and the error says so."""
     (tmp_path / "letter.txt").write_text("dear")
-    with start(tmp_path) as demo:
+    with start(tmp_path, "strandline.spark.demo") as demo:
         output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 1
     assert "not the demo's" in output
