@@ -41,10 +41,10 @@ LAPTOP: dict[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
-QUICK_START: dict[str, str] = {
-    # For jobs of a minute or less, such as tests: compile less, start sooner. Half the speed later.
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-}
+QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For jobs of a minute or less, such as tests: compile less, start sooner. Half the speed later."""
+
+QUICK_START: dict[str, str] = {"spark.driver.extraJavaOptions": QUICK_JAVA}
 
 
 def spark_session(

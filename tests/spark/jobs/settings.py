@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-from strandline.spark.session import QUICK_START
+from strandline.spark.session import QUICK_JAVA, QUICK_START
 
 CLUSTER = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "600m",
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": f"{QUICK_JAVA} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
     "spark.ui.enabled": "false",
     "spark.task.maxFailures": "20",
     "spark.deploy.maxExecutorRetries": "-1",

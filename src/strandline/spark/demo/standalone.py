@@ -16,6 +16,7 @@ from typing import Self
 from strandline.spark.demo.processes import Child
 from strandline.spark.demo.story import free_port
 from strandline.spark.java import find_java_home
+from strandline.spark.session import QUICK_JAVA
 
 DEPLOY = "org.apache.spark.deploy"
 
@@ -45,13 +46,14 @@ class Standalone:
         return [pid for worker in self._children[1:] for pid in children[worker.pid]]
 
     def _daemon(self, name: str, *arguments: str, host: str) -> None:
+        more_options = os.environ.get("SPARK_DAEMON_JAVA_OPTS", "")
         command = [str(self._home / "bin" / "spark-class"), f"{DEPLOY}.{name}", "--host", host]
         environment = {
             "SPARK_HOME": str(self._home),
             "JAVA_HOME": str(find_java_home()),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} {more_options}",
             "SPARK_LOCAL_IP": host,
         }
         log = self._directory / f"{host}-{name[:6]}.log"
