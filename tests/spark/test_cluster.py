@@ -29,23 +29,23 @@ def test_a_cluster_lands_each_record_once_though_executors_die(
     batches are replaced, and the table equals the log.
     """
     url = spark_cluster.url
-    stream = log.new_stream(3000, size=100)
+    total, more = 1200, 600
+    stream = log.new_stream(total, size=100)
     moments = random.Random(3)
     command = [sys.executable, str(JOBS / "land.py"), url, log.server, stream, str(tmp_path)]
     job = Child(command, log=tmp_path / "job.log")
     try:
         counted = job.wait_for("counted", timeout_s=PATIENCE_S)
-        assert (counted["rows"], counted["tasks"]) == (3000, 2)
+        assert (counted["rows"], counted["tasks"]) == (total, 2)
         killed = set()
-        for round_number in range(KILLS):
+        for _ in range(KILLS):
             job.wait_for("batch", timeout_s=PATIENCE_S)
-            first = 3000 + 1000 * round_number
-            log.append(stream, range(first, first + 1000), size=100)
+            log.append(stream, range(total, total + more), size=100)
+            total += more
             time.sleep(moments.uniform(0, 1.5))
             victim = moments.choice(spark_cluster.executors())
             os.kill(victim, signal.SIGKILL)
             killed.add(victim)
-        total = 3000 + 1000 * KILLS
         while len(landed(tmp_path / "table")) < total:
             job.wait_for("batch", timeout_s=PATIENCE_S)
     finally:
@@ -61,19 +61,20 @@ def test_a_cluster_publishes_each_record_once_though_executors_and_drivers_die(
     are killed -9 in the middle of batches, and the copy has every record once, in order.
     """
     url = spark_cluster.url
-    source = log.new_stream(300)
+    total, more = 200, 200
+    source = log.new_stream(total)
     copy, file = f"{source}-copy", tmp_path / "copy.json"
     config = {"kind": "copy", "stream": source, "into": copy, "server": log.server}
     config |= {"trigger": "continuous", "batch_records_max": 100}
     file.write_text(json.dumps({"copy": config | {"checkpoint": str(tmp_path / "checkpoint")}}))
     command = [sys.executable, str(JOBS / "pipelines.py"), url, str(file)]
-    moments, total = random.Random(5), 300
+    moments = random.Random(5)
     job = Child(command, log=tmp_path / "job.log")
     try:
         for victim in ("executor", "driver", "executor"):
             job.wait_for("batch", timeout_s=PATIENCE_S)
-            log.append(source, range(total, total + 300))
-            total += 300
+            log.append(source, range(total, total + more))
+            total += more
             time.sleep(moments.uniform(0, 0.5))
             if victim == "executor":
                 os.kill(moments.choice(spark_cluster.executors()), signal.SIGKILL)
