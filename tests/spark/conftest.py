@@ -37,25 +37,26 @@ def importable_by_workers():
 def java_starts_quickly(importable_by_workers, request):
     """Spark's processes find their Java classes in an archive, which halves the time of a start.
 
-    A Java for which it was not made does without. It stays in pytest's cache while Spark and Java
-    are the same; without that cache there is none.
+    It stays in pytest's cache while Spark and Java are the same. A Java for which it was not made
+    does without, and so does one that brings no archive of its own classes, as the wheel's.
     """
-    cache = getattr(request.config, "cache", None)
-    if cache is None:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        options = f"-XX:SharedArchiveFile={java_archive(cache.mkdir('java'))} -Xlog:disable"
-        for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-            patch.setenv(name, options)
-        yield
-
-
-def java_archive(directory):
-    """The archive for this Spark and Java, made if there is none yet."""
     from strandline.spark.java import find_java_home
 
-    made_of = [find_java_home() / "lib" / "modules", *(SPARK / "jars").glob("spark-core*.jar")]
+    cache = getattr(request.config, "cache", None)
+    base = find_java_home() / "lib" / "server" / "classes.jsa"
+    if cache is None or not base.exists():
+        yield
+        return
+    archive = class_archive(cache.mkdir("java"), base)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+            patch.setenv(name, f"-XX:SharedArchiveFile={archive} -Xlog:disable")
+        yield
+
+
+def class_archive(directory, base):
+    """The archive for this Spark and the Java of ``base``, made if there is none yet."""
+    made_of = [base, *(SPARK / "jars").glob("spark-core*.jar")]
     stamps = "".join(f"{file}{file.stat().st_mtime_ns}" for file in made_of)
     archive = directory / f"{hashlib.sha256(stamps.encode()).hexdigest()[:16]}.jsa"
     if not archive.exists():
