@@ -38,7 +38,8 @@ def java_starts_quickly(importable_by_workers, request):
     """Spark's processes find their Java classes in an archive, which halves the time of a start.
 
     It stays in pytest's cache while Spark and Java are the same. A Java for which it was not made
-    does without, and so does one that brings no archive of its own classes, as the wheel's.
+    does without, and so does one that brings no archive of its own classes, as the wheel's, or that
+    cannot make one: tests only take longer then.
     """
     from strandline.spark.java import find_java_home
 
@@ -48,6 +49,9 @@ def java_starts_quickly(importable_by_workers, request):
         yield
         return
     archive = class_archive(cache.mkdir("java"), base)
+    if not archive.exists():
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
             patch.setenv(name, f"-XX:SharedArchiveFile={archive} -Xlog:disable")
@@ -64,9 +68,9 @@ def class_archive(directory, base):
             old.unlink()
         making = directory / f"{os.getpid()}"
         command = [sys.executable, str(JOBS / "archive.py"), str(making)]
-        made = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert making.exists(), made.stderr
-        making.rename(archive)
+        subprocess.run(command, stdout=sys.stderr, timeout=300, check=False)
+        if making.exists():
+            making.rename(archive)
     return archive
 
 
