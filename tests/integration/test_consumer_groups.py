@@ -409,4 +409,12 @@ async def test_consumers_of_asyncio(server, client, stream):
         await consumer.resume(stream, 1)
         assert (await consumer.positions())[PartitionName(stream, 0)] == 9
         await consumer.commit()
-    assert client.groups.positions("aio")[PartitionName(stream, 0)] == 9
+        assert client.groups.positions("aio")[PartitionName(stream, 0)] == 9
+        async with connected.transaction(f"aio-{stream}") as transaction:
+            await transaction.append(stream, b"derived", partition=0)
+            await consumer.seek(stream, 0, 7)
+            await transaction.commit_positions(consumer)
+            await transaction.flush()
+            assert not transaction.has_ended
+        assert transaction.has_ended
+    assert client.groups.positions("aio")[PartitionName(stream, 0)] == 7

@@ -266,8 +266,8 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
         async with made.transaction(name) as t:
             await t.append(name, "one")
             await t.append_batch(name, pa.table({"value": ["two"]}))
-            t.commit_positions(name, {PartitionName("in", 0): 2})
-        assert await made.positions(name) == {("in", 0): 2}
+            await t.commit_positions(name, {PartitionName("in", 0): 2})
+        assert await made.groups.positions(name) == {("in", 0): 2}
         with contextlib.suppress(ZeroDivisionError):
             async with made.transaction(name) as t:
                 await t.append(name, "lost")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_reading import AsyncReader, AsyncSubscription
 from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
@@ -22,7 +23,6 @@ from strandline.client.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
 from strandline.errors import RequestTimeoutError
 from strandline.protocol.admin import ServerInfo, StreamInfo
 from strandline.protocol.transactions import Publication, TransactionInfo
-from strandline.types import PartitionName
 
 
 async def connect_async(
@@ -173,10 +173,6 @@ class AsyncClient:
         """The last batch published under an id; as ``Client.last_published``."""
         return await asyncio.to_thread(self._client.last_published, transaction_id)
 
-    async def positions(self, group: str) -> dict[PartitionName, int]:
-        """How far a consumer group has come; as ``Client.groups.positions``."""
-        return await asyncio.to_thread(self._client.groups.positions, group)
-
     async def transactions(self) -> list[TransactionInfo]:
         """What the last transaction of each id is; as ``Client.transactions``."""
         return await asyncio.to_thread(self._client.transactions)
@@ -191,7 +187,22 @@ class AsyncClient:
 
     def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> "AsyncConsumer":
         """Join a consumer group; as ``Client.consumer``. It joins with ``async with``."""
-        return AsyncConsumer(partial(self._client.consumer, group, streams, **options))
+        return AsyncConsumer(group, partial(self._client.consumer, group, streams, **options))
+
+    @property
+    def access(self) -> AsyncAccessControl:
+        """Who may do what; as ``Client.access``."""
+        return AsyncAccessControl(self._client.access)
+
+    @property
+    def quotas(self) -> AsyncQuotas:
+        """How much principals may use; as ``Client.quotas``."""
+        return AsyncQuotas(self._client.quotas)
+
+    @property
+    def groups(self) -> AsyncGroups:
+        """Consumer groups; as ``Client.groups``."""
+        return AsyncGroups(self._client.groups)
 
     async def close(self) -> None:
         """End the connection; harmless when repeated."""
@@ -229,6 +240,11 @@ class AsyncProducer:
         """Wait until everything is answered; as ``Producer.flush``."""
         if self._producer is not None:
             await asyncio.to_thread(self._producer.flush)
+
+    def abandon(self) -> None:
+        """Take no more records, without waiting; as ``Producer.abandon``."""
+        if self._producer is not None:
+            self._producer.abandon()
 
     async def close(self) -> None:
         """Flush and end; as ``Producer.close``."""

@@ -1,15 +1,36 @@
 """Consumers of a group for asyncio: the synchronous one, on a thread of its own."""
 
 from collections.abc import Callable, Mapping
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from strandline.client.aio_thread import OneThread
 from strandline.client.consumer import Consumer
+from strandline.client.positions import Offsets, Tell
 from strandline.client.read_ahead import ConsumedBatch
 from strandline.client.reading import Place
 from strandline.types import PartitionName
 
 T = TypeVar("T")
+
+
+class MemberOfThread(NamedTuple):
+    """A consumer for a transaction, which commits on a thread of its own."""
+
+    consumer: Consumer
+    thread: OneThread
+
+    @property
+    def group(self) -> str:
+        """As ``Consumer.group``."""
+        return self.consumer.group
+
+    def positions(self) -> dict[PartitionName, int]:
+        """As ``Consumer.positions``."""
+        return self.thread.submit(self.consumer.positions).result()
+
+    def commit_by(self, tell: Tell, offsets: Offsets) -> None:
+        """As ``Consumer.commit_by``."""
+        self.thread.submit(lambda: self.consumer.commit_by(tell, offsets)).result()
 
 
 class AsyncConsumer:
@@ -19,10 +40,12 @@ class AsyncConsumer:
     given the synchronous ``Consumer``.
 
     Args:
+        group: its name.
         join: makes the synchronous consumer.
     """
 
-    def __init__(self, join: Callable[[], Consumer]) -> None:
+    def __init__(self, group: str, join: Callable[[], Consumer]) -> None:
+        self.group = group
         self._join = join
         self._thread = OneThread("strandline-consumer")
         self._consumer: Consumer | None = None
@@ -58,6 +81,10 @@ class AsyncConsumer:
     async def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
         """Note how far the group has come; as ``Consumer.commit``."""
         await self._do(lambda consumer: consumer.commit(offsets))
+
+    async def member(self) -> MemberOfThread:
+        """Itself, as a transaction has it; what ``AsyncTransaction.commit_positions`` takes."""
+        return MemberOfThread(await self._joined(), self._thread)
 
     async def close(self, *, commit: bool = True) -> None:
         """Leave the group; as ``Consumer.close``."""

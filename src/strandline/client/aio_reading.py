@@ -85,6 +85,11 @@ class AsyncSubscription:
             raise StopAsyncIteration
         return record
 
+    @property
+    def positions(self) -> dict[int, int]:
+        """The next offset of each partition, once it is open; as ``Subscription.positions``."""
+        return {} if self._subscription is None else self._subscription.positions
+
     async def close(self) -> None:
         """End it; harmless when repeated."""
         if self._subscription is not None:

@@ -22,6 +22,10 @@ class OneThread:
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run a function on the thread."""
+        return await asyncio.wrap_future(self.submit(function))
+
+    def submit(self, function: Callable[[], T]) -> "concurrent.futures.Future[T]":
+        """Have a function run on the thread."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def job() -> None:
@@ -33,7 +37,7 @@ class OneThread:
                 future.set_exception(error)
 
         self._jobs.put(job)
-        return await asyncio.wrap_future(future)
+        return future
 
     def end(self) -> None:
         """Let the thread go once it is done; does not wait."""

@@ -4,6 +4,7 @@ import asyncio
 from types import TracebackType
 from typing import Any, Self
 
+from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.client import Client
 from strandline.client.positions import Offsets
 from strandline.client.results import Ack, BatchAck
@@ -32,6 +33,21 @@ class AsyncTransaction:
         assert self._transaction is not None, "begin it with 'async with'"
         return self._transaction
 
+    @property
+    def id(self) -> str:
+        """The transactional id."""
+        return self._id
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was committed, aborted or prepared."""
+        return self._begun.has_ended
+
+    @property
+    def staged_id(self) -> str:
+        """By which it is ended from outside; as ``Transaction.staged_id``."""
+        return self._begun.staged_id
+
     async def append(self, stream: str, value: bytes | str | None, **record: Any) -> Ack:
         """Append a record and wait until it is stored; as ``Transaction.append``. Gather many."""
         append = self._begun.append
@@ -45,9 +61,16 @@ class AsyncTransaction:
         future = await asyncio.to_thread(append, stream, data, partition=partition)
         return await asyncio.wrap_future(future)
 
-    def commit_positions(self, group: str, offsets: Offsets) -> None:
+    async def commit_positions(
+        self, group: str | AsyncConsumer, offsets: Offsets | None = None
+    ) -> None:
         """Commit positions with the transaction; as ``Transaction.commit_positions``."""
-        self._begun.commit_positions(group, offsets)
+        member = group if isinstance(group, str) else await group.member()
+        await asyncio.to_thread(self._begun.commit_positions, member, offsets)
+
+    async def flush(self) -> None:
+        """Wait until every record is stored; as ``Transaction.flush``."""
+        await asyncio.to_thread(self._begun.flush)
 
     async def commit(self) -> None:
         """Make everything count; as ``Transaction.commit``."""
@@ -118,6 +141,10 @@ class AsyncStage:
     async def append_batch(self, stream: str, data: Any, *, partition: int | None = None) -> None:
         """Append a table; as ``Stage.append_batch``."""
         await asyncio.to_thread(self._begun.append_batch, stream, data, partition=partition)
+
+    async def commit_positions(self, group: str, offsets: Offsets) -> None:
+        """Have positions count with the part; as ``Stage.commit_positions``."""
+        await asyncio.to_thread(self._begun.commit_positions, group, offsets)
 
     async def finish(self) -> StagedPart:
         """Have everything stored, and wait to be published; as ``Stage.finish``."""

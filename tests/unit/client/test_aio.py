@@ -1,0 +1,77 @@
+"""The asynchronous client and the synchronous one: the same names, with the same parameters."""
+
+import inspect
+
+import pytest
+
+from strandline.client.access import AccessControl
+from strandline.client.aio import AsyncClient, AsyncProducer, connect_async
+from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
+from strandline.client.aio_consumer import AsyncConsumer
+from strandline.client.aio_reading import AsyncSubscription
+from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
+from strandline.client.client import Client, connect
+from strandline.client.consumer import Consumer
+from strandline.client.groups import Groups
+from strandline.client.producer import Producer
+from strandline.client.quotas import Quotas
+from strandline.client.stage import Stage
+from strandline.client.subscription import Subscription
+from strandline.client.transaction import Transaction
+
+PAIRS = [
+    (Client, AsyncClient),
+    (Producer, AsyncProducer),
+    (Consumer, AsyncConsumer),
+    (Subscription, AsyncSubscription),
+    (Transaction, AsyncTransaction),
+    (Stage, AsyncStage),
+    (Groups, AsyncGroups),
+    (AccessControl, AsyncAccessControl),
+    (Quotas, AsyncQuotas),
+]
+OF_ONE = {
+    # What the asynchronous client, and the stores of positions, are made of.
+    Client: {"appender", "open_read", "group_office"},
+    # An asynchronous append waits for room by itself.
+    Producer: {"has_room", "wait_for_room"},
+    # How a transaction gets at its consumer: on the consumer's thread.
+    Consumer: {"commit_by"},
+    AsyncConsumer: {"member"},
+    # An attribute of the synchronous one.
+    AsyncSubscription: {"positions"},
+}
+
+
+def names(cls):
+    """What a class has for users."""
+    return {name for name in dir(cls) if not name.startswith("_")} - OF_ONE.get(cls, set())
+
+
+def parameters(function):
+    """Names, kinds and defaults; None for those that pass on what they are given."""
+    found = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in found):
+        return None
+    return [(each.name, each.kind, each.default) for each in found]
+
+
+@pytest.mark.parametrize(("plain", "awaited"), PAIRS, ids=lambda cls: cls.__name__)
+def test_both_have_the_same_names(plain, awaited):
+    """Neither has anything for users that the other lacks."""
+    assert names(plain) == names(awaited)
+
+
+@pytest.mark.parametrize(("plain", "awaited"), PAIRS, ids=lambda cls: cls.__name__)
+def test_both_take_the_same(plain, awaited):
+    """Parameters have the same names, kinds and defaults; what is a property stays one."""
+    for name in names(plain) & names(awaited):
+        of_plain, of_awaited = (inspect.getattr_static(cls, name) for cls in (plain, awaited))
+        assert isinstance(of_plain, property) == isinstance(of_awaited, property), name
+        if inspect.isfunction(of_plain) and (taken := parameters(of_awaited)) is not None:
+            assert taken == parameters(of_plain), name
+
+
+def test_both_are_connected_alike():
+    """``connect_async`` takes what ``connect`` takes."""
+    assert parameters(connect_async) == parameters(connect)
