@@ -170,12 +170,33 @@ def test_every_flag_is_documented(name):
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_explains_itself(name):
-    """Help has a sentence, and each flag says what it does."""
+    """Help has a sentence and an example, each flag says what it does; output may be JSON."""
     command = COMMANDS[name]
     assert command.help, name
     assert command.epilog, f"{name} shows no example"
     for parameter in command.params:
         assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+    assert any("--output" in parameter.opts for parameter in command.params), name
+
+
+def test_the_readme_begins_with_what_it_is_and_two_commands():
+    """Its first screen: a sentence, the commands, Python, Spark, what holds, a picture."""
+    screen, rest = text_of("README.md").split("\n## ", 1)
+    places = [
+        screen.index(each)
+        for each in ("A durable log", "make demo", "make test", "import strandline", "spark.read")
+    ]
+    places += [screen.index("| What you do | What holds |"), screen.index("docs/img/overview.svg")]
+    assert places == sorted(places)
+    assert screen.count("![") == 1
+    sentence = screen.split("\n\n")[1]
+    assert sentence.count(".") == 1
+    ours, spark = (
+        [line for line in block.splitlines() if line] for _, block in blocks("README.md", "python")
+    )
+    assert len(ours) <= 8
+    assert len(spark) <= 4
+    assert rest.index("## What it is not") < rest.index("## Benchmarks")
 
 
 def test_the_makefile_lists_every_target_of_the_readme():

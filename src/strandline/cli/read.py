@@ -2,7 +2,7 @@
 
 import base64
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from strandline.cli.output import (
     examples,
     print_json,
     print_line,
+    progress,
     reports_errors,
 )
 from strandline.cli.values import parse_place
@@ -112,7 +113,7 @@ def read(
             table = latest_by_key(client, stream, columns=wanted, subject=subject, replica=replica)
             _print_all(table.to_batches(), record_format)
             return
-        batches = client.read(
+        batches: Iterable[Any] = client.read(
             stream,
             partition=partition,
             start=place,
@@ -123,7 +124,17 @@ def read(
             records_max=limit,
             replica=replica,
         )
+        if not follow and sys.stderr.isatty() and not sys.stdout.isatty():
+            batches = _watched(batches)
         _print_all(batches, record_format)
+
+
+def _watched(batches: Iterable[Any]) -> Iterator[Any]:
+    """Count what goes elsewhere than to the terminal of who waits for it."""
+    with progress("reading", None) as advance:
+        for batch in batches:
+            yield batch
+            advance(batch.num_rows)
 
 
 def _print_all(batches: Iterable[Any], record_format: RecordFormat) -> None:

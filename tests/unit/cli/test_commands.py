@@ -1,8 +1,11 @@
 """Every command against a real broker."""
 
+import contextlib
 import itertools
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +42,23 @@ def stream(run):
     run("stream", "create", name, "--subject", f"{name}.>", "--partitions", "2")
     yield name
     run("stream", "delete", name, "--yes")
+
+
+def on_a_terminal(*arguments):
+    """Run a command whose standard error alone is a terminal; what it wrote to either."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "strandline.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its, env=environment) as process:
+        os.close(its)
+        out = process.stdout.read()
+        shown = b""
+        with contextlib.suppress(OSError):  # so the end of a terminal is told
+            while piece := os.read(ours, 65_536):
+                shown += piece
+    os.close(ours)
+    assert process.returncode == 0, shown
+    return out.decode(), shown.decode()
 
 
 def lines(result):
@@ -213,3 +233,45 @@ def test_a_reader_that_leaves_ends_the_command(url, stream):
     )
     assert done.stdout.count(b"\n") == 1
     assert done.stderr == b""
+
+
+def test_long_work_is_watched_on_a_terminal(url, run, stream):
+    """A bar counts on standard error, and standard output has the results alone."""
+    run("publish", stream, stdin="a\nb\nc\n")
+    out, shown = on_a_terminal("read", stream, "--format", "raw", "--server", url)
+    assert sorted(out.split()) == ["a", "b", "c"]
+    assert "reading" in shown
+    assert "3/?" in shown
+    out, shown = on_a_terminal("bench", "append", "--records", "500", "--output", "json", "-s", url)
+    assert json.loads(out)["records"] == 500
+    assert "━" in shown
+    out, shown = on_a_terminal("inspect", str(url.data_dir), "--output", "json")
+    assert all(json.loads(line)["file"] for line in out.splitlines())
+    assert "reading" in shown
+    assert "━" in shown
+
+
+def test_what_is_seen_already_needs_no_bar(url, run, stream):
+    """Who follows waits for ever; where nobody watches, a read writes nothing beside records."""
+    run("publish", stream, "x")
+    assert run("read", stream).stderr == ""
+
+
+SPOKEN = """
+    stream create spoken --subject spoken.> --partitions 2 | publish spoken one --partition 0
+    publish spoken two | stream list | stream info spoken | read spoken | read spoken --format raw
+    group reset g spoken --to earliest | group list | group info g | group delete g --yes
+    stream truncate spoken --before 1 --partition 0
+    acl grant ann read stream spoken | acl list | acl revoke ann read stream spoken
+    token create ann | token list | quota set ann --connections 3 | quota list | quota remove ann
+    bench append --records 200 | bench read --records 200 | bench latency --records 20
+    encryption list | stream delete spoken --yes
+"""
+
+
+def test_every_command_speaks_json(run):
+    """With ``--output json`` every line on standard output is a document."""
+    for command in re.split(r"[|\n]", SPOKEN.strip()):
+        found = lines(run(*command.split(), "--output", "json"))
+        assert all(isinstance(document, dict) for document in found), command
+        assert found or command.split()[-1] == "list", command
