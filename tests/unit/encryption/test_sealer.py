@@ -233,6 +233,6 @@ def test_the_vector_of_the_format_page():
     """The fourth test vector is the first one sealed, byte by byte."""
     page = Path(__file__).parents[3] / "docs" / "format.md"
     blocks = re.findall(r"```hex\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    plain, *_, sealed = [bytes.fromhex("".join(block.split())) for block in blocks]
+    plain, _, _, sealed, *_ = [bytes.fromhex("".join(block.split())) for block in blocks]
     session = Session(bytes(range(32)), 0, key_number=1, salt=b"0123456789abcdef")
     assert bytes(session.seal(plain)) == sealed

@@ -3,8 +3,12 @@
 import re
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
+
 from strandline.record.batch import Attributes, check_batch
-from strandline.record.codec import Stamp, decode_batches, encode_records
+from strandline.record.codec import Stamp, decode_batches, encode_filler, encode_records
+from strandline.record.encode import encode_arrow
 from strandline.types import ProducerStamp
 
 PAGE = Path(__file__).parents[3] / "docs" / "format.md"
@@ -51,3 +55,38 @@ def test_the_third_vector_is_a_marker():
     header = check_batch(encoded)
     assert header.attributes == kind
     assert header.producer == producer
+
+
+def test_what_compaction_left_keeps_its_offsets():
+    """The fifth test vector has gaps between its records, and one behind them."""
+    vector = vectors()[4]
+    encoded = encode_arrow(
+        pa.RecordBatch.from_pydict({"value": [b"a", b"b"]}),
+        Stamp(5, 2, 1),
+        default_subject="s",
+        offset_deltas=[0, 3],
+        last_offset_delta=4,
+        timestamps_ns=pa.array([1, 2], pa.int64()),
+    )
+    assert bytes(encoded) == vector
+    (batch,) = decode_batches(vector)
+    assert batch.column("offset").to_pylist() == [5, 8]
+    assert check_batch(vector).next_offset == 10
+
+
+def test_a_filler_stands_for_offsets_without_records():
+    """The sixth test vector is four offsets that compaction has emptied."""
+    vector = vectors()[5]
+    assert bytes(encode_filler(9, 13, leader_epoch=2)) == vector
+    header = check_batch(vector)
+    assert (header.base_offset, header.next_offset) == (9, 13)
+    assert header.attributes == Attributes.REMOVED
+
+
+@pytest.mark.parametrize(("place", "codec"), [(6, "zstd"), (7, "lz4")])
+def test_compressed_columns_are_read(place, codec):
+    """The seventh and eighth test vectors, whatever bytes the library here would make."""
+    for data in (vectors()[place], encode_records([b"hello" * 20], ["s"], Stamp(7, 2, 1, codec))):
+        (batch,) = decode_batches(data)
+        assert batch.column("value").to_pylist() == [b"hello" * 20]
+        assert batch.column("offset").to_pylist() == [7]

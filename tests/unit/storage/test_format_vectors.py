@@ -1,0 +1,35 @@
+"""The hex of docs/format.md that is no batch is what storage writes and reads."""
+
+import re
+from pathlib import Path
+
+from strandline.storage.log_redo import format_start, parse_start
+from strandline.storage.offset_index import KIND_OFFSETS, IndexFile, SparseIndex, decode_index
+
+PAGE = (Path(__file__).parents[3] / "docs" / "format.md").read_text()
+
+
+def vector_after(words):
+    """The hex that follows a phrase."""
+    block = re.search(r"```hex\n(.*?)```", PAGE[PAGE.index(words) :], flags=re.DOTALL)
+    return bytes.fromhex("".join(block.group(1).split()))
+
+
+def test_an_index_says_where_offsets_are():
+    """The index of the page: two entries, and the log that they are about."""
+    about = IndexFile(KIND_OFFSETS, 65_536, 700, 1_700_000_000_000_000_000)
+    index = SparseIndex()
+    index.add(0, 0)
+    index.add(300, 32_800)
+    vector = vector_after("**an offset index**")
+    assert index.encode(about) == vector
+    found, decoded = decode_index(vector, KIND_OFFSETS)
+    assert found == about
+    assert decoded.floor(500) == (300, 32_800)
+
+
+def test_a_log_start_is_a_number_and_its_checksum():
+    """As the page shows it."""
+    text = re.search(r"`log-start` \|.*`(5000 \w{8})`", PAGE).group(1)
+    assert format_start(5000) == f"{text}\n".encode()
+    assert parse_start(f"{text}\n".encode()) == 5000
