@@ -30,6 +30,7 @@ from strandline.storage.journal_file import (
     FileHeader,
     entry_struct,
     pack_file_header,
+    seal_of,
 )
 from strandline.storage.journal_scan import (
     SUFFIX,
@@ -163,7 +164,7 @@ class Journal:
         """Write one entry; it survives a power loss only once synced.
 
         Args:
-            parts: log id and whole batches of each log that the turn wrote to.
+            parts: log id and batch, of each batch that the turn wrote.
 
         Returns:
             The entry's sequence.
@@ -176,7 +177,9 @@ class Journal:
             raise self._poisoned_error()
         buffers: list[Bytes] = [b""]
         sizes: list[int] = []
-        length = ENTRY_BYTES + PART_BYTES * len(parts)
+        rows = len(parts) + 1
+        table = ENTRY_BYTES + PART_BYTES * rows
+        length = table
         for log_id, data in parts:
             size = len(data)
             length += size
@@ -187,10 +190,10 @@ class Journal:
         if current is None or self._position + length > current.capacity:
             current = self._roll(length)
         sequence = self.last_sequence + 1
-        head = bytearray(ENTRY_BYTES + PART_BYTES * len(parts))
-        entry_struct(len(parts)).pack_into(
-            head, 0, ENTRY_MAGIC, 0, length, len(parts),
-            sequence, self.synced_sequence, current.nonce, *sizes,
+        head = bytearray(table)
+        entry_struct(rows).pack_into(
+            head, 0, ENTRY_MAGIC, 0, length, rows,
+            sequence, self.synced_sequence, current.nonce, *sizes, seal_of(buffers[1:]), 0,
         )  # fmt: skip
         struct.pack_into("<I", head, 4, crc32c(memoryview(head)[CRC_FROM:]))
         buffers[0] = head

@@ -10,15 +10,19 @@ Entry, 8-byte aligned:
     0  magic u32 "STNE"  4  crc32c u32 (bytes 8 to the end of the part table)
     8  length u32 (whole entry)        12  part count u32
    16  sequence u64     24  synced sequence u64 (at the time of writing)   32 nonce u64
-   40  part table: log id u32 · length u32 per part;  then the parts: whole batches, own checksums
+   40  part table: log id u32 · length u32 per part, then seal u32 · zero u32
+       then the parts: a batch each, with its own checksum
 
 Rules: files are recycled without being cleared, so an entry counts only if it carries the nonce of
-its file's header; the nonce is random, so that no record's value can pose as an entry. Pure
-parsing: opens nothing, writes nothing.
+its file's header; the nonce is random, so that no record's value can pose as an entry. Where a
+write was torn, behind the new table may lie an old entry's batches, intact and of the same lengths:
+the seal, a checksum of the batches' checksums, says which are meant. Without one (an entry of a
+version before) any will do; to that version a seal is a part without bytes. Pure parsing: opens
+nothing, writes nothing.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +41,7 @@ ENTRY_HEADER = struct.Struct("<IIIIQQQ")
 ENTRY_BYTES = 40
 PART_BYTES = 8
 CRC_FROM = 8
+_BATCH_CRC = slice(4, 8)
 
 assert ENTRY_HEADER.size == ENTRY_BYTES, "the entry header is as long as its specification says"
 
@@ -58,6 +63,8 @@ class Entry(NamedTuple):
     synced_sequence: int
     sizes: tuple[int, ...]
     """Log id and byte length of each part, alternating."""
+    seal: int | None
+    """Of the parts; None: it has none."""
 
     @property
     def end(self) -> int:
@@ -67,7 +74,7 @@ class Entry(NamedTuple):
     def parts(self, view: memoryview) -> list[tuple[LogId, memoryview]]:
         """The parts as slices of the file's ``view``."""
         found: list[tuple[LogId, memoryview]] = []
-        position = self.position + ENTRY_BYTES + len(self.sizes) // 2 * PART_BYTES
+        position = self.end - sum(self.sizes[1::2])
         for index in range(0, len(self.sizes), 2):
             end = position + self.sizes[index + 1]
             found.append((LogId(self.sizes[index]), view[position:end]))
@@ -75,10 +82,15 @@ class Entry(NamedTuple):
         return found
 
 
+def seal_of(parts: Iterable[Bytes]) -> int:
+    """What tells these parts from any others: a checksum of the checksums of their batches."""
+    return crc32c(b"".join([part[_BATCH_CRC] for part in parts]))
+
+
 @lru_cache(maxsize=4096)
-def entry_struct(part_count: int) -> struct.Struct:
+def entry_struct(row_count: int) -> struct.Struct:
     """Entry header and part table in one, so that an append packs once."""
-    return struct.Struct("<IIIIQQQ" + "I" * (2 * part_count))
+    return struct.Struct("<IIIIQQQ" + "I" * (2 * row_count))
 
 
 def pack_file_header(header: FileHeader) -> bytes:
@@ -117,7 +129,10 @@ def read_entry(view: memoryview, position: int, nonce: int) -> Entry | None:
     sizes = struct.unpack_from("<" + "I" * (2 * count), view, position + ENTRY_BYTES)
     if table + sum(sizes[1::2]) != length:
         return None
-    return Entry(position, length, sequence, synced, sizes)
+    seal = None
+    if count and not sizes[-1]:
+        sizes, seal = sizes[:-2], sizes[-2]
+    return Entry(position, length, sequence, synced, sizes, seal)
 
 
 def scan_entries(view: memoryview, nonce: int) -> tuple[list[Entry], int]:

@@ -26,6 +26,7 @@ from strandline.storage.journal_file import (
     read_entry,
     read_file_header,
     scan_entries,
+    seal_of,
 )
 from strandline.types import LogId, Position
 
@@ -213,8 +214,11 @@ class _Walk:
 
 
 def batches_intact(entry: Entry, view: memoryview) -> bool:
-    """Whether all parts of an entry are whole batches with the right checksums."""
-    for _, part in entry.parts(view):
+    """Whether the parts of an entry are the batches it was written with, all of them whole."""
+    parts = [part for _, part in entry.parts(view)]
+    if entry.seal is not None and seal_of(parts) != entry.seal:
+        return False
+    for part in parts:
         position = 0
         while position < len(part):
             try:

@@ -376,6 +376,25 @@ def test_damage_in_the_middle_is_reported_and_later_entries_replayed(
         assert again.last_sequence == 6
 
 
+def test_entries_without_a_seal_count(open_journal, make_batch, tmp_path):
+    """Versions before had none: what they wrote last, which nothing later tells of, is read."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    journal.sync()
+    del journal
+    path = tmp_path / "journal" / "000001.journal"
+    page = path.read_bytes()[:FILE_HEADER_BYTES]
+    nonce = int.from_bytes(page[24:32], "little")
+    batch = make_batch(0)
+    head = bytearray(entry_struct(1).size)
+    entry_struct(1).pack_into(
+        head, 0, ENTRY_MAGIC, 0, len(head) + len(batch), 1, 1, 0, nonce, 1, len(batch)
+    )
+    struct.pack_into("<I", head, 4, crc32c(bytes(head[8:])))
+    path.write_bytes((page + bytes(head) + batch).ljust(FILE_BYTES, b"\0"))
+    assert contents(open_journal()) == [(1, [(LogId(1), batch)])]
+
+
 def test_damage_across_files_is_reported(open_journal, make_batch, tmp_path):
     """Entries missing at the end of a file are missed because the next file began after them."""
     journal = open_journal()

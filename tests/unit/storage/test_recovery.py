@@ -693,3 +693,39 @@ def test_a_recovery_that_is_cut_short_finds_its_own_segments(data):
         data.recover()
     assert data.recover().report.damage == []
     data.check(A)
+
+
+@pytest.mark.parametrize("turns_before", [0, 30], ids=["fresh", "recycled"])
+def test_a_turn_torn_at_every_byte(data, tmp_path, turns_before):
+    """Whatever of the last write survives: each log has it or has not, and goes on from there.
+
+    Behind it, in a file that was used before, lie old turns of the same shape.
+    """
+    for _ in range(turns_before):
+        data.turn(A, B, size=9)
+    data.recover()
+    for _ in range(3):
+        data.turn(A, B, size=9)
+    data.turn(A, B, size=9, sync=False)
+    [turn] = [w for w in data.disk.unsynced if w.path.suffix == ".journal"]
+    data.now = None
+    data.disk.crash()
+    before = shutil.copytree(data.path, tmp_path / "before")
+    written = {log_id: list(batches) for log_id, batches in data.written.items()}
+    for cut in range(len(turn.data) + 1):
+        data.disk.forget()
+        shutil.rmtree(data.path)
+        shutil.copytree(before, data.path)
+        with turn.path.open("r+b") as file:
+            file.seek(turn.position)
+            file.write(turn.data[:cut])
+        assert data.recover().report.damage == []
+        [end] = {data.now.logs[log_id].log_end_offset for log_id in (A, B)}
+        assert end == turns_before + 4 or (end == turns_before + 3 and cut < len(turn.data))
+        for log_id in (A, B):
+            data.written[log_id] = written[log_id][:end]
+            data.check(log_id)
+        data.turn(A, B)
+        assert data.die().damage == []
+        data.check(A)
+        data.check(B)
