@@ -6,11 +6,12 @@ file stays open while anyone holds the segment, so a deletion never pulls it fro
 Knows nothing of other segments.
 """
 
+import contextlib
 import mmap
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from strandline.errors import CorruptBatchError, LogPoisonedError
+from strandline.errors import CorruptBatchError, LogPoisonedError, StrandlineError
 from strandline.record.batch import TIMESTAMP_MIN, BatchHeader
 from strandline.storage.disk import Bytes, Disk, OpenFile
 from strandline.storage.offset_index import (
@@ -179,6 +180,8 @@ class SegmentReads:
     def read_ahead(self, position: int, end: int) -> bool:
         """Ask for what a sequential reader wants next and forget what it has passed; if sealed.
 
+        Advice only: a file that cannot be opened is nobody's error before it is read.
+
         Args:
             position: where its read began.
             end: where it ended; the system is called only when this enters a new stretch.
@@ -192,8 +195,9 @@ class SegmentReads:
         ahead = (stretch + 1) * AHEAD_BYTES if position else end & -mmap.PAGESIZE
         if ahead < self.size and self.sealed and self._pinned is None:
             length = min(AHEAD_BYTES if position else 2 * AHEAD_BYTES, self.size - ahead)
-            file = self.file
-            self._disk.will_need(file.fd, ahead, length)
+            with contextlib.suppress(StrandlineError):  # its name went away just now, perhaps
+                file = self.file
+                self._disk.will_need(file.fd, ahead, length)
         if stretch >= 2:
             self.read_past((stretch - 2) * AHEAD_BYTES, AHEAD_BYTES)
         return ahead >= self.size

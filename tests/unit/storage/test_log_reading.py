@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
+from strandline.errors import CorruptBatchError, LogPoisonedError, OffsetOutOfRangeError
 from strandline.record.batch import check_batch, read_header
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -285,6 +285,21 @@ def test_sequential_reads_ask_ahead(tmp_path, make_batch):
     assert 4 <= len(asked) <= 12
     assert asked[0][0] > 0
     assert (0, 2 * AHEAD_BYTES) in asked
+
+
+def test_advice_about_a_file_that_is_deleted_just_then_is_not_given(tmp_path, make_batch):
+    """A reader that has its batch gets it, though retention took the next segment away."""
+    log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=2 * AHEAD_BYTES, segment_age_ms=0)
+    batches = [make_batch(offset, size=AHEAD_BYTES * 3 // 4) for offset in range(3)]
+    for batch in batches:
+        log.append(batch, read_header(batch))
+    seal(log, sealed=True)
+    deleted = log.segments[1]
+    deleted.release()
+    deleted.path.unlink()
+    assert log.read(1, 1).buffer == batches[1], "it enters a stretch that is the segment's last"
+    with pytest.raises(LogPoisonedError):
+        log.read(2, 1)
 
 
 def test_records_that_are_missing_are_damage_where_nothing_was_compacted(open_log, fill):
