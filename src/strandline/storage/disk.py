@@ -58,7 +58,8 @@ class Disk:
     Raises:
         DiskFullError: no space, from any method that writes or creates.
         UnavailableError: too many open files or no memory.
-        LogPoisonedError: any other failure, from any method; any failure of ``fdatasync``.
+        LogPoisonedError: any other failure, from any method; any failure of ``fdatasync``, though
+            not of ``sync_directory``, which says why.
     """
 
     syncs_plainly: ClassVar[bool] = True
@@ -165,7 +166,13 @@ class Disk:
             _sync_file_range(fd, position, length, SYNC_FILE_RANGE_WRITE)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory survive a power loss."""
+        """Make the names in a directory survive a power loss; without space it may be tried again.
+
+        Unlike a file's pages, names that could not be written are never taken for written: ext4,
+        XFS and Btrfs keep them in the transaction that the next sync commits, or stop writing for
+        good, and then that fails, too. Nor would reopening help: what the system shows of a
+        directory it never reads again while it remembers it, so there is nothing to verify.
+        """
         fd = self.open(path)
         try:
             os.fsync(fd)
