@@ -29,8 +29,8 @@ from strandline.storage.journal_file import (
     PART_BYTES,
     FileHeader,
     entry_struct,
+    pack_checksums,
     pack_file_header,
-    seal_of,
 )
 from strandline.storage.journal_scan import (
     SUFFIX,
@@ -177,9 +177,8 @@ class Journal:
             raise self._poisoned_error()
         buffers: list[Bytes] = [b""]
         sizes: list[int] = []
-        rows = len(parts) + 1
-        table = ENTRY_BYTES + PART_BYTES * rows
-        length = table
+        rows = 2 * len(parts)
+        length = ENTRY_BYTES + PART_BYTES * rows
         for log_id, data in parts:
             size = len(data)
             length += size
@@ -190,11 +189,12 @@ class Journal:
         if current is None or self._position + length > current.capacity:
             current = self._roll(length)
         sequence = self.last_sequence + 1
-        head = bytearray(table)
-        entry_struct(rows).pack_into(
+        head = bytearray(ENTRY_BYTES + PART_BYTES * len(parts))
+        entry_struct(len(parts)).pack_into(
             head, 0, ENTRY_MAGIC, 0, length, rows,
-            sequence, self.synced_sequence, current.nonce, *sizes, seal_of(buffers[1:]), 0,
+            sequence, self.synced_sequence, current.nonce, *sizes,
         )  # fmt: skip
+        head += pack_checksums(buffers[1:])
         struct.pack_into("<I", head, 4, crc32c(memoryview(head)[CRC_FROM:]))
         buffers[0] = head
         try:

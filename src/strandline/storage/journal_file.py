@@ -10,15 +10,14 @@ Entry, 8-byte aligned:
     0  magic u32 "STNE"  4  crc32c u32 (bytes 8 to the end of the part table)
     8  length u32 (whole entry)        12  part count u32
    16  sequence u64     24  synced sequence u64 (at the time of writing)   32 nonce u64
-   40  part table: log id u32 · length u32 per part, then seal u32 · zero u32
-       then the parts: a batch each, with its own checksum
+   40  part table: log id u32 · length u32 per part, then its checksum u32 · zero u32 per part;
+       then the parts: a batch each, whose checksum that is
 
 Rules: files are recycled without being cleared, so an entry counts only if it carries the nonce of
 its file's header; the nonce is random, so that no record's value can pose as an entry. Where a
 write was torn, behind the new table may lie an old entry's batches, intact and of the same lengths:
-the seal, a checksum of the batches' checksums, says which are meant. Without one (an entry of a
-version before) any will do; to that version a seal is a part without bytes. Pure parsing: opens
-nothing, writes nothing.
+the checksums in the table say which are meant. Without them (in entries of earlier versions) any
+will do; to those versions they are parts without bytes. Pure parsing: opens nothing, writes nothing.
 """
 
 import struct
@@ -41,7 +40,9 @@ ENTRY_HEADER = struct.Struct("<IIIIQQQ")
 ENTRY_BYTES = 40
 PART_BYTES = 8
 CRC_FROM = 8
-_BATCH_CRC = slice(4, 8)
+BATCH_CRC = slice(4, 8)
+"""Where a batch has its checksum."""
+_ZERO = bytes(4)
 
 assert ENTRY_HEADER.size == ENTRY_BYTES, "the entry header is as long as its specification says"
 
@@ -63,8 +64,8 @@ class Entry(NamedTuple):
     synced_sequence: int
     sizes: tuple[int, ...]
     """Log id and byte length of each part, alternating."""
-    seal: int | None
-    """Of the parts; None: it has none."""
+    checksums: tuple[int, ...]
+    """Of each part's batch; none in entries of earlier versions."""
 
     @property
     def end(self) -> int:
@@ -82,15 +83,15 @@ class Entry(NamedTuple):
         return found
 
 
-def seal_of(parts: Iterable[Bytes]) -> int:
-    """What tells these parts from any others: a checksum of the checksums of their batches."""
-    return crc32c(b"".join([part[_BATCH_CRC] for part in parts]))
-
-
 @lru_cache(maxsize=4096)
-def entry_struct(row_count: int) -> struct.Struct:
-    """Entry header and part table in one, so that an append packs once."""
-    return struct.Struct("<IIIIQQQ" + "I" * (2 * row_count))
+def entry_struct(part_count: int) -> struct.Struct:
+    """Entry header and part table in one, so that an append packs once; without the checksums."""
+    return struct.Struct("<IIIIQQQ" + "I" * (2 * part_count))
+
+
+def pack_checksums(parts: Iterable[Bytes]) -> bytes:
+    """The rows of the part table that say which batches are meant."""
+    return _ZERO.join([*(part[BATCH_CRC] for part in parts), b""])
 
 
 def pack_file_header(header: FileHeader) -> bytes:
@@ -129,10 +130,10 @@ def read_entry(view: memoryview, position: int, nonce: int) -> Entry | None:
     sizes = struct.unpack_from("<" + "I" * (2 * count), view, position + ENTRY_BYTES)
     if table + sum(sizes[1::2]) != length:
         return None
-    seal = None
-    if count and not sizes[-1]:
-        sizes, seal = sizes[:-2], sizes[-2]
-    return Entry(position, length, sequence, synced, sizes, seal)
+    checksums: tuple[int, ...] = ()
+    if count and count % 2 == 0 and not any(sizes[count + 1 :: 2]):
+        sizes, checksums = sizes[:count], sizes[count::2]
+    return Entry(position, length, sequence, synced, sizes, checksums)
 
 
 def scan_entries(view: memoryview, nonce: int) -> tuple[list[Entry], int]:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from strandline.errors import CorruptBatchError
-from strandline.record.batch import check_batch
 from strandline.storage.disk import Disk, OpenFile
 from strandline.storage.journal_file import (
+    BATCH_CRC,
     ENTRY_BYTES,
     ENTRY_HEADER,
     ENTRY_MAGIC,
@@ -26,8 +25,8 @@ from strandline.storage.journal_file import (
     read_entry,
     read_file_header,
     scan_entries,
-    seal_of,
 )
+from strandline.storage.scan import intact_at
 from strandline.types import LogId, Position
 
 SUFFIX = ".journal"
@@ -121,7 +120,7 @@ class JournalScan:
             for position in file.positions:
                 entry = file.entry(position)
                 if entry.sequence > after_sequence:
-                    parts = entry.parts(file.view)
+                    parts = own_parts(entry, file.view)
                     yield JournalEntry(entry.sequence, parts, file.path, Position(position))
 
 
@@ -215,14 +214,24 @@ class _Walk:
 
 def batches_intact(entry: Entry, view: memoryview) -> bool:
     """Whether the parts of an entry are the batches it was written with, all of them whole."""
-    parts = [part for _, part in entry.parts(view)]
-    if entry.seal is not None and seal_of(parts) != entry.seal:
-        return False
-    for part in parts:
-        position = 0
-        while position < len(part):
-            try:
-                position += check_batch(part, position).length
-            except CorruptBatchError:
-                return False
+    return all(len(part) and _is_whole(part) for _, part in own_parts(entry, view))
+
+
+def own_parts(entry: Entry, view: memoryview) -> list[tuple[LogId, memoryview]]:
+    """The parts of an entry; an empty one where an intact batch lies that is not the entry's."""
+    parts = entry.parts(view)
+    for index, checksum in enumerate(entry.checksums):
+        log_id, part = parts[index]
+        if part[BATCH_CRC] != checksum.to_bytes(4, "little") and intact_at(part, 0) is not None:
+            parts[index] = log_id, part[:0]
+    return parts
+
+
+def _is_whole(part: memoryview) -> bool:
+    position = 0
+    while position < len(part):
+        header = intact_at(part, position)
+        if header is None:
+            return False
+        position += header.length
     return True

@@ -12,6 +12,7 @@ before the log is.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -41,6 +42,18 @@ def parse_start(data: bytes) -> int | None:
     return int(number) if number.isdigit() and data == format_start(int(number)) else None
 
 
+class _Unreadable(NamedTuple):
+    """A damaged batch in the journal."""
+
+    batch: memoryview
+    header: BatchHeader | None
+    """What it says of itself, if that is sane."""
+    file: Path
+    position: Position
+    after: int
+    """The log end offset when it was met."""
+
+
 class LogRedo:
     """A log that is being recovered.
 
@@ -62,6 +75,8 @@ class LogRedo:
         self._at = at
         self._was_cut = False
         self._has_removed = False
+        self._unreadable: list[_Unreadable] = []
+        """Damaged batches of the journal since the last intact one."""
         disk.make_directory(directory)
         self._is_shorter = False
         """Cut to below where the checkpoint's segment began, for all the journal has told yet."""
@@ -190,7 +205,15 @@ class LogRedo:
         return self._active.next_offset
 
     def apply(self, part: memoryview, *, file: Path, position: Position) -> None:
-        """Redo what the journal entry at ``position`` of ``file`` wrote to this log."""
+        """Redo what the journal entry at ``position`` of ``file`` wrote to this log.
+
+        Args:
+            part: the batches; empty if others lie in their place.
+            file: of the journal.
+            position: of the entry.
+        """
+        if not part:
+            self._damaged(part, None, file=file, position=position)
         at = 0
         while at < len(part):
             header = header_at(part, at)
@@ -207,6 +230,7 @@ class LogRedo:
             keep_lost: the journal was damaged, so rename instead of removing what cannot be placed.
         """
         self._skip_removed()
+        self._settle(below=OFFSET_MAX)
         self._extend(OFFSET_MAX)
         self._trim()
         for base in sorted(self._later):
@@ -244,6 +268,7 @@ class LogRedo:
         elif intact_at(batch, 0) is None:
             self._damaged(batch, header, file=file, position=position)
         else:
+            self._settle(below=base)
             if base < self.log_end_offset:
                 self._cut(base)
             elif base > self.log_end_offset:
@@ -328,16 +353,27 @@ class LogRedo:
     def _damaged(
         self, batch: memoryview, header: BatchHeader | None, *, file: Path, position: Position
     ) -> None:
-        """The journal's copy is damaged: take the one on disk, else keep the hole visible."""
-        before = self._active.next_offset
-        if header is not None:
-            self._extend(header.next_offset)
-        restored = self._active.next_offset > before
-        if header is not None and not restored and header.base_offset == before:
-            self._write(batch, header)  # unreadable by its checksum, but offsets stay as they were
-        where = f"in the journal after offset {before} of {self.directory.name}"
-        outcome = "restored from the segment" if restored else "not restored"
-        self._report(file, position, f"damaged batch {where}: {outcome}")
+        """The journal's copy is damaged. What it says of itself may be, too: see ``_settle``."""
+        self._unreadable.append(_Unreadable(batch, header, file, position, self.log_end_offset))
+
+    def _settle(self, *, below: int) -> None:
+        """Take damaged batches from the disk, else keep the hole visible, now that its end is known.
+
+        Args:
+            below: the offset at which the next intact batch begins.
+        """
+        unreadable, self._unreadable = self._unreadable, []
+        kept = 0
+        for batch, header, file, position, after in unreadable:
+            self._extend(below)
+            end = self.log_end_offset
+            restored = end > max(after, kept)
+            if header is not None and header.base_offset == end and header.next_offset <= below:
+                self._write(batch, header)  # no use by its checksum, but offsets stay as they were
+                kept, restored = self.log_end_offset, False
+            where = f"in the journal after offset {after} of {self.directory.name}"
+            outcome = "restored from the segment" if restored else "not restored"
+            self._report(file, position, f"damaged batch {where}: {outcome}")
 
     def _extend(self, limit: int) -> None:
         """Count intact batches on disk that continue the log, up to offset ``limit``."""

@@ -376,7 +376,7 @@ def test_damage_in_the_middle_is_reported_and_later_entries_replayed(
         assert again.last_sequence == 6
 
 
-def test_entries_without_a_seal_count(open_journal, make_batch, tmp_path):
+def test_entries_without_checksums_in_their_table_count(open_journal, make_batch, tmp_path):
     """Versions before had none: what they wrote last, which nothing later tells of, is read."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])

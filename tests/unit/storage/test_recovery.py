@@ -463,6 +463,62 @@ def test_damaged_batch_in_the_journal_and_no_segment(data):
     assert data.die().damage == []
 
 
+@pytest.mark.parametrize("byte", [8, 17, 29, 31], ids=["length", "base", "delta", "far-delta"])
+def test_what_a_damaged_batch_says_of_itself_takes_no_other_with_it(data, byte):
+    """Its offsets may be what is damaged: the batch after it is served all the same."""
+    for _ in range(10):
+        data.turn(A, B, count=2)
+    path, position = journal_position(data, data.written[A][4])
+    data.now = None
+    data.disk.crash()
+    flip(path, position + byte)
+    damage = data.recover().report.damage
+    assert any("not restored" in found.why for found in damage)
+    log = data.now.logs[A]
+    assert log.log_end_offset == 20
+    assert log.read(0, 10_000, below=8).buffer == b"".join(data.written[A][:4])
+    assert log.read(10, 10_000).buffer == b"".join(data.written[A][5:])
+    data.check(B)
+    data.turn(A)
+    assert data.die().damage == []
+
+
+@pytest.mark.parametrize("byte", [17, 29, 31], ids=["base", "delta", "far-delta"])
+def test_two_damaged_batches_are_both_restored_from_segments(data, byte):
+    """What the first says of itself does not lead past the second, whose copy would be cut off."""
+    for _ in range(30):
+        data.turn(A)
+    data.now.checkpointer.begin(data.now.logs)
+    places = [(journal_position(data, data.written[A][n]), at) for n, at in ((4, byte), (7, 1))]
+    data.now = None
+    for (path, position), at in places:
+        flip(path, position + at)
+    damage = data.recover().report.damage
+    assert all("restored from the segment" in found.why for found in damage)
+    data.check(A)
+
+
+@pytest.mark.parametrize("number", [1, 25], ids=["older", "newer"])
+def test_an_intact_batch_in_the_wrong_place_is_not_taken_for_the_right_one(data, number):
+    """A disk wrote it there in place of another: that one is missing, and no other."""
+    for _ in range(30):
+        data.turn(A, B)
+    path, position = journal_position(data, data.written[A][20])
+    data.now = None
+    data.disk.crash()
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data.written[A][number])
+    damage = data.recover().report.damage
+    assert any("not restored" in found.why for found in damage)
+    log = data.now.logs[A]
+    assert log.log_end_offset == 30
+    kept = [log.read(offset, 1).buffer for offset in (*range(20), *range(21, 30))]
+    assert kept == data.written[A][:20] + data.written[A][21:]
+    assert log.read(20, 1).base_offset == 21
+    data.check(B)
+
+
 def test_damaged_entry_and_no_segment(data):
     """An entry lost altogether leaves a gap in its logs that is reported for each."""
     for _ in range(10):
