@@ -15,9 +15,9 @@ Entry, 8-byte aligned:
 
 Rules: files are recycled without being cleared, so an entry counts only if it carries the nonce of
 its file's header; the nonce is random, so that no record's value can pose as an entry. Where a
-write was torn, behind the new table may lie an old entry's batches, intact and of the same lengths:
-the checksums in the table say which are meant. Without them (in entries of earlier versions) any
-will do; to those versions they are parts without bytes. Pure parsing: opens nothing, writes nothing.
+write was torn, behind the new table may lie an old entry's batches, intact and as long: the
+checksums in the table say which are meant. Without them (in entries of earlier versions) any will
+do; to those versions they are parts without bytes. Pure parsing: opens nothing, writes nothing.
 """
 
 import struct

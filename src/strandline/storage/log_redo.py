@@ -357,7 +357,7 @@ class LogRedo:
         self._unreadable.append(_Unreadable(batch, header, file, position, self.log_end_offset))
 
     def _settle(self, *, below: int) -> None:
-        """Take damaged batches from the disk, else keep the hole visible, now that its end is known.
+        """Take damaged batches from the disk, else keep the hole visible: its end is known now.
 
         Args:
             below: the offset at which the next intact batch begins.
