@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+from strandline.storage.disk import Disk
+from strandline.storage.journal import Journal
+from strandline.storage.journal_file import FILE_HEADER_BYTES, read_entry, read_file_header
 from strandline.storage.log_redo import format_start, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, IndexFile, SparseIndex, decode_index
 
@@ -13,6 +16,30 @@ def vector_after(words):
     """The hex that follows a phrase."""
     block = re.search(r"```hex\n(.*?)```", PAGE[PAGE.index(words) :], flags=re.DOTALL)
     return bytes.fromhex("".join(block.group(1).split()))
+
+
+class SureDisk(Disk):
+    """One whose random bytes are those of the page."""
+
+    def entropy(self, count):
+        return b"\x07" * count
+
+
+def test_a_journal_is_a_header_and_entries(tmp_path):
+    """The page's file, written by the journal, and read again."""
+    batch = vector_after("**one keyless record**")
+    head, entry = (
+        vector_after(f"**{what}**") for what in ("the first journal file", "its first entry")
+    )
+    head = head.ljust(FILE_HEADER_BYTES, b"\0")
+    journal = Journal.open(tmp_path / "journal", disk=SureDisk(), file_bytes=8192, after_sequence=0)
+    journal.append([(1, batch)])
+    data = (tmp_path / "journal" / "000001.journal").read_bytes()
+    assert data == (head + entry).ljust(8192, b"\0")
+    header = read_file_header(head)
+    assert (header.number, header.first_sequence) == (1, 1)
+    [(log_id, part)] = read_entry(memoryview(entry), 0, header.nonce).parts(memoryview(entry))
+    assert (log_id, bytes(part)) == (1, batch)
 
 
 def test_an_index_says_where_offsets_are():
