@@ -6,7 +6,14 @@ import pyarrow as pa
 import pytest
 
 import strandline
-from strandline.errors import DisconnectedError, RecordTooLargeError, UnknownStreamError
+from strandline.errors import (
+    DisconnectedError,
+    RecordTooLargeError,
+    StrandlineError,
+    UnknownStreamError,
+)
+
+PATIENCE_S = 20
 
 
 async def test_streams_records_and_reads(strandline_url):
@@ -124,3 +131,43 @@ async def test_groups_rules_and_quotas(strandline_url):
         assert [quota.connections for quota in await client.quotas.list()] == [3]
         await client.quotas.remove("ann")
         assert await client.quotas.list() == []
+
+
+async def test_a_closed_subscription_has_ended(strandline_url):
+    """Whoever asks it for another record is told that there is none, and not left waiting."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        await client.append("s", b"v")
+        async with client.subscribe("s", start="earliest") as subscription:
+            assert (await anext(subscription)).value == b"v"
+        async with asyncio.timeout(PATIENCE_S):
+            assert [record async for record in subscription] == []
+
+
+async def test_a_closed_consumer_still_answers(strandline_url):
+    """Itself, and a transaction that asks it for its positions."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        async with client.consumer("g", "s", commit_interval_s=None) as consumer:
+            await consumer.poll(0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            await consumer.positions()
+            with pytest.raises(StrandlineError):
+                async with client.transaction("t") as transaction:
+                    await transaction.commit_positions(consumer, {("s", 0): 0})
+
+
+async def test_a_consumer_joins_once(strandline_url):
+    """However many tasks are the first to ask; one that has given up leaves no member behind."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        consumer = client.consumer("g", "s")
+        await asyncio.gather(*(consumer.poll(0.01) for _ in range(3)))
+        assert len((await client.groups.info("g")).members) == 1
+        await consumer.close()
+        hasty = client.consumer("g", "s")
+        polling = asyncio.create_task(hasty.poll(0.01))
+        await asyncio.sleep(0)  # it has begun to join
+        polling.cancel()
+        await hasty.close()
+        await client.groups.reset("g", "s", "latest")  # refused where there is a member

@@ -88,9 +88,15 @@ class AsyncConsumer:
 
     async def close(self, *, commit: bool = True) -> None:
         """Leave the group; as ``Consumer.close``."""
-        if self._consumer is not None:
-            await self._do(lambda consumer: consumer.close(commit=commit))
-        self._thread.end()
+
+        def leave() -> None:
+            if self._consumer is not None:
+                self._consumer.close(commit=commit)
+
+        try:
+            await self._thread.run(leave)  # behind who is joining
+        finally:
+            self._thread.end()
 
     async def __aenter__(self) -> Self:
         await self._joined()
@@ -100,8 +106,14 @@ class AsyncConsumer:
         await self.close(commit=kind is None)
 
     async def _joined(self) -> Consumer:
+        def join() -> Consumer:
+            # Asked on the thread: several tasks may be the first, and those cancelled have joined.
+            if self._consumer is None:
+                self._consumer = self._join()
+            return self._consumer
+
         if self._consumer is None:
-            self._consumer = await self._thread.run(self._join)
+            return await self._thread.run(join)
         return self._consumer
 
     async def _do(self, call: Callable[[Consumer], T]) -> T:

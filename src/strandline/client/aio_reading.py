@@ -104,6 +104,12 @@ class AsyncSubscription:
         await self.close()
 
     async def _open(self) -> Subscription:
+        def subscribe() -> Subscription:
+            # Asked on the thread: several tasks may be the first, and those cancelled have begun.
+            if self._subscription is None:
+                self._subscription = self._subscribe()
+            return self._subscription
+
         if self._subscription is None:
-            self._subscription = await self._thread.run(self._subscribe)
+            return await self._thread.run(subscribe)
         return self._subscription

@@ -17,6 +17,9 @@ class OneThread:
     """
 
     def __init__(self, name: str) -> None:
+        self._name = name
+        self._has_ended = False
+        self._ending = threading.Lock()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
@@ -25,7 +28,7 @@ class OneThread:
         return await asyncio.wrap_future(self.submit(function))
 
     def submit(self, function: Callable[[], T]) -> "concurrent.futures.Future[T]":
-        """Have a function run on the thread."""
+        """Have a function run on the thread; on a new one after ``end``, as nobody else would."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def job() -> None:
@@ -36,12 +39,18 @@ class OneThread:
             except BaseException as error:  # noqa: BLE001 - handed to whoever awaits it
                 future.set_exception(error)
 
-        self._jobs.put(job)
+        with self._ending:
+            if not self._has_ended:
+                self._jobs.put(job)
+                return future
+        threading.Thread(target=job, name=self._name, daemon=True).start()
         return future
 
     def end(self) -> None:
         """Let the thread go once it is done; does not wait."""
-        self._jobs.put(None)
+        with self._ending:
+            self._has_ended = True
+            self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
