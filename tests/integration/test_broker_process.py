@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,16 @@ async def test_a_killed_sync_process_is_replaced(kit):
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
         assert await asyncio.to_thread(server.stop) == 0
         assert not kit.is_running(child)
+
+
+def test_what_nobody_asked_for_is_not_loaded():
+    """A broker without access rules, encrypted streams and gRPC does not pay for them in memory."""
+    with ProcessServer() as server, strandline.connect(server.flight) as admin:
+        admin.create_stream("s")
+        mapped = Path(f"/proc/{server.pid}/maps").read_text()
+    assert "pyarrow" in mapped
+    assert "cryptography" not in mapped
+    assert "google/_upb" not in mapped
 
 
 def test_the_nats_server_dies_with_the_broker(kit):

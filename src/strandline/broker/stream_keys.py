@@ -1,19 +1,22 @@
 """Keys of a broker's encrypted streams: made with the stream, given to partitions, wrapped anew.
 
 Rules: wrapped data keys live in the metadata alone, and whoever seals or opens looks there each
-time, so that a new key counts on every broker as soon as the metadata has it.
+time, so that a new key counts on every broker as soon as the metadata has it. What needs
+``cryptography``, which takes 7 MiB of memory, is imported where there is an encrypted stream.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from strandline.config import StreamConfig
-from strandline.encryption.data_keys import new_data_key, rewrapped
 from strandline.encryption.masters import MasterKeys
-from strandline.encryption.sealer import BatchSealer
 from strandline.errors import InvalidRequestError
 from strandline.metadata.commands import KeepStreamKeys
 from strandline.metadata.image import MetadataImage
 from strandline.types import PartitionName, WrappedKey
+
+if TYPE_CHECKING:
+    from strandline.encryption.sealer import BatchSealer
 
 
 class StreamKeys:
@@ -37,14 +40,18 @@ class StreamKeys:
         """
         if not config.encryption:
             return ()
+        from strandline.encryption.data_keys import new_data_key
+
         # An operator may have put another key first since, and be about to drop this one.
         self._masters.reload()
         return (new_data_key(self._masters.current),)
 
-    def sealer(self, name: PartitionName, config: StreamConfig) -> BatchSealer | None:
+    def sealer(self, name: PartitionName, config: StreamConfig) -> "BatchSealer | None":
         """Who seals and opens the batches of a partition, if the stream is encrypted."""
         if not config.encryption:
             return None
+        from strandline.encryption.sealer import BatchSealer
+
         return BatchSealer(name, lambda: self._keys(name.stream), self._masters)
 
     def _keys(self, stream: str) -> tuple[WrappedKey, ...]:
@@ -68,6 +75,8 @@ class StreamKeys:
             raise InvalidRequestError(
                 f"stream {stream!r} is not encrypted; that is decided when a stream is created"
             )
+        from strandline.encryption.data_keys import new_data_key, rewrapped
+
         self._masters.reload()
         keys = [rewrapped(key, self._masters, stream=stream) for key in known.keys]
         if has_new_key:

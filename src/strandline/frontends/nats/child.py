@@ -19,14 +19,16 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
-from strandline.frontends.nats.accounts import Accounts
 from strandline.frontends.nats.routes import Routes, tls_lines
 from strandline.frontends.tasks import end_task, start_task
 from strandline.storage.disk import FULL
+
+if TYPE_CHECKING:
+    from strandline.frontends.nats.accounts import Accounts
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ class NatsServerChild:
         on_restart: Callable[[], None],
         routes: Routes | None = None,
         tls: TlsConfig | None = None,
-        accounts: Accounts | None = None,
+        accounts: "Accounts | None" = None,
     ) -> None:
         self._directory = directory.resolve()
         self._host = host

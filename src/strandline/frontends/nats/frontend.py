@@ -2,21 +2,19 @@
 
 Publishers reach the broker through a nats-server (a child of ours, or servers of the user's) or
 through our own listener, which saves the hop. Rules: everything runs on the broker's loop; streams
-that come and go are re-bound at once.
+that come and go are re-bound at once; what needs ``cryptography``, which takes 7 MiB of memory, is
+imported where access is checked.
 """
 
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strandline.broker.access import Access, read_secret
 from strandline.broker.routing import Binding, RouteTable, stream_bindings
 from strandline.config import BrokerConfig, bracketed
 from strandline.frontends.metering import Metering
-from strandline.frontends.nats.accounts import Accounts
-from strandline.frontends.nats.certificates import certificate_name
 from strandline.frontends.nats.child import NatsServerChild
-from strandline.frontends.nats.control import Control
-from strandline.frontends.nats.door import Door
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
@@ -25,6 +23,10 @@ from strandline.frontends.nats.routes import Routes
 from strandline.frontends.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.frontends.nats.subscriber import Subscriber
 from strandline.frontends.tls import calling_context, calling_own_context
+
+if TYPE_CHECKING:
+    from strandline.frontends.nats.accounts import Accounts
+    from strandline.frontends.nats.control import Control
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind
 """How to reach a server that listens on every address."""
@@ -139,6 +141,8 @@ class NatsFrontEnd:
             telemetry.nats_server_restarts += 1
 
         if self._access.is_on:
+            from strandline.frontends.nats.accounts import Accounts
+
             self._accounts = Accounts()
         self._child = NatsServerChild(
             Path(config.data_dir) / "nats",
@@ -155,8 +159,12 @@ class NatsFrontEnd:
             await self._watch_door(self._accounts, tls)
         return self._child_url()
 
-    async def _watch_door(self, accounts: Accounts, tls: ssl.SSLContext | None) -> None:
+    async def _watch_door(self, accounts: "Accounts", tls: ssl.SSLContext | None) -> None:
         """Answer the child's questions about its clients from now on."""
+        from strandline.frontends.nats.certificates import certificate_name
+        from strandline.frontends.nats.control import Control
+        from strandline.frontends.nats.door import Door
+
         door = Door(
             self._access,
             self._metering,
