@@ -31,6 +31,7 @@ from strandline.spark.table_store import (
     TableStore,
     gone,
     local_path,
+    make_directory,
     remove_garbage,
     sync_directory,
     write_durably,
@@ -57,23 +58,21 @@ class TableFiles(TableStore):
         Raises:
             InvalidRequestError: the directory holds files that are not a table's.
         """
-        if self.commits.is_dir() and self.staging.is_dir():
-            return
         if self.root.is_dir() and not (self.root / META_DIRECTORY).is_dir():
-            strangers = [e.name for e in os.scandir(self.root) if not e.name.startswith((".", "_"))]
+            names = (path.name for path in self.root.iterdir())
+            strangers = [name for name in names if not name.startswith((".", "_"))]
             if strangers:
                 raise InvalidRequestError(
                     f"{self.root} is not empty and not a table ({strangers[0]}); "
                     "choose another directory"
                 )
-        self.commits.mkdir(parents=True, exist_ok=True)
         super().create()
-        sync_directory(self.commits.parent)
+        make_directory(self.commits)
 
     def sequences(self) -> list[int]:
         """Numbers of the published manifests, ascending; empty if there is no table."""
         try:
-            names = [entry.name for entry in os.scandir(self.commits)]
+            names = [path.name for path in self.commits.iterdir()]
         except FileNotFoundError:
             return []
         return sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())
@@ -82,7 +81,8 @@ class TableFiles(TableStore):
         """The newest manifest, its files in their place."""
         last = self.load_last()
         if last is not None:
-            # The writer that published it may have died before it placed the files.
+            # Its writer may have been killed before it was durable, or before it placed the files.
+            sync_directory(self.commits)
             self.link_staged(last.files, self.root)
         return Loaded(last)
 

@@ -28,7 +28,7 @@ from strandline.spark.table_log import (
     decode_state,
     encode_state,
 )
-from strandline.spark.table_store import Loaded, TableStore, local_path, sync_directory
+from strandline.spark.table_store import Loaded, TableStore, local_path, make_directory
 
 STATE_KEY = "strandline.state"
 """The table property with our state."""
@@ -67,8 +67,7 @@ class IcebergStore(TableStore):
     def create(self) -> None:
         """Make the directories, durably."""
         super().create()
-        (self.root / "data").mkdir(exist_ok=True)
-        sync_directory(self.root)
+        make_directory(self.root / "data")
 
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Add the files and set the state in one transaction on the table that was loaded."""

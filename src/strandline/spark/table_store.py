@@ -81,12 +81,9 @@ class TableStore(ABC):
         self.create()
 
     def create(self) -> None:
-        """Make the directories, durably."""
-        if self.staging.is_dir():
-            return
-        self.staging.mkdir(parents=True, exist_ok=True)
-        for directory in (self.root.parent, self.root, self.staging.parent):
-            sync_directory(directory)
+        """Make the directories, durably; harmless when repeated."""
+        for directory in (self.root, self.staging.parent, self.staging):
+            make_directory(directory)
 
     def new_staged_path(self, prefix: str) -> Path:
         """A path in the staging directory that no attempt has used or will use."""
@@ -157,12 +154,32 @@ def local_path(path: str) -> Path:
     return Path(path).absolute()
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory, and its parents, durably.
+
+    If it is there its name is synced all the same: who made it may have been killed before that.
+    """
+    if not path.parent.is_dir():
+        make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Write a new file and wait until its content is on the disk."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_durably(path: Path, data: bytes) -> None:
+    """Put ``data`` into a small file, so that a crash leaves either the old or the new contents."""
+    building = path.with_name(path.name + ".building")
+    building.unlink(missing_ok=True)
+    write_durably(building, data)
+    building.rename(path)
+    sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:
@@ -181,12 +198,11 @@ def sync_directory(path: Path) -> None:
 
 def remove_garbage(directory: Path, age_s: float) -> int:
     """Remove old unnamed files of a directory; returns how many went."""
-    removed = 0
-    for entry in os.scandir(directory):
-        if _is_garbage(entry, age_s):
-            Path(entry.path).unlink(missing_ok=True)
-            removed += 1
-    return removed
+    with os.scandir(directory) as entries:
+        garbage = [entry.path for entry in entries if _is_garbage(entry, age_s)]
+    for path in garbage:
+        Path(path).unlink(missing_ok=True)
+    return len(garbage)
 
 
 def gone(path: Path) -> DataLossError:

@@ -9,7 +9,6 @@ with the same. What a record does to a state is ``folding``'s business.
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -30,7 +29,7 @@ from strandline.spark.pipelines.folding import (
 )
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
-from strandline.spark.table_store import local_path, write_durably
+from strandline.spark.table_store import local_path, make_directory, replace_durably
 
 _OUTPUT = "key STRING, value STRING"
 _BEGINNING = "began-with.json"
@@ -129,7 +128,9 @@ def _began_with(config: Aggregate) -> dict[str, str]:
     """The states that this checkpoint began with, by key."""
     note = local_path(config.checkpoint) / _BEGINNING
     if not note.exists():
-        _write_note(note, _changelog(config))
+        # Durably, before anything is added to those states: the next run must not begin with more.
+        make_directory(note.parent)
+        replace_durably(note, json.dumps(_changelog(config)).encode())
     found: dict[str, str] = json.loads(note.read_bytes())
     return found
 
@@ -138,11 +139,3 @@ def _changelog(config: Aggregate) -> dict[str, str]:
     table = latest_by_key(client_of(config.server), config.into)
     keys, values = (table.column(name).to_pylist() for name in ("key", "value"))
     return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
-
-
-def _write_note(note: Path, states: dict[str, str]) -> None:
-    note.parent.mkdir(parents=True, exist_ok=True)
-    building = note.with_suffix(".building")
-    building.unlink(missing_ok=True)
-    write_durably(building, json.dumps(states).encode())
-    building.rename(note)

@@ -1,0 +1,217 @@
+"""The table through power cuts: what was committed is there, whatever the disk had not yet done.
+
+The disk of the model keeps promises only: a file's content and a directory's names are on it as
+they were when they were last synced. Of each directory the cut leaves those or the newest names, so
+that what was done later may have come first; of a file that was never synced it leaves nothing.
+"""
+
+import itertools
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from strandline.spark import table_store
+from strandline.spark.table import commit, read_table
+from strandline.spark.table_files import TableFiles
+from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
+from strandline.spark.table_stage import FileSettings, stage, tracks_offsets
+from strandline.spark.table_store import make_directory, replace_durably
+
+SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
+STEPS = ("link", "mkdir", "rename", "unlink", "fsync")
+DAY_MS = 86_400_000
+TABLE = Path("deep", "table")
+STEPS_OF_A_BATCH = 21
+
+
+def names_in(directory):
+    """The numbers of the files in a directory, by name."""
+    with os.scandir(directory) as entries:
+        return {entry.name: entry.inode() for entry in entries}
+
+
+class Power:
+    """What of a directory would survive a cut, from now on; the directory itself is on the disk."""
+
+    def __init__(self, top, monkeypatch):
+        self.top = top
+        self._synced = {}
+        self._held = []
+        self.before_step = lambda: None
+        for name in STEPS:
+            monkeypatch.setattr(os, name, self._watched(getattr(os, name), name))
+        self._synced[top.stat().st_ino] = {}
+
+    def _watched(self, original, name):
+        def call(*args, **kwargs):
+            self.cut()
+            done = original(*args, **kwargs)
+            if name == "fsync":
+                self._note(args[0])
+            return done
+
+        return call
+
+    def cut(self):
+        """What a test does before each step; it has none itself."""
+        before_step, self.before_step = self.before_step, lambda: None
+        try:
+            before_step()
+        finally:
+            self.before_step = before_step
+
+    def _note(self, fd):
+        path = Path(f"/proc/self/fd/{fd}")
+        if not path.readlink().is_relative_to(self.top):
+            return
+        self._held.append(os.dup(fd))  # so that no other file gets its number
+        self._synced[os.fstat(fd).st_ino] = names_in(fd) if path.is_dir() else path.read_bytes()
+
+    def survivors(self, into):
+        """A directory for each way in which the cut may leave things; they are made one by one."""
+        folders = (Path(folder) for folder, _, _ in os.walk(self.top))
+        now = {folder.stat().st_ino: names_in(folder) for folder in folders}
+        unsure = [number for number, names in now.items() if self._synced.get(number) != names]
+        for count, newest in enumerate(itertools.product((False, True), repeat=len(unsure))):
+            chosen = dict(zip(unsure, newest, strict=True))
+            target = into / str(count)
+            self._lay(self.top.stat().st_ino, target, now=now, chosen=chosen)
+            yield target
+
+    def _lay(self, number, target, *, now, chosen):
+        target.mkdir(parents=True)
+        names = now[number] if chosen.get(number) else self._synced.get(number, {})
+        for name, inode in names.items():
+            if inode in now or isinstance(self._synced.get(inode), dict):
+                self._lay(inode, target / name, now=now, chosen=chosen)
+            else:
+                (target / name).write_bytes(self._synced.get(inode, b""))
+
+
+@pytest.fixture
+def power(tmp_path, monkeypatch):
+    """The power of a directory's disk; names in staging go as soon as a file has its place."""
+    monkeypatch.setattr(table_store, "_PLACED_GRACE_S", -1.0)
+    top = tmp_path / "disk"
+    top.mkdir()
+    power = Power(top, monkeypatch)
+    yield power
+    for fd in power._held:
+        os.close(fd)
+
+
+def rows(start, stop):
+    offsets = list(range(start, stop))
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([0] * len(offsets), pa.int32()),
+            pa.array(offsets, pa.int64()),
+            pa.array([b"%d" % offset for offset in offsets], pa.binary()),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def propose(files, batch, *pieces):
+    files.create()
+    settings = FileSettings(schema=SCHEMA, prefix="t", compression="none")
+    staged = [stage(files, [piece], settings) for piece in pieces]
+    return Proposal(
+        txn_id="query",
+        batch=batch,
+        files=[file for each in staged for file in each.files],
+        ranges=merge_ranges(each.ranges for each in staged),
+        arrow_schema=encode_schema(SCHEMA),
+        tracks_offsets=tracks_offsets(SCHEMA),
+    )
+
+
+def load(files, batch):
+    """What a query does for a batch, from its tasks on; each batch has ten rows in two files."""
+    first = batch * 10
+    pieces = rows(first, first + 4), rows(first + 4, first + 10)
+    commit(files, propose(files, batch, *pieces), garbage_age_ms=DAY_MS)
+
+
+def stored(path):
+    """The offsets of the table, however many batches that is."""
+    if not TableFiles(str(path)).sequences():
+        return []
+    found = read_table(str(path)).to_table().column("offset").to_pylist()
+    assert visible(path) <= set(found)
+    return sorted(found)
+
+
+def visible(path):
+    """The offsets that a plain listing shows."""
+    names = [p for p in path.iterdir() if not p.name.startswith(("_", "."))]
+    if not names:
+        return set()
+    return set(ds.dataset(names, schema=SCHEMA, format="parquet").to_table()["offset"].to_pylist())
+
+
+def survives(power, folder, acked):
+    """Whatever a cut leaves now holds what was acknowledged, and of the next batch all or none.
+
+    What is left can be loaded further.
+    """
+    for disk in power.survivors(folder):
+        path = disk / TABLE
+        found = stored(path)
+        assert found in (list(range(acked * 10)), list(range(acked * 10 + 10)))
+        load(TableFiles(str(path)), acked)
+        assert stored(path) == list(range(acked * 10 + 10))
+
+
+def test_committed_batches_survive_a_cut_at_any_step(tmp_path, power):
+    """Also where the names in staging go as soon as a file has its place."""
+    acked, cuts = 0, itertools.count()
+    power.before_step = lambda: survives(power, tmp_path / f"cut-{next(cuts)}", acked)
+    for acked in range(3):
+        load(TableFiles(str(power.top / TABLE)), acked)
+    assert next(cuts) > 30
+
+
+class KilledError(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("kill_at", range(STEPS_OF_A_BATCH))
+def test_what_a_successor_acknowledges_survives_too(tmp_path, power, kill_at):
+    """A writer is killed at any step; who does its work again finds some or all of it done, and
+    must not take for durable what is only there.
+    """
+    make_directory((power.top / TABLE).parent)
+    steps = itertools.count()
+
+    def kill():
+        if next(steps) == kill_at:
+            raise KilledError
+
+    power.before_step = kill
+    with pytest.raises(KilledError):
+        load(TableFiles(str(power.top / TABLE)), 0)
+    power.before_step = lambda: None
+    load(TableFiles(str(power.top / TABLE)), 0)
+    survives(power, tmp_path / "cut", 1)
+
+
+def test_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path, power):
+    """The new one, once that was said."""
+    note = power.top / "deep" / "note"
+    make_directory(note.parent)
+    replace_durably(note, b"old")
+    cuts, allowed = itertools.count(), {b"old", b"new"}
+
+    def cut():
+        for disk in power.survivors(tmp_path / f"cut-{next(cuts)}"):
+            assert (disk / "deep" / "note").read_bytes() in allowed
+
+    power.before_step = cut
+    replace_durably(note, b"new")
+    allowed = {b"new"}
+    power.cut()
+    assert next(cuts) > 3
