@@ -11,11 +11,10 @@ from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestE
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets
 from strandline.spark.table_iceberg import open_catalog
-from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
 from strandline.spark.table_open import existing_store, open_store
-from strandline.spark.table_stage import FileSettings, stage, tracks_offsets
 
-DAY_MS = 86_400_000
+from .tables import DAY_MS, propose
+
 SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
@@ -64,17 +63,7 @@ class Lake:
 
     def propose(self, *batches, txn="query", batch=0):
         """Stage each batch in files of its own, as tasks do."""
-        store = self.store()
-        store.create()
-        staged = [stage(store, [b], FileSettings(schema=SCHEMA, prefix="t")) for b in batches]
-        return Proposal(
-            txn_id=txn,
-            batch=batch,
-            files=[file for each in staged for file in each.files],
-            ranges=merge_ranges(each.ranges for each in staged),
-            arrow_schema=encode_schema(SCHEMA),
-            tracks_offsets=tracks_offsets(SCHEMA),
-        )
+        return propose(self.store(), *batches, txn=txn, batch=batch, schema=SCHEMA)
 
     def commit(self, proposal):
         """Commit as a new process would."""

@@ -5,7 +5,6 @@ import os
 import time
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -20,51 +19,9 @@ from strandline.spark.table import (
     table_summary,
 )
 from strandline.spark.table_files import TableFiles
-from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
-from strandline.spark.table_stage import FileSettings, stage, summarize, tracks_offsets
+from strandline.spark.table_stage import FileSettings, stage, summarize
 
-SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
-DAY_MS = 86_400_000
-
-
-def rows(partition, start, stop):
-    offsets = list(range(start, stop))
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([partition] * len(offsets), pa.int32()),
-            pa.array(offsets, pa.int64()),
-            pa.array([b"%d/%d" % (partition, o) for o in offsets], pa.binary()),
-        ],
-        schema=SCHEMA,
-    )
-
-
-def propose(files, *batches, txn="query", batch=0):
-    """Stage each batch in a file of its own, as tasks do."""
-    files.create()
-    settings = FileSettings(schema=SCHEMA, prefix="t", compression="none")
-    staged = [stage(files, [each], settings) for each in batches]
-    return Proposal(
-        txn_id=txn,
-        batch=batch,
-        files=[file for rows in staged for file in rows.files],
-        ranges=merge_ranges(rows.ranges for rows in staged),
-        arrow_schema=encode_schema(SCHEMA),
-        tracks_offsets=tracks_offsets(SCHEMA),
-    )
-
-
-def stored(path):
-    return sorted(read_table(str(path)).to_table().column("value").to_pylist())
-
-
-def visible(path):
-    """What a plain directory listing finds, as Spark and others do it."""
-    if not path.exists():
-        return []
-    names = [p for p in path.iterdir() if not p.name.startswith(("_", "."))]
-    found = ds.dataset(names, schema=SCHEMA, format="parquet") if names else None
-    return sorted(found.to_table().column("value").to_pylist()) if found else []
+from .tables import DAY_MS, SCHEMA, propose, rows, stored, visible
 
 
 def expected(**stops):
