@@ -223,6 +223,8 @@ def main():
     # Whoever ends us wants our processes ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     note(f"seed {given.seed}")
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
     chunk = Chunk(
         brokers=given.brokers,
         executors=given.executors,
