@@ -8,6 +8,7 @@ names under the table's location before the commit. Must not know Spark, nor wha
 """
 
 import json
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -92,16 +93,21 @@ class IcebergStore(TableStore):
 def open_catalog(properties: Mapping[str, str]) -> Catalog:
     """The catalog of these properties; pyiceberg's own configuration fills in the rest.
 
+    A catalog in a database lets go of its connections when nobody uses it or its tables any more.
+
     Raises:
         InvalidConfigError: they name no catalog.
     """
     rest = {key: value for key, value in properties.items() if key != "name"}
     try:
-        return load_catalog(properties.get("name", "default"), **rest)
+        opened = load_catalog(properties.get("name", "default"), **rest)
     except ValueError as error:
         raise InvalidConfigError(
             f"cannot open the Iceberg catalog: {error}; give its properties as 'catalog'"
         ) from error
+    if hasattr(opened, "engine"):  # its pool would keep them, open transactions too
+        weakref.finalize(opened, opened.engine.dispose)
+    return opened
 
 
 def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema) -> Path:

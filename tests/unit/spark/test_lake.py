@@ -1,5 +1,6 @@
 """Delta Lake and Iceberg tables as stores of commits: the same rules, on real tables."""
 
+import gc
 import json
 
 import msgspec
@@ -207,3 +208,14 @@ def test_a_catalog_without_an_address_is_the_caller_s_mistake():
     """pyiceberg's own complaint, with the key that mends it."""
     with pytest.raises(InvalidConfigError, match="'catalog'"):
         existing_store("lake.t", table_format="iceberg", catalog={"name": "nowhere"})
+
+
+def test_a_catalog_that_nobody_uses_lets_go_of_its_connections(tmp_path):
+    """Else a long query would gather them, and those in a transaction would lock others out."""
+    catalog = open_catalog(Lake(tmp_path, "iceberg").catalog)
+    engine = catalog.engine
+    assert catalog.list_namespaces() == []
+    assert engine.pool.checkedin() == 1
+    del catalog
+    gc.collect()
+    assert engine.pool.checkedin() == 0
