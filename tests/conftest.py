@@ -7,6 +7,7 @@ died of, not the run. And what nats-py's clients lack. Must not know what the te
 
 import faulthandler
 import os
+import resource
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -58,7 +59,13 @@ errors_of_worker = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    """In a worker, keep standard error as it is while nothing is captured."""
+    """In a worker, keep standard error as it is while nothing is captured.
+
+    Logs and journals that a test leaves to the garbage collector keep their files open until it
+    comes: more than the 1024 that shells allow, where the system allows many more.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hasattr(config, "workerinput"):
         config.stash[errors_of_worker] = os.dup(2)
 
