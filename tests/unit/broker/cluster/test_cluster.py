@@ -1,6 +1,7 @@
 """Brokers of a cluster together: streams, commits, lost leaders, restarts, failing disks."""
 
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,6 +17,9 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
+from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.frontends.grpc.liftbridge.describe import DescribeCalls
+from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.server.ports import free_ports
 
 
@@ -221,6 +225,22 @@ async def test_deleted_streams_are_gone_everywhere(cluster, kit):
         await kit.until(lambda logs=logs: len(list(logs.iterdir())) == 1)
     with pytest.raises(UnknownStreamError):
         await cluster.brokers[2].delete_stream("drop")
+
+
+async def test_metadata_is_told_while_a_stream_goes(cluster, kit):
+    """A broker that heard of it, and has not let go of it yet, tells clients of all the others."""
+    await cluster.start(1, 2, 3)
+    await cluster.create("keep")
+    await cluster.create("drop")
+    late = cluster.brokers[3]
+    late.membership._on_image = lambda image: None
+    await cluster.brokers[1].delete_stream("drop")
+    await kit.until(lambda: "drop" not in late._image.streams)
+    anybody = SimpleNamespace(asker=SimpleNamespace(may=lambda *_: True))
+    describe = DescribeCalls(Host(late, pool=None))
+    told = await describe.metadata(pb.FetchMetadataRequest(), anybody)
+    leaders = {each.name: each.partitions[0].leader for each in told.streamMetadata}
+    assert leaders == {"keep": str(await cluster.leader("keep")), "drop": ""}
 
 
 async def test_what_a_stream_cannot_be_is_refused_anywhere(cluster):

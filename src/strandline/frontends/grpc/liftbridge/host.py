@@ -22,7 +22,7 @@ from strandline.frontends.grpc.address import advertised_host
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.activity import ACTIVITY_STREAM
 from strandline.metadata.commands import PausePartitions
-from strandline.metadata.image import PartitionState
+from strandline.metadata.image import PartitionImage, PartitionState
 from strandline.types import BrokerId
 
 CURSORS: Final = "__cursors"
@@ -82,18 +82,25 @@ class Host:
         return states.get(partition.name.partition, PartitionState())
 
     def leader(self, partition: PartitionPort) -> BrokerId | None:
-        """Who leads a partition."""
+        """Who leads a partition; nobody, if it has just been deleted."""
         if not isinstance(self.broker, ClusterBroker):
             return self.me
-        name = partition.name
-        return self.broker.image.partition(name.stream, name.partition).leader
+        image = self._image_of(partition)
+        return image.leader if image is not None else None
 
     def replicas(self, partition: Partition) -> tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]:
-        """Who keeps a partition, and who of them is in sync."""
+        """Who keeps a partition, and who of them is in sync; nobody, if it was just deleted."""
         if not isinstance(self.broker, ClusterBroker):
             return (self.me,), (self.me,)
-        image = self.broker.image.partition(partition.name.stream, partition.name.partition)
-        return image.replicas, image.isr
+        image = self._image_of(partition)
+        return (image.replicas, image.isr) if image is not None else ((), ())
+
+    def _image_of(self, partition: PartitionPort) -> PartitionImage | None:
+        """What the newest image says of a partition: it may know it to be gone already."""
+        try:
+            return self.broker.image.partition(partition.name.stream, partition.name.partition)
+        except (UnknownStreamError, UnknownPartitionError):
+            return None
 
     async def know_controller(self) -> None:
         """Wait for the broker that decides about metadata to be known, for a moment.
