@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from strandline.broker.admission import Admission
 from strandline.broker.bulk_writes import BulkWrites
+from strandline.broker.busy_poll import BusyPoll
 from strandline.broker.late_writes import LateWrites
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting, reject_waiting
@@ -97,6 +98,7 @@ class Turn:
             go_on=self._submit,
             is_busy=self._raw.has,
         )
+        self._busy_poll = BusyPoll(loop)
         self._is_busy = False
         self._last_source: Responder | None = None
         """The connection that all of the last turn came over, if there was but one."""
@@ -312,9 +314,13 @@ class Turn:
         """
         assert self._journal is not None, "a turn ends with the journal it began with"
         self._late.write()
-        started_ms = self._clock.monotonic_ms()
+        began_ms = self._clock.monotonic_ms()
         self._journal.sync()
-        self._synced(self._clock.monotonic_ms() - started_ms)
+        ended_ms = self._clock.monotonic_ms()
+        self._synced(ended_ms - began_ms)
+        # With replicas the ack waits for others, who need the CPU.
+        if len(written) == 1 and written[0].chunk.count == 1 and self.replication is None:
+            self._busy_poll.synced(began_ms, ended_ms)
         self._complete(written)
 
     def _end_with(self, last_step: Callable[[], None]) -> None:

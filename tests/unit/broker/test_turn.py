@@ -277,3 +277,20 @@ async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
     assert failures
     assert broker.admission.refusal is None
     assert not broker.turn.is_busy
+
+
+async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
+    broker, partition, make_stream, answers, kit, monkeypatch
+):
+    """Larger turns have others to read from, and who asks for acks 'memory' has no sync."""
+    in_memory = await make_stream(broker, "m", acks="memory")
+    behind = []
+    monkeypatch.setattr(broker.turn._busy_poll, "synced", lambda *times: behind.append(times))
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    kit.put(partition, answers, "b", "c")
+    await answers.wait(3)
+    kit.put(in_memory, answers, "d")
+    await answers.wait(4)
+    assert len(behind) == 1
+    assert behind[0][0] <= behind[0][1]
