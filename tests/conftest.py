@@ -8,6 +8,7 @@ died of, not the run. And what nats-py's clients lack. Must not know what the te
 import faulthandler
 import os
 import resource
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,8 +63,12 @@ def pytest_configure(config):
     """In a worker, keep standard error as it is while nothing is captured.
 
     Logs and journals that a test leaves to the garbage collector keep their files open until it
-    comes: more than the 1024 that shells allow, where the system allows many more.
+    comes: more than the 1024 that shells allow, where the system allows many more. And a shell
+    that runs the suite in the background has it ignore Ctrl-C, which every program that a test
+    starts would inherit.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hasattr(config, "workerinput"):
