@@ -9,10 +9,10 @@ import asyncio
 import logging
 
 from strandline.broker.broker import Broker
+from strandline.broker.cluster.assignment import not_leader
 from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership
 from strandline.broker.cluster.remote import RemotePartition
-from strandline.broker.cluster.replicas import not_leader
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermarks import save_watermarks
 from strandline.broker.opening import log_plan

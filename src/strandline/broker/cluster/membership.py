@@ -167,7 +167,7 @@ class Membership:
         self._spawn(self.quorum.run(), "quorum")
         self._spawn(self.office.run(), "controller")
         self._spawn(self.replicas.run_timers(), "replication-timers")
-        self._spawn(self.replicas.run_proposals(), "isr-proposals")
+        self._spawn(self.replicas.isrs.run(), "isr-proposals")
 
     def _begin_life(self) -> None:
         self.incarnation = secrets.token_hex(8)

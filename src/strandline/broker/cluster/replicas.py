@@ -2,17 +2,17 @@
 
 Rules: an idle partition costs nothing: only replicas that were touched are asked what they have to
 say, and only those with a deadline are looked at as time passes. Assignments are handed over only
-from an image that holds this start's own registration (``replication.events.Assigned``). Changes
-of ISRs that are wanted at one time are proposed together, and tried until they are decided.
+from an image that holds this start's own registration (``replication.events.Assigned``).
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from strandline.broker.cluster.assignment import assignment, not_leader
 from strandline.broker.cluster.channels import REPLICATION, decode_replication, encode_replication
 from strandline.broker.cluster.epochs import leader_epochs
+from strandline.broker.cluster.isr_proposals import IsrProposals
 from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.cluster.requests import Session
@@ -22,10 +22,9 @@ from strandline.broker.peers.link import PeerLinks
 from strandline.broker.pending import Waiting
 from strandline.broker.turn import Turn
 from strandline.clock import Clock
-from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
-from strandline.metadata.commands import BrokerRun, ChangeIsr, IsrChange, PartitionAt
+from strandline.errors import NotLeaderError, StrandlineError
+from strandline.metadata.commands import BrokerRun
 from strandline.metadata.image import MetadataImage, PartitionImage
-from strandline.metadata.outcome import Outcome
 from strandline.replication import events as ev
 from strandline.replication.effects import ProposeIsr, Send
 from strandline.replication.limits import ReplicationLimits
@@ -34,14 +33,11 @@ from strandline.replication.replica import Replica
 from strandline.replication.state import LogState
 from strandline.replication.trace import Trace, TracedReplica
 from strandline.telemetry import Telemetry
-from strandline.types import BrokerId, LogId, Offset, PartitionName
-
-logger = logging.getLogger(__name__)
+from strandline.types import BrokerId, LogId, Offset
 
 TIMER_S = 0.05
 NEWS_DELAY_S = 0.005
 """How long the high watermark waits for a batch to travel with: alone it wakes every follower."""
-ISR_TIMEOUT_S = 30.0
 
 
 class Life(NamedTuple):
@@ -56,13 +52,6 @@ class Life(NamedTuple):
     me: BrokerId
     incarnation: str
     session: StreamSession
-
-
-class _Wanted(NamedTuple):
-    """An ISR that a leader here wants."""
-
-    driver: ReplicaDriver
-    proposal: ProposeIsr
 
 
 class Replicas:
@@ -98,7 +87,7 @@ class Replicas:
         self._clock = clock
         self.telemetry = telemetry
         self._wake = wake
-        self._session = session
+        self.isrs = IsrProposals(session)
         self._limits = limits or ReplicationLimits()
         self._move_rate = move_rate
         self._has_controller = True
@@ -114,9 +103,6 @@ class Replicas:
         self.trace: Trace | None = None
         """Told what replicas do, if anybody wants to know."""
         self._loop = asyncio.get_running_loop()
-        self._wanted: dict[LogId, _Wanted] = {}
-        """One for each: a command that names a partition twice is refused whole."""
-        self._is_wanted = asyncio.Event()
         self._reading: set[asyncio.Future[None]] = set()
         turn.replication = self.flush
 
@@ -126,6 +112,7 @@ class Replicas:
         """Make replicas for this life from now on."""
         assert not self.drivers, "those of an earlier life were dropped"
         self._life = life
+        self.isrs.me = BrokerRun(life.me, life.incarnation)
 
     def drop_all(self, error: StrandlineError) -> None:
         """End every replica: storage failed or the broker stops."""
@@ -164,7 +151,7 @@ class Replicas:
 
     def assign(self, image: MetadataImage) -> None:
         """Hand over what the image says to replicas that have not heard it yet."""
-        self.image = image
+        self.image = self.isrs.image = image
         for name, partition in image.partitions():
             driver = self.drivers.get(partition.log_id)
             known = self._given.get(partition.log_id)
@@ -174,7 +161,7 @@ class Replicas:
             if known is not None:
                 self._count_isr(known, partition)
             is_older = max(driver.replica.log.last_epoch, 0) < partition.unclean_epoch
-            driver.step(_assignment(partition, image, name, is_older=is_older))
+            driver.step(assignment(partition, image, name, is_older=is_older))
             driver.publishers.describe_leader()
 
     def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
@@ -341,6 +328,10 @@ class Replicas:
         """What was gathered for the other replicas meanwhile can follow."""
         self.turn.takes.go_on_with(partition)
 
+    def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
+        """Let metadata decide, however long it takes."""
+        self.isrs.propose(driver, proposal)
+
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Read files beside the loop."""
         reading = self._loop.run_in_executor(None, work)
@@ -379,104 +370,3 @@ class Replicas:
                     driver.step(ev.TimePassed())
                 elif deadline_ms is not None:
                     self._timed.add(driver)
-
-    # ISRs
-
-    def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
-        """Let metadata decide, however long it takes."""
-        self._wanted[driver.log_id] = _Wanted(driver, proposal)  # any before is closed
-        self._is_wanted.set()
-
-    async def run_proposals(self) -> None:
-        """Propose what leaders want, until cancelled."""
-        while True:
-            await self._is_wanted.wait()
-            self._is_wanted.clear()
-            wanted, self._wanted = self._wanted, {}
-            possible = [each for each in wanted.values() if self._is_possible(each)]
-            if possible:
-                await self._decide(possible)
-
-    def _is_possible(self, wanted: _Wanted) -> bool:
-        """Whether those that join are the runs of brokers that were heard (KIP-903)."""
-        driver, proposal = wanted
-        if proposal.epoch != driver.replica.epoch:
-            return False
-        for broker, incarnation in proposal.joining:
-            known = self.image.brokers.get(broker)
-            if known is None or known.incarnation != incarnation or not known.may_lead:
-                driver.step(ev.IsrRefused(proposal.epoch, proposal.proposal))
-                return False
-        return True
-
-    async def _decide(self, wanted: list[_Wanted]) -> None:
-        """Propose ISRs until it is known what became of them."""
-        assert self._life is not None, "begun before"
-        changes = tuple(
-            IsrChange(
-                PartitionAt(*driver.partition.name, driver.log_id, proposal.version),
-                proposal.epoch,
-                proposal.isr,
-            )
-            for driver, proposal in wanted
-        )
-        command = ChangeIsr(BrokerRun(self._life.me, self._life.incarnation), changes)
-        try:
-            outcome = await self._session.propose(command, timeout_s=ISR_TIMEOUT_S)
-        except UnavailableError as error:
-            # Its number is passed with the next, so it will not be applied once that was. Leaders
-            # that still are wait for it to be decided, which is done anew.
-            logger.warning("no change of ISRs was decided, will try again: %s", error)
-            self._wanted = {each.driver.log_id: each for each in wanted} | self._wanted
-            self._is_wanted.set()
-            return
-        self._tell(wanted, outcome)
-
-    def _tell(self, wanted: list[_Wanted], outcome: Outcome) -> None:
-        """Tell leaders of refusals; what was applied they learn from the image.
-
-        So they do where another version or leader was first: that may have been this very change,
-        proposed twice, and must not be taken for refused before the image shows it.
-        """
-        reasons = {refusal.name: refusal.reason for refusal in outcome.refused}
-        for driver, proposal in wanted:
-            reason = reasons.get(driver.partition.name, outcome.reason)
-            if reason and reason not in ("stale_partition", "not_leader"):
-                logger.info("ISR %s of %s: %s", proposal.isr, driver.partition.name, reason)
-                driver.step(ev.IsrRefused(proposal.epoch, proposal.proposal))
-
-
-def _assignment(
-    partition: PartitionImage, image: MetadataImage, name: PartitionName, *, is_older: bool
-) -> ev.Assigned:
-    """What the image says of a partition, as its replica hears it.
-
-    Args:
-        partition: of the image.
-        image: of the metadata.
-        name: of the partition.
-        is_older: the copy comes from before an unclean election.
-    """
-    config = image.streams[name.stream].config
-    return ev.Assigned(
-        epoch=partition.leader_epoch,
-        leader=partition.leader,
-        replicas=partition.replicas,
-        isr=partition.isr,
-        version=partition.version,
-        min_isr=config.min_isr,
-        unclean=is_older,
-        filling=partition.filling if config.compact else (),
-    )
-
-
-def not_leader(
-    image: MetadataImage, name: PartitionName, partition: PartitionImage | None
-) -> NotLeaderError:
-    """Says who leads a partition, and where."""
-    if partition is None or partition.leader is None:
-        return NotLeaderError(f"{name} has no leader now; retry")
-    leader = image.brokers[partition.leader]
-    return NotLeaderError(
-        f"broker {leader.id} leads {name}, at {leader.flight_address} (Flight); retry there"
-    )

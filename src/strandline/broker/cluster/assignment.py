@@ -1,0 +1,42 @@
+"""What the image says of a partition: to its replica here, and to whom another broker leads it."""
+
+from strandline.errors import NotLeaderError
+from strandline.metadata.image import MetadataImage, PartitionImage
+from strandline.replication import events as ev
+from strandline.types import PartitionName
+
+
+def assignment(
+    partition: PartitionImage, image: MetadataImage, name: PartitionName, *, is_older: bool
+) -> ev.Assigned:
+    """What the image says of a partition, as its replica hears it.
+
+    Args:
+        partition: of the image.
+        image: of the metadata.
+        name: of the partition.
+        is_older: the copy comes from before an unclean election.
+    """
+    config = image.streams[name.stream].config
+    return ev.Assigned(
+        epoch=partition.leader_epoch,
+        leader=partition.leader,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        version=partition.version,
+        min_isr=config.min_isr,
+        unclean=is_older,
+        filling=partition.filling if config.compact else (),
+    )
+
+
+def not_leader(
+    image: MetadataImage, name: PartitionName, partition: PartitionImage | None
+) -> NotLeaderError:
+    """Says who leads a partition, and where."""
+    if partition is None or partition.leader is None:
+        return NotLeaderError(f"{name} has no leader now; retry")
+    leader = image.brokers[partition.leader]
+    return NotLeaderError(
+        f"broker {leader.id} leads {name}, at {leader.flight_address} (Flight); retry there"
+    )
