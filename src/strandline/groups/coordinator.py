@@ -1,9 +1,7 @@
 """The coordinator of consumer groups: who is a member, who reads what, and where each has come to.
 
 Rules:
-- a decision counts when its entry is stored, and nobody hears of it before: effects wait for the
-  entries that came before them. If an entry cannot be stored this object is given up, and another
-  one begins from what is stored;
+- a decision counts when its entry is stored, and nobody hears of it before (``DecisionLog``);
 - a partition has one holder. Who is to lose it is told so with its next heartbeat, and somebody
   else gets it when it has confirmed with a later one, has left or has expired: so a member whose
   partitions do not move is never stopped, and the last position of the one before is known;
@@ -19,12 +17,11 @@ Rules:
 Invariants: no partition is held by two members; ``_targets`` has every member of every group.
 """
 
-from collections import deque
 from collections.abc import Mapping
 
 import msgspec
 
-from strandline.decisions import Answer, Forget, Refuse, Store
+from strandline.decisions import Answer, DecisionLog, Refuse
 from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
@@ -50,9 +47,6 @@ MEMBERS_MAX = 1_000
 """Of one group."""
 SESSION_MS_MIN = 1_000
 SESSION_MS_MAX = 3_600_000
-REWRITE_ENTRIES_MIN = 5_000
-"""The state is written anew after so many entries, if they are several times what it takes."""
-REWRITE_RATIO = 4
 ITEMS_PER_ENTRY = 500
 NOTHING: Partitions = frozenset()
 
@@ -80,12 +74,9 @@ class GroupCoordinator:
         self.state = state
         self._partitions = dict(partitions)
         self._now_ms = now_ms
-        self._next = sequence
-        self._stored = sequence - 1
-        self._held: deque[tuple[int, Effect]] = deque()
-        self._out: list[Effect] = []
-        self._since_rewrite = entries
-        self._rewrite_at = REWRITE_ENTRIES_MIN
+        self._log: DecisionLog[Entry, Effect] = DecisionLog(
+            state, items_per_entry=ITEMS_PER_ENTRY, sequence=sequence, entries=entries
+        )
         self._targets: dict[str, Readers] = {}
         self._deadlines: dict[tuple[str, str], int] = {}
         for name, group in state.groups.items():
@@ -98,43 +89,23 @@ class GroupCoordinator:
         self._now_ms = now_ms
         match event:
             case ev.Stored():
-                self._release(event.sequence)
+                self._log.stored(event.sequence)
             case ev.TimePassed():
                 self._time_passed()
             case ev.StreamsChanged():
                 self._streams_changed(event)
             case _:
                 self._request(event)
-        out, self._out = self._out, []
-        return out
-
-    # Effects wait for entries
-
-    def _store(self, entry: Entry) -> None:
-        self.state.apply(entry)
-        self._out.append(Store(self._next, entry))
-        self._next += 1
-        self._since_rewrite += 1
-
-    def _give(self, effect: Effect) -> None:
-        if self._stored == self._next - 1:
-            self._out.append(effect)
-        else:
-            self._held.append((self._next - 1, effect))
-
-    def _release(self, sequence: int) -> None:
-        self._stored = max(self._stored, sequence)
-        while self._held and self._held[0][0] <= self._stored:
-            self._out.append(self._held.popleft()[1])
+        return self._log.taken()
 
     # Requests
 
     def _request(self, request: ev.Request) -> None:
         try:
-            self._give(Answer(request.token, self._done(request)))
+            self._log.give(Answer(request.token, self._done(request)))
         except StrandlineError as error:
-            self._give(Refuse(request.token, error))
-        self._rewrite_if_due()
+            self._log.give(Refuse(request.token, error))
+        self._log.rewrite_if_due()
 
     def _done(self, request: ev.Request) -> object:
         """What a request is answered with.
@@ -149,7 +120,7 @@ class GroupCoordinator:
                 return self._heartbeat(request)
             case ev.Read():
                 if request.must_confirm:
-                    self._store(Entry())
+                    self._log.store(Entry())
                 return request.question(self.state)
             case ev.Leave():
                 self._leave(request)
@@ -189,7 +160,7 @@ class GroupCoordinator:
             if known is None and predecessor is not None:
                 gone = (predecessor.id,)
                 self._succeed(request.group, predecessor.id, member.id)
-            self._store(Entry(group=request.group, epoch=epoch, members=(member,), gone=gone))
+            self._log.store(Entry(group=request.group, epoch=epoch, members=(member,), gone=gone))
             self._retarget(request.group)
         self._heard(request.group, member)
         return self._reconciled(request.group, member, held=NOTHING)
@@ -214,7 +185,7 @@ class GroupCoordinator:
         if request.epoch == member.epoch and not member.revoking <= request.held:
             # Under an older epoch it may not have heard yet what it is to give up.
             member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
-            self._store(Entry(group=request.group, members=(member,)))
+            self._log.store(Entry(group=request.group, members=(member,)))
         return self._reconciled(request.group, member, held=request.held)
 
     def _leave(self, request: ev.Leave) -> None:
@@ -238,7 +209,7 @@ class GroupCoordinator:
         self._check_transaction(group, request)
         is_numbered = bool(request.member and request.number)
         committed = {request.member: request.number} if is_numbered else {}
-        self._store(
+        self._log.store(
             Entry(
                 group=request.group,
                 positions=request.positions,
@@ -270,10 +241,10 @@ class GroupCoordinator:
         known = self.state.transactions
         if mark is Mark.BEGIN:
             if known.may_begin(transaction):
-                self._store(Entry(transaction=transaction, mark=mark))
+                self._log.store(Entry(transaction=transaction, mark=mark))
         elif not known.has_ended(transaction):
             waiting = known.waiting(transaction)
-            self._store(Entry(transaction=transaction, mark=mark))
+            self._log.store(Entry(transaction=transaction, mark=mark))
             for name in waiting:
                 group = self.state.groups[name]
                 if not (group.members or group.positions or group.undecided):
@@ -320,14 +291,14 @@ class GroupCoordinator:
         """Take a member out; what it held is free."""
         group = self.state.groups[name]
         del self._deadlines[name, member]
-        self._store(Entry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
+        self._log.store(Entry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
         if group.members or group.positions or group.undecided:
             self._retarget(name)
         else:
             self._forget_group(name)
 
     def _forget_group(self, name: str) -> None:
-        self._store(Entry(group=name, is_deleted=True))
+        self._log.store(Entry(group=name, is_deleted=True))
         self._targets.pop(name, None)
 
     def _succeed(self, name: str, old: str, new: str) -> None:
@@ -370,7 +341,7 @@ class GroupCoordinator:
         """Store a member as it is from now on, under a new epoch."""
         epoch = self.state.epoch + 1
         member = msgspec.structs.replace(member, epoch=epoch)
-        self._store(Entry(group=name, epoch=epoch, members=(member,)))
+        self._log.store(Entry(group=name, epoch=epoch, members=(member,)))
         return member
 
     # The world
@@ -391,22 +362,8 @@ class GroupCoordinator:
         late = [at for at, due_ms in self._deadlines.items() if due_ms <= self._now_ms]
         for group, member in late:
             self._remove(group, member)
-            self._give(Expired(group, member))
-        self._rewrite_if_due()
-
-    def _rewrite_if_due(self) -> None:
-        """Write the state anew when the entries are many more than it needs."""
-        if self._since_rewrite < self._rewrite_at:
-            return
-        entries = list(self.state.entries(ITEMS_PER_ENTRY))
-        if self._since_rewrite < REWRITE_RATIO * len(entries):
-            self._rewrite_at = REWRITE_RATIO * len(entries)  # not to count them all each time
-            return
-        first = self._next
-        for entry in entries:
-            self._store(entry)
-        self._since_rewrite, self._rewrite_at = 0, REWRITE_ENTRIES_MIN
-        self._give(Forget(first))
+            self._log.give(Expired(group, member))
+        self._log.rewrite_if_due()
 
 
 def _gone(name: str, group: Group, instance: str) -> StrandlineError:

@@ -1,9 +1,7 @@
 """The coordinator: who may write under a transactional id, and what becomes of what was written.
 
 Rules:
-- a decision counts when its entry is stored, and nobody hears of it before: effects wait for the
-  entries that came before them. If an entry cannot be stored this object is given up, and another
-  one begins from what is stored;
+- a decision counts when its entry is stored, and nobody hears of it before (``DecisionLog``);
 - every transaction has an epoch of its own, and a partition takes its records only between the
   BEGIN and the COMMIT or ABORT marker that the coordinator has it store. So what arrives late, or
   from who was taken for dead, finds no open transaction and cannot begin one: nothing can hang;
@@ -15,12 +13,11 @@ Rules:
 Invariant: what is decided never changes; an id has at most one transaction that is not complete.
 """
 
-from collections import deque
 from collections.abc import Iterable
 
 import msgspec
 
-from strandline.decisions import Answer, Forget, Refuse, Store
+from strandline.decisions import Answer, DecisionLog, Refuse
 from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,
@@ -47,9 +44,6 @@ from strandline.transactions.state import (
 
 OPEN_MAX = 10_000
 """Undecided transactions at a time."""
-REWRITE_ENTRIES_MIN = 5_000
-"""The state is written anew after so many entries, if they are several times what it holds."""
-REWRITE_RATIO = 4
 ITEMS_PER_ENTRY = 100
 
 
@@ -60,18 +54,19 @@ class Coordinator:
         state: as the stored entries say.
         now_ms: undecided transactions have all of their time again from here on.
         sequence: of the next entry.
+        entries: how many were stored already.
     """
 
-    def __init__(self, state: CoordinatorState, *, now_ms: int, sequence: int = 0) -> None:
+    def __init__(
+        self, state: CoordinatorState, *, now_ms: int, sequence: int = 0, entries: int = 0
+    ) -> None:
         self.state = state
         self._now_ms = now_ms
-        self._next = sequence
-        self._stored = sequence - 1
-        self._held: deque[tuple[int, Effect]] = deque()
-        self._out: list[Effect] = []
+        self._log: DecisionLog[Entry, Effect] = DecisionLog(
+            state, items_per_entry=ITEMS_PER_ENTRY, sequence=sequence, entries=entries
+        )
         self._markers = Markers()
         self._queued: dict[str, ev.Begin] = {}
-        self._since_rewrite = 0
         self._deadlines: dict[str, int] = {
             each.id: now_ms + each.timeout_ms
             for each in state.transactions.values()
@@ -87,17 +82,17 @@ class Coordinator:
         """What is owed from before this object began."""
         for transaction in list(self.state.transactions.values()):
             if transaction.status.is_marking and transaction.places:
-                self._give(self._markers.owed(transaction))
+                self._log.give(*self._markers.owed(transaction))
             elif transaction.status.is_marking:  # decided, and ended before it was complete
                 self._complete(transaction)
-        return self._taken()
+        return self._log.taken()
 
     def step(self, event: ev.Event, now_ms: int) -> list[Effect]:
         """Take an event in; returns what follows, in order."""
         self._now_ms = now_ms
         match event:
             case ev.Stored():
-                self._release(event.sequence)
+                self._log.stored(event.sequence)
             case ev.Marked():
                 self._marked(event)
             case ev.NotMarked():
@@ -106,31 +101,7 @@ class Coordinator:
                 self._time_passed()
             case _:
                 self._request(event)
-        return self._taken()
-
-    # Effects wait for entries
-
-    def _store(self, entry: Entry) -> None:
-        self.state.apply(entry)
-        self._out.append(Store(self._next, entry))
-        self._next += 1
-        self._since_rewrite += 1
-
-    def _give(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            if self._stored == self._next - 1:
-                self._out.append(effect)
-            else:
-                self._held.append((self._next - 1, effect))
-
-    def _release(self, sequence: int) -> None:
-        self._stored = max(self._stored, sequence)
-        while self._held and self._held[0][0] <= self._stored:
-            self._out.append(self._held.popleft()[1])
-
-    def _taken(self) -> list[Effect]:
-        out, self._out = self._out, []
-        return out
+        return self._log.taken()
 
     # Requests
 
@@ -150,18 +121,18 @@ class Coordinator:
                 case ev.Publish():
                     self._publish(request)
                 case ev.Read():
-                    self._give([Answer(request.token, request.question(self.state))])
+                    self._log.give(Answer(request.token, request.question(self.state)))
         except StrandlineError as error:
-            self._give([Refuse(request.token, error)])
-        self._rewrite_if_due()
+            self._log.give(Refuse(request.token, error))
+        self._log.rewrite_if_due()
 
     def _begin(self, request: ev.Begin) -> None:
         known = self.state.transactions.get(request.id)
         if known is not None and known.nonce == request.nonce and known.status is Status.OPEN:
-            self._give([Answer(request.token, Begun(known.producer))])
+            self._log.give(Answer(request.token, Begun(known.producer)))
             return
         if request.batch is not None and self._is_published(request.batch.transaction_id, request):
-            self._give([Answer(request.token, Begun(Producer(-1, -1), is_published=True))])
+            self._log.give(Answer(request.token, Begun(Producer(-1, -1), is_published=True)))
             return
         if request.after is not None and (known is None or known.producer != request.after):
             raise ProducerFencedError(
@@ -186,7 +157,7 @@ class Coordinator:
         before = self._queued.pop(request.id, None)
         if before is not None and before.nonce != request.nonce:
             error = ProducerFencedError(f"another producer has taken {request.id!r} over")
-            self._give([Refuse(before.token, error)])
+            self._log.give(Refuse(before.token, error))
         self._queued[request.id] = request
 
     def _begin_now(self, request: ev.Begin, known: Transaction | None) -> None:
@@ -203,9 +174,9 @@ class Coordinator:
             nonce=request.nonce,
             batch=request.batch,
         )
-        self._store(Entry(transactions=(transaction,), forgotten=self.state.surplus()))
+        self._log.store(Entry(transactions=(transaction,), forgotten=self.state.surplus()))
         self._deadlines[request.id] = self._now_ms + request.timeout_ms
-        self._give([Answer(request.token, Begun(producer))])
+        self._log.give(Answer(request.token, Begun(producer)))
 
     def _add_places(self, request: ev.AddPlaces) -> None:
         transaction = self._open(request.id, request.producer)
@@ -215,18 +186,18 @@ class Coordinator:
             transaction = msgspec.structs.replace(
                 transaction, places=(*transaction.places, *missing)
             )
-            self._store(Entry(transactions=(transaction,)))
-        self._give(self._markers.open(transaction, places, token=request.token))
+            self._log.store(Entry(transactions=(transaction,)))
+        self._log.give(*self._markers.open(transaction, places, token=request.token))
 
     def _prepare(self, request: ev.Prepare) -> None:
         known = self._own(request.id, request.producer)
         if known.status is not Status.PREPARED:
             self._open(request.id, request.producer)
             prepared = msgspec.structs.replace(known, status=Status.PREPARED)
-            self._store(Entry(transactions=(prepared,)))
+            self._log.store(Entry(transactions=(prepared,)))
             if not _has_deadline(prepared):
                 self._deadlines.pop(request.id, None)
-        self._give([Answer(request.token)])
+        self._log.give(Answer(request.token))
 
     def _end(self, request: ev.End) -> None:
         known = self._own(request.id, request.producer)
@@ -349,7 +320,7 @@ class Coordinator:
             *(Outcome(each.id, status, reason) for each in transactions),
             *(Outcome(each.id, Status.ABORTING, "not published") for each in losers),
         ]
-        self._store(
+        self._log.store(
             Entry(
                 outcomes=tuple(outcomes),
                 publications=(publication,) if publication is not None else (),
@@ -358,25 +329,25 @@ class Coordinator:
         for outcome in outcomes:
             decided = self.state.transactions[outcome.id]
             self._deadlines.pop(outcome.id, None)
-            self._give(self._markers.close(decided, _ended(decided)))
+            self._log.give(*self._markers.close(decided, _ended(decided)))
             if not decided.places:
                 self._complete(decided)
 
     def _answer_when_marked(self, token: object, value: object, ids: Iterable[str]) -> None:
         known = self.state.transactions
         waited = {id_ for id_ in ids if id_ in known and known[id_].status.is_marking}
-        self._give(
-            self._markers.answer_when_finished(token, value, ids=waited, now_ms=self._now_ms)
+        self._log.give(
+            *self._markers.answer_when_finished(token, value, ids=waited, now_ms=self._now_ms)
         )
 
     def _complete(self, transaction: Transaction) -> None:
         """Every partition has its marker."""
-        self._give(self._markers.finished(transaction.id))
+        self._log.give(*self._markers.finished(transaction.id))
         if transaction.batch is None:
             done = Outcome(transaction.id, transaction.status.completed, transaction.reason)
-            self._store(Entry(outcomes=(done,)))
+            self._log.store(Entry(outcomes=(done,)))
         else:  # a part's id is never used again
-            self._store(Entry(forgotten=(transaction.id,)))
+            self._log.store(Entry(forgotten=(transaction.id,)))
         queued = self._queued.pop(transaction.id, None)
         if queued is not None:
             self._request(queued)
@@ -389,7 +360,7 @@ class Coordinator:
             return
         if event.is_begin:
             if known.status is Status.OPEN:
-                self._give(self._markers.opened(known, event.place))
+                self._log.give(*self._markers.opened(known, event.place))
         elif known.status.is_marking and self._markers.closed(known, event.place):
             self._complete(known)
 
@@ -412,27 +383,14 @@ class Coordinator:
     # Time
 
     def _time_passed(self) -> None:
-        self._give(mark for mark in self._markers.due(self._now_ms) if self._is_wanted(mark))
-        self._give(self._markers.out_of_patience(self._now_ms))
+        self._log.give(*filter(self._is_wanted, self._markers.due(self._now_ms)))
+        self._log.give(*self._markers.out_of_patience(self._now_ms))
         late = [id_ for id_, due_ms in self._deadlines.items() if due_ms <= self._now_ms]
         for id_ in late:
             transaction = self.state.transactions[id_]
             self._decide([transaction], Status.ABORTING, reason=_too_late(transaction))
             batch = transaction.batch
-            self._give([TimedOut(id_ if batch is None else batch.transaction_id)])
-
-    def _rewrite_if_due(self) -> None:
-        """Write the state anew when the entries are many more than it needs."""
-        if self._since_rewrite < REWRITE_ENTRIES_MIN:
-            return
-        entries = self.state.entries(ITEMS_PER_ENTRY)
-        if self._since_rewrite < REWRITE_RATIO * len(entries):
-            return
-        first = self._next
-        for entry in entries:
-            self._store(entry)
-        self._since_rewrite = 0
-        self._give([Forget(first)])
+            self._log.give(TimedOut(id_ if batch is None else batch.transaction_id))
 
 
 def next_epoch(producer: Producer) -> Producer:

@@ -154,7 +154,7 @@ async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, mon
 async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monkeypatch):
     """Old entries go when the state takes far fewer, and nothing is lost with them."""
     monkeypatch.setattr("strandline.broker.office.SEGMENT_BYTES", 64 << 10)
-    monkeypatch.setattr("strandline.groups.coordinator.REWRITE_ENTRIES_MIN", 100)
+    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 100)
     first = await open_broker()
     value = {"s" * 200: dict.fromkeys(range(100), 0)}
     for number in range(250):

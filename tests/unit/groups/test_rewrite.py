@@ -1,7 +1,6 @@
 """The coordinator's log is written anew when it says far more than the state takes."""
 
 from strandline.decisions import Forget, Store
-from strandline.groups import coordinator as module
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
 from strandline.groups.state import Entry, GroupsState, Undecided, decode_entry, encode_entry
@@ -11,7 +10,7 @@ from strandline.types import PartitionName
 
 def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
     """Entries from the place that ``Forget`` names on give the same state as all of them."""
-    monkeypatch.setattr(module, "REWRITE_ENTRIES_MIN", 20)
+    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
     coordinator = GroupCoordinator(GroupsState(), {"s": 4}, now_ms=0)
     entries, forgotten = [], []
 
@@ -45,7 +44,7 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
 
 def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
     """So is which transactions have begun and which have ended: none begins a second time."""
-    monkeypatch.setattr(module, "REWRITE_ENTRIES_MIN", 20)
+    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
     coordinator = GroupCoordinator(GroupsState(), {"s": 4}, now_ms=0)
     entries = []
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from strandline.broker.office import Office, Surroundings, Term, Token
+from strandline.decisions import restore
 from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
 from strandline.groups import effects as fx
 from strandline.groups import events as ev
@@ -233,9 +234,7 @@ class GroupOffice(Office[GroupCoordinator]):
     def begin(self, entries: Iterable[bytes], *, sequence: int) -> GroupCoordinator:
         """The coordinator as the stored entries say."""
         state = GroupsState()
-        count = 0
-        for count, entry in enumerate(entries, 1):  # noqa: B007 - how many there were
-            state.apply(decode_entry(entry))
+        count = restore(state, map(decode_entry, entries))
         return GroupCoordinator(
             state, self._partitions(), now_ms=self._now_ms(), sequence=sequence, entries=count
         )

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from strandline.broker.office import Office, Term, Token
 from strandline.broker.office import Surroundings as OfficeSurroundings
 from strandline.broker.partition import Partition
+from strandline.decisions import restore
 from strandline.errors import StrandlineError, UnknownStreamError
 from strandline.groups.transactions import Mark as GroupMark
 from strandline.groups.transactions import Transaction as GroupTransaction
@@ -155,9 +156,8 @@ class TransactionOffice(Office[Coordinator]):
     def begin(self, entries: Iterable[bytes], *, sequence: int) -> Coordinator:
         """As ``Office.begin``."""
         state = CoordinatorState()
-        for entry in entries:
-            state.apply(decode_entry(entry))
-        return Coordinator(state, now_ms=self._now_ms(), sequence=sequence)
+        count = restore(state, map(decode_entry, entries))
+        return Coordinator(state, now_ms=self._now_ms(), sequence=sequence, entries=count)
 
     def begun(self, term: Term[Coordinator]) -> None:
         """As ``Office.begun``: markers may be owed from the last term."""

@@ -6,7 +6,8 @@ Rule: as ``metadata_bugs``.
 from typing import Any, Final
 
 from strandline.broker.transactions.ledger import Ledger
-from strandline.groups.coordinator import GroupCoordinator
+from strandline.decisions import DecisionLog
+from strandline.groups import coordinator as groups
 from strandline.groups.transactions import Transactions
 from strandline.testing.sim.bugs import Replacement, Rewrite
 from strandline.transactions import coordinator
@@ -23,18 +24,18 @@ def _nothing(*_: object, **__: object) -> None:
     """A step that is left out."""
 
 
-def _give_at_once(self: Any, effects: Any) -> None:
-    self._out.extend(effects)  # the bug reaches in
+class _HastyLog(DecisionLog[Any, Any]):
+    """Lets effects follow before what was decided before them is stored."""
 
-
-def _give_one_at_once(self: Any, effect: Any) -> None:
-    self._out.append(effect)  # the bug reaches in
+    def give(self, *effects: Any) -> None:
+        """Give them at once."""
+        self._out += effects
 
 
 TRANSACTION_BUGS: Final = (
     Replacement("a new coordinator owes no markers", "resume", lambda *_: [], (Coordinator,)),
     Replacement(
-        "decisions are told before they are stored", "_give", _give_at_once, (Coordinator,)
+        "decisions are told before they are stored", "DecisionLog", _HastyLog, (coordinator,)
     ),
     Replacement("a lost marker is not given again", "again", _nothing, (Markers,)),
     Replacement(
@@ -106,8 +107,8 @@ TRANSACTION_BUGS: Final = (
     ),
     Replacement(
         "the end of a transaction is told before groups have it stored",
-        "_give",
-        _give_one_at_once,
-        (GroupCoordinator,),
+        "DecisionLog",
+        _HastyLog,
+        (groups,),
     ),
 )

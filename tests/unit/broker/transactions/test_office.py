@@ -265,7 +265,7 @@ async def test_the_coordinators_stream_grows_no_more_than_its_state(
     broker, ask, monkeypatch, open_broker, kit, tx
 ):
     """After many entries the state is written anew, and what came before is not read again."""
-    monkeypatch.setattr("strandline.transactions.coordinator.REWRITE_ENTRIES_MIN", 20)
+    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
     who = None
     for _ in range(30):
         who = await ask.begin("busy", after=who)
@@ -276,6 +276,21 @@ async def test_the_coordinators_stream_grows_no_more_than_its_state(
     kit.abandon(broker)
     ask = tx.Asker(await open_broker())
     assert (await ask.begin("busy", after=who)).epoch == 30
+
+
+async def test_entries_from_before_a_restart_count(broker, monkeypatch, open_broker, kit, tx):
+    """A broker that is restarted often writes the state anew all the same."""
+    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
+    for _ in range(8):
+        ask = tx.Asker(broker)
+        for _ in range(3):
+            who = await ask.begin("busy")
+            await ask.end("busy", who, is_commit=True)
+        await broker.stop()
+        broker = await open_broker()
+    home = broker.stream("__transactions").partition(0)
+    assert home.log_end_offset > 60
+    assert home.log_end_offset - home.log_start_offset < 40
 
 
 async def test_a_partition_is_let_into_only_by_its_name(ask, broker):
