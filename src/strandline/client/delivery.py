@@ -1,13 +1,12 @@
-"""Delivery of a producer's records: buffer, find leaders, send in order, send again, time out.
+"""Delivery of a producer's records: buffer, send in order to leaders, send again, time out.
 
-Threads: callers add; a lane for each leader sends and hears acks; another looks for leaders while
-somebody waits for one; a watchdog gives up what is too old, even while a lane is stuck in a write.
-One lock guards the accumulator and the outbox; futures are resolved without it, because their
-callbacks are the user's.
+Threads: callers add; a lane for each leader sends and hears acks; ``Leaders`` looks for leaders
+while somebody waits for one; a watchdog gives up what is too old, even while a lane is stuck in a
+write. One lock guards the accumulator, the outbox and who leads; futures are resolved without it,
+because their callbacks are the user's.
 
-Rules: a partition that was refused, or whose leader was lost, waits until its leader was looked up
-anew (with one broker alone: for a moment). A leader of several that has not answered for
-``SILENCE_S`` is left, and asked again when others name it still.
+Rules: a leader of several that has not answered for ``SILENCE_S`` is left, and asked again when
+others name it still.
 """
 
 import logging
@@ -20,10 +19,11 @@ from strandline.client.batching import BatchAccumulator, Record
 from strandline.client.brokers import Brokers, Routes
 from strandline.client.enlisted import Enlisted
 from strandline.client.lane import Lane
+from strandline.client.leaders import Leaders
 from strandline.client.lots import SomeLot, TableLot, fail, resolve
 from strandline.client.outbox import Entry, Expired, Outbox
 from strandline.client.results import Ack, AckFuture
-from strandline.client.retry import Backoff, is_worth_a_retry
+from strandline.client.retry import is_worth_a_retry
 from strandline.errors import (
     DisconnectedError,
     RequestTimeoutError,
@@ -44,8 +44,6 @@ KEPT_FAILURES_MAX = 1000
 WATCH_INTERVAL_S = 0.5
 JOIN_TIMEOUT_S = 10.0
 SILENCE_S = 5.0
-UNKNOWN_MAX = 5
-"""So often in a row a stream may be unknown before it is believed."""
 
 assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "a lot is stored as one batch"
 
@@ -95,19 +93,15 @@ class Delivery:
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
         self._is_over = threading.Event()
-        self._last_loss: StrandlineError | None = None
         enlisted = options.enlisted
         self._producer_id = enlisted.producer_id if enlisted is not None else None
         self._producer_lock = threading.Lock()
-        # Who leads:
         self._lanes: dict[str, Lane] = {}
-        self._leaders: dict[int, str] = {}
-        self._waiting: set[int] = set()
-        """Partitions whose leader has to be looked up."""
-        self._backoff = Backoff()
-        self._is_looking = False
+        self._leaders = Leaders(
+            brokers, request.stream, self, changed=self._changed, is_over=self._is_over
+        )
         with self._changed:
-            self._follow(brokers.leaders(routes))
+            self._leaders.take(routes)
         # Not a daemon: a program does not end before what it appended is delivered or given up.
         threading.Thread(target=self._watch, name="strandline-watchdog").start()
 
@@ -236,11 +230,11 @@ class Delivery:
             answered = self._outbox.answered(lane, ack.sequence, error)
             lane.waits_since_s = time.monotonic() if self._outbox.in_flight(lane) else None
             if error is None:
-                self._backoff.succeeded()
+                self._leaders.answered()
             if answered is None:
                 partition = self._outbox.partition_of(ack.sequence)
                 if error is not None and partition is not None and is_worth_a_retry(error):
-                    self._look_up([partition], error)
+                    self._leaders.look_up([partition], error)
                 self._changed.notify_all()
                 return
             self._resolving += 1
@@ -314,7 +308,7 @@ class Delivery:
                 self._outbox.lost(lane)
                 lane.is_over = True
                 del self._lanes[lane.address]
-                self._look_up(self._led_by(lane), error)
+                self._leaders.look_up(self._leaders.led_by(lane.address), error)
                 lane.reset()
 
     def _timeout(self, expired: Expired[SomeLot]) -> StrandlineError:
@@ -324,7 +318,7 @@ class Delivery:
         if expired.is_in_flight:
             where = self._leaders[expired.lot.partition]
             return RequestTimeoutError(f"no ack from {where} within {limit}{unknown}")
-        reason = expired.error or self._last_loss
+        reason = expired.error or self._leaders.last_loss
         if isinstance(reason, UnavailableError):
             return type(reason)(f"not delivered within {limit}: {reason.message}{unknown}")
         return RequestTimeoutError(f"not sent within {limit}: the broker does not keep up")
@@ -339,7 +333,7 @@ class Delivery:
                 self._collect(now_s, everything=self._closing.is_set())
                 if lane.is_over or lane.has_lost_put:
                     return None
-                entry = self._outbox.send(lane, lambda p: self._takes(lane, p))
+                entry = self._outbox.send(lane, lambda p: self._leaders.may_send(p, lane.address))
                 if entry is not None:
                     lane.waits_since_s = lane.waits_since_s or now_s
                     return entry
@@ -350,11 +344,6 @@ class Delivery:
                     return None
                 due_s = self._accumulator.due_s()
                 self._changed.wait(None if due_s is None else max(0.0, due_s - now_s))
-
-    def _takes(self, lane: Lane, partition: int) -> bool:
-        """Whether a lane takes lots of a partition now."""
-        is_led = self._leaders.get(partition) == lane.address
-        return is_led and partition not in self._waiting
 
     def in_flight(self, lane: Lane) -> int:
         """How many lots of a lane are not answered; see ``Office``."""
@@ -381,11 +370,11 @@ class Delivery:
             with self._changed:
                 self._outbox.lost(lane)
                 lane.waits_since_s = None
-                self._look_up(self._led_by(lane), error)
+                self._leaders.look_up(self._leaders.led_by(lane.address), error)
             lane.reset()
             return
         with self._changed:
-            lots = self._outbox.drop(lambda p: self._leaders.get(p) == lane.address)
+            lots = self._outbox.drop(lambda p: self._leaders[p] == lane.address)
             self._outbox.lost(lane)  # partitions that another leads by now
             lane.waits_since_s = None
             self._resolving += 1
@@ -399,10 +388,10 @@ class Delivery:
 
     def failed(self) -> None:
         """A bug of ours ended a lane: nobody waits for ever; see ``Office``."""
-        self._give_all_up(StrandlineError("the producer failed; see the log"))
+        self.give_all_up(StrandlineError("the producer failed; see the log"))
 
-    def _give_all_up(self, error: StrandlineError) -> None:
-        """Deliver nothing more."""
+    def give_all_up(self, error: StrandlineError) -> None:
+        """Deliver nothing more; see ``Sender``."""
         self._closing.set()
         with self._changed:
             self._collect(time.monotonic(), everything=True)
@@ -410,74 +399,10 @@ class Delivery:
             self._resolving += 1
         self._give_up([(lot, error) for lot in lots])
 
-    # Leaders
-
-    def _led_by(self, lane: Lane) -> list[int]:
-        """The partitions of a lane."""
-        return [number for number, leader in self._leaders.items() if leader == lane.address]
-
-    def _look_up(self, partitions: Iterable[int], error: StrandlineError) -> None:
-        """Partitions wait until their leaders were looked up; the lock is held."""
-        self._last_loss = error
-        if not self._waiting:
-            self._backoff.failed(time.monotonic())
-        self._waiting.update(partitions)
-        self._begin_to_look()
-
-    def _begin_to_look(self) -> None:
-        """Look for leaders on a thread of its own, unless one does; the lock is held."""
-        if not self._is_looking:
-            self._is_looking = True
-            threading.Thread(target=self._look, name="strandline-leaders", daemon=True).start()
-
-    def _look(self) -> None:
-        """Look for leaders until nobody waits for one."""
-        try:
-            self._look_until_found()
-        except Exception:
-            # A bug of ours must not leave callers waiting for ever.
-            logger.exception("looking for leaders of stream %s failed", self._request.stream)
-            self.failed()
-
-    def _look_until_found(self) -> None:
-        unknown = 0
-        while not self._is_over.wait(self._backoff.wait_s(time.monotonic())):
-            try:
-                found = self._ask_leaders()
-                unknown = 0
-            except StrandlineError as error:
-                found = {}
-                self._last_loss = error
-                unknown = unknown + 1 if isinstance(error, UnknownStreamError) else 0
-                if unknown == UNKNOWN_MAX:
-                    self._give_all_up(error)
-            with self._changed:
-                self._follow(found)
-                if not self._waiting:
-                    self._is_looking = False
-                    return
-                self._backoff.failed(time.monotonic())
-
-    def _ask_leaders(self) -> dict[int, str]:
-        """Who leads now; with one broker alone there is nobody to ask."""
-        if not self._brokers.is_cluster:
-            self._brokers.server_info()  # one that was asked as it started may know others now
-        if not self._brokers.is_cluster:
-            return dict.fromkeys(self._leaders, self._brokers.home)
-        return self._brokers.leaders(self._brokers.routes(self._request.stream))
-
-    def _follow(self, leaders: dict[int, str]) -> None:
-        """Send to these leaders from now on; the lock is held."""
-        for partition, leader in leaders.items():
-            self._leaders[partition] = leader
-            if leader:
-                self._waiting.discard(partition)
-            else:
-                self._waiting.add(partition)
-        for leader in {leader for leader in leaders.values() if leader} - self._lanes.keys():
-            lane = Lane(self._brokers.connection(leader), self._request, self)
-            self._lanes[lane.address] = lane
-            lane.start()
-        if self._waiting:
-            self._begin_to_look()
-        self._changed.notify_all()
+    def send_to(self, addresses: Iterable[str]) -> None:
+        """Have a lane to each of these; the lock is held."""
+        for address in addresses:
+            if address not in self._lanes:
+                lane = Lane(self._brokers.connection(address), self._request, self)
+                self._lanes[lane.address] = lane
+                lane.start()

@@ -1,0 +1,152 @@
+"""Who leads the partitions of a stream that a producer writes to: known, or being looked up.
+
+A partition that was refused, or whose leader was lost, waits until its leader was looked up anew
+(with one broker alone: for a moment).
+
+Threads: callers hold the delivery's lock; a thread of its own looks, without the lock, while any
+partition waits.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from strandline.client.brokers import Brokers, Routes
+from strandline.client.retry import Backoff
+from strandline.errors import StrandlineError, UnknownStreamError
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_MAX = 5
+"""So often in a row a stream may be unknown before it is believed."""
+
+
+class Sender(Protocol):
+    """Who sends to the leaders; see ``Delivery``."""
+
+    def send_to(self, addresses: Iterable[str]) -> None:
+        """These lead a partition now; the lock is held."""
+        ...
+
+    def give_all_up(self, error: StrandlineError) -> None:
+        """Nothing can be delivered any more; without the lock."""
+        ...
+
+
+class Leaders:
+    """The leaders of a stream's partitions.
+
+    Args:
+        brokers: of the cluster.
+        stream: its name.
+        sender: told whom to send to.
+        changed: with the delivery's lock; notified when leaders were found.
+        is_over: set when nobody needs leaders any more.
+    """
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        stream: str,
+        sender: Sender,
+        *,
+        changed: threading.Condition,
+        is_over: threading.Event,
+    ) -> None:
+        self._brokers = brokers
+        self._stream = stream
+        self._sender = sender
+        self._changed = changed
+        self._is_over = is_over
+        self._leaders: dict[int, str] = {}
+        self._waiting: set[int] = set()
+        """Partitions whose leader has to be looked up."""
+        self._backoff = Backoff()
+        self._is_looking = False
+        self.last_loss: StrandlineError | None = None
+        """Why leaders were looked up last, or were not found."""
+
+    def __getitem__(self, partition: int) -> str:
+        """The address of a partition's leader, as far as known; empty if it has none."""
+        return self._leaders.get(partition, "")
+
+    def led_by(self, address: str) -> list[int]:
+        """The partitions whose leader is at an address, as far as known."""
+        return [number for number, leader in self._leaders.items() if leader == address]
+
+    def may_send(self, partition: int, address: str) -> bool:
+        """Whether the leader of a partition is there for certain, as far as anybody knows."""
+        return self[partition] == address and partition not in self._waiting
+
+    def answered(self) -> None:
+        """A leader has done what it was asked: look quickly the next time."""
+        self._backoff.succeeded()
+
+    def look_up(self, partitions: Iterable[int], error: StrandlineError) -> None:
+        """Partitions wait until their leaders were looked up, because of an error."""
+        self.last_loss = error
+        if not self._waiting:
+            self._backoff.failed(time.monotonic())
+        self._waiting.update(partitions)
+        self._begin_to_look()
+
+    def take(self, routes: Routes) -> None:
+        """Know the leaders that a broker has named."""
+        self._found(self._brokers.leaders(routes))
+
+    def _found(self, leaders: dict[int, str]) -> None:
+        """Know these from now on; the lock is held."""
+        for partition, leader in leaders.items():
+            self._leaders[partition] = leader
+            if leader:
+                self._waiting.discard(partition)
+            else:
+                self._waiting.add(partition)
+        self._sender.send_to({leader for leader in leaders.values() if leader})
+        if self._waiting:
+            self._begin_to_look()
+        self._changed.notify_all()
+
+    def _begin_to_look(self) -> None:
+        """Look for leaders on a thread of its own, unless one does; the lock is held."""
+        if not self._is_looking:
+            self._is_looking = True
+            threading.Thread(target=self._look, name="strandline-leaders", daemon=True).start()
+
+    def _look(self) -> None:
+        """Look for leaders until nobody waits for one."""
+        try:
+            self._look_until_found()
+        except Exception:
+            # A bug of ours must not leave callers waiting for ever.
+            logger.exception("looking for leaders of stream %s failed", self._stream)
+            self._sender.give_all_up(StrandlineError("the producer failed; see the log"))
+
+    def _look_until_found(self) -> None:
+        unknown = 0
+        while not self._is_over.wait(self._backoff.wait_s(time.monotonic())):
+            try:
+                found = self._ask()
+                unknown = 0
+            except StrandlineError as error:
+                found = {}
+                self.last_loss = error
+                unknown = unknown + 1 if isinstance(error, UnknownStreamError) else 0
+                if unknown == UNKNOWN_MAX:
+                    self._sender.give_all_up(error)
+            with self._changed:
+                self._found(found)
+                if not self._waiting:
+                    self._is_looking = False
+                    return
+                self._backoff.failed(time.monotonic())
+
+    def _ask(self) -> dict[int, str]:
+        """Who leads now; with one broker alone there is nobody to ask."""
+        if not self._brokers.is_cluster:
+            self._brokers.server_info()  # one that was asked as it started may know others now
+        if not self._brokers.is_cluster:
+            return dict.fromkeys(self._leaders, self._brokers.home)
+        return self._brokers.leaders(self._brokers.routes(self._stream))
