@@ -1,8 +1,13 @@
-"""Ports for brokers that have to know of each other before they start."""
+"""Ports for brokers that have to know of each other before they start, or to keep theirs."""
 
 import contextlib
 import secrets
 import socket
+from collections import deque
+from typing import Final
+
+_RECENT: Final[deque[int]] = deque(maxlen=1000)
+"""What this process was given of late: whoever it is for may not listen there yet."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -12,6 +17,7 @@ def free_ports(count: int) -> list[int]:
         port = secrets.choice(range(20_000, 32_000))
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            if port not in found:
+            if port not in _RECENT:
+                _RECENT.append(port)
                 found.append(port)
     return found

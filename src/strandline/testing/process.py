@@ -18,18 +18,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from strandline.errors import RequestTimeoutError, StrandlineError
+from strandline.server.ports import free_ports
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
 READER_TIMEOUT_S = 5.0
 KEPT_LINES = 200
 SERVE = (sys.executable, "-m", "strandline.cli", "serve", "--output", "json")
-PORT_OPTIONS = {
-    "flight_port": "--flight-port",
-    "http_port": "--http-port",
-    "nats_port": "--nats-port",
-    "ingest_port": "--ingest-port",
-}
+PORT_OPTIONS = ("--flight-port", "--http-port", "--nats-port", "--ingest-port")
+PORT_TAKEN = "address already in use"
 
 
 class ProcessServer:
@@ -55,6 +52,7 @@ class ProcessServer:
         self._arguments = arguments
         self._command = command
         self._environment = environment or {}
+        self._ports = _fresh_ports()
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self.ready: dict[str, Any] = {}
@@ -99,16 +97,26 @@ class ProcessServer:
         return None if self._process is None else self._process.poll()
 
     def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
-        """Start, on the ports of last time if there was one, and wait for the ready line.
+        """Start, on the same ports each time, and wait for the ready line.
 
         Raises:
             StrandlineError: it ended instead; the message has its last words.
             RequestTimeoutError: no ready line in time.
         """
         assert not self.is_running, "it is running"
+        try:
+            self._launch(timeout_s)
+        except StrandlineError as error:
+            if self.ready or PORT_TAKEN not in error.message.casefold():
+                raise
+            self._ports = _fresh_ports()  # somebody was quicker to listen on one of them
+            self._launch(timeout_s)
+        return self
+
+    def _launch(self, timeout_s: float) -> None:
         command = [*self._command, "--data-dir", str(self.data_dir)]
-        for field, option in PORT_OPTIONS.items():
-            command += [option, str(self.ready.get(field) or 0)]
+        for option, port in self._ports.items():
+            command += [option, str(port)]
         self._process = subprocess.Popen(
             [*command, *self._arguments],
             stdin=subprocess.DEVNULL,
@@ -118,7 +126,6 @@ class ProcessServer:
             env={**os.environ, **self._environment},
         )
         self._wait_until_ready(self._process, timeout_s)
-        return self
 
     def _wait_until_ready(self, process: "subprocess.Popen[str]", timeout_s: float) -> None:
         """Read its output until the ready line."""
@@ -205,6 +212,11 @@ class ProcessServer:
         finally:
             if self._made_dir:
                 shutil.rmtree(self._made_dir, ignore_errors=True)
+
+
+def _fresh_ports() -> dict[str, int]:
+    """A port for each option, to keep while the broker is down: none that the system gives away."""
+    return dict(zip(PORT_OPTIONS, free_ports(len(PORT_OPTIONS)), strict=True))
 
 
 def _is_ready_line(line: str) -> bool:

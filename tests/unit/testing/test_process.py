@@ -1,9 +1,12 @@
 """The broker in a process of its own: killed, restarted on the same ports, and its last words."""
 
+import socket
+
 import pytest
 
 import strandline
 from strandline.errors import StrandlineError
+from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
 pytestmark = pytest.mark.slow
@@ -35,3 +38,16 @@ def test_a_failed_start_says_why(tmp_path):
     with ProcessServer(tmp_path) as server, pytest.raises(StrandlineError, match="data"):
         ProcessServer(tmp_path, arguments=("--host", "127.0.0.1")).start()
     assert not server.is_running
+
+
+def test_a_port_that_somebody_took_first_is_no_failure(tmp_path, monkeypatch):
+    """Others draw ports, too, and may listen before the broker does; then it gets new ones."""
+    drawn = free_ports(4)
+    monkeypatch.setattr("strandline.testing.process.free_ports", lambda _: drawn)
+    server = ProcessServer(tmp_path)
+    monkeypatch.undo()
+    with socket.create_server(("127.0.0.1", drawn[1])), server:
+        ports = {name: port for name, port in server.ready.items() if name.endswith("_port")}
+        assert not set(drawn).intersection(ports.values())
+        server.restart()
+        assert ports.items() <= server.ready.items()

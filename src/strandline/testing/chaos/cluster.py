@@ -22,7 +22,7 @@ from strandline.errors import StrandlineError
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.server.ports import free_ports
 from strandline.testing.chaos.broker import Knobs
-from strandline.testing.process import PORT_OPTIONS, ProcessServer
+from strandline.testing.process import ProcessServer
 from strandline.testing.proxy import TcpProxy
 from strandline.testing.sim.world import ViolationError
 
@@ -63,7 +63,7 @@ class ChaosCluster:
         await self._end()
 
     async def _start(self) -> None:
-        ports = iter(free_ports(len(self.ids) * (2 + len(PORT_OPTIONS))))
+        ports = iter(free_ports(2 * len(self.ids)))
         peer_ports = {number: next(ports) for number in self.ids}
         meeting = ",".join(f"{number}={HOST}:{next(ports)}" for number in self.ids)
         for a, b in () if self._is_direct else itertools.permutations(self.ids, 2):
@@ -83,9 +83,7 @@ class ChaosCluster:
                 str(peer_ports[number]),
             )
             words += ("--peers", peers, "--nats-peers", meeting, "--knobs", str(knobs_file))
-            server = ProcessServer(data_dir, arguments=words, command=COMMAND)
-            server.ready = {field: next(ports) for field in PORT_OPTIONS}
-            self.servers[number] = server
+            self.servers[number] = ProcessServer(data_dir, arguments=words, command=COMMAND)
         await asyncio.gather(*(asyncio.to_thread(s.start) for s in self.servers.values()))
 
     async def _end(self) -> None:
