@@ -23,7 +23,7 @@ from strandline.storage.journal_scan import (
 )
 from strandline.storage.log_birth import BIRTH_NAME, birth_of
 from strandline.storage.log_cut import CUT_NAME, cut_of
-from strandline.storage.log_redo import START_NAME, parse_start
+from strandline.storage.log_start import START_NAME, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
 from strandline.storage.scan import header_at

@@ -23,7 +23,8 @@ from strandline.storage.journal import Journal
 from strandline.storage.log_cut import note_cut
 from strandline.storage.log_directory import delete_log_directory
 from strandline.storage.log_durability import LogDurability
-from strandline.storage.log_redo import START_NAME, LogRedo, format_start
+from strandline.storage.log_redo import LogRedo
+from strandline.storage.log_start import START_NAME, format_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
 from strandline.types import Offset

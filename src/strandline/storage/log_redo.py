@@ -14,32 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES, BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Disk
 from strandline.storage.journal_scan import Damage
+from strandline.storage.log_start import START_NAME, parse_start
 from strandline.storage.scan import OFFSET_MAX, find_intact, header_at, intact_at
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import LOG_SUFFIX
 from strandline.types import Offset, Position
 
-START_NAME = "log-start"
 LOST_SUFFIX = ".lost"
-
-
-def format_start(offset: int) -> bytes:
-    """The contents of the file that keeps a log's start offset: the number and its checksum."""
-    number = b"%d" % offset
-    return b"%b %08x\n" % (number, crc32c(number))
-
-
-def parse_start(data: bytes) -> int | None:
-    """The start offset in the file's contents, or None if they are not as written."""
-    number, _, _ = data.partition(b" ")
-    return int(number) if number.isdigit() and data == format_start(int(number)) else None
 
 
 class _Unreadable(NamedTuple):

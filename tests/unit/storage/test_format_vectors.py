@@ -6,7 +6,7 @@ from pathlib import Path
 from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.journal_file import FILE_HEADER_BYTES, read_entry, read_file_header
-from strandline.storage.log_redo import format_start, parse_start
+from strandline.storage.log_start import format_start, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, IndexFile, SparseIndex, decode_index
 
 PAGE = (Path(__file__).parents[3] / "docs" / "format.md").read_text()
