@@ -73,7 +73,7 @@ async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypat
 async def test_old_entries_go_on_every_replica(cluster, monkeypatch):
     """The state is written anew and the log cut there; another coordinator begins from the rest."""
     monkeypatch.setattr("strandline.broker.office.SEGMENT_BYTES", 64 << 10)
-    monkeypatch.setattr("strandline.groups.coordinator.REWRITE_ENTRIES_MIN", 40)
+    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 40)
     await cluster.start(*IDS)
     await cluster.until_live()
     many = dict.fromkeys(range(1000), 0)
