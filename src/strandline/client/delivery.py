@@ -19,7 +19,7 @@ from strandline.client.batching import BatchAccumulator, Record
 from strandline.client.brokers import Brokers, Routes
 from strandline.client.enlisted import Enlisted
 from strandline.client.lane import Lane
-from strandline.client.leaders import Leaders
+from strandline.client.leaders import FAILED, Leaders
 from strandline.client.lots import SomeLot, TableLot, fail, resolve
 from strandline.client.outbox import Entry, Expired, Outbox
 from strandline.client.results import Ack, AckFuture
@@ -388,7 +388,7 @@ class Delivery:
 
     def failed(self) -> None:
         """A bug of ours ended a lane: nobody waits for ever; see ``Office``."""
-        self.give_all_up(StrandlineError("the producer failed; see the log"))
+        self.give_all_up(StrandlineError(FAILED))
 
     def give_all_up(self, error: StrandlineError) -> None:
         """Deliver nothing more; see ``Sender``."""

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from strandline.client.brokers import Brokers, Routes
 from strandline.client.retry import Backoff
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_MAX = 5
 """So often in a row a stream may be unknown before it is believed."""
+FAILED: Final = "the producer failed; see the log"
+"""What people are told of a bug of ours."""
 
 
 class Sender(Protocol):
@@ -122,7 +124,7 @@ class Leaders:
         except Exception:
             # A bug of ours must not leave callers waiting for ever.
             logger.exception("looking for leaders of stream %s failed", self._stream)
-            self._sender.give_all_up(StrandlineError("the producer failed; see the log"))
+            self._sender.give_all_up(StrandlineError(FAILED))
 
     def _look_until_found(self) -> None:
         unknown = 0

@@ -4,26 +4,26 @@ Rules: changes that are wanted at one time are proposed together; of those that 
 of brokers that were heard count (KIP-903).
 """
 
-import asyncio
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.cluster.requests import Session
+from strandline.broker.cluster.wanted import Wanted
 from strandline.errors import UnavailableError
 from strandline.metadata.commands import BrokerRun, ChangeIsr, IsrChange, PartitionAt
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.outcome import Outcome
 from strandline.replication import events as ev
 from strandline.replication.effects import ProposeIsr
-from strandline.types import LogId
 
 logger = logging.getLogger(__name__)
 
 ISR_TIMEOUT_S = 30.0
 
 
-class _Wanted(NamedTuple):
+class _WantedIsr(NamedTuple):
     """An ISR that a leader here wants."""
 
     driver: ReplicaDriver
@@ -35,48 +35,42 @@ class IsrProposals:
 
     Args:
         session: proposes.
+        image: what replicas were last told of.
 
     Attributes:
         me: this run of the broker; None before it is registered.
-        image: as far as this broker knows it.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, image: Callable[[], MetadataImage]) -> None:
         self._session = session
+        self._image = image
         self.me: BrokerRun | None = None
-        self.image = MetadataImage()
-        self._wanted: dict[LogId, _Wanted] = {}
-        """One for each: a command that names a partition twice is refused whole."""
-        self._is_wanted = asyncio.Event()
+        self._wanted: Wanted[_WantedIsr] = Wanted()
 
     def propose(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
         """Let metadata decide, however long it takes."""
-        self._wanted[driver.log_id] = _Wanted(driver, proposal)  # any before is closed
-        self._is_wanted.set()
+        self._wanted.put(driver.log_id, _WantedIsr(driver, proposal))  # any before is closed
 
     async def run(self) -> None:
         """Propose what leaders want, until cancelled."""
         while True:
-            await self._is_wanted.wait()
-            self._is_wanted.clear()
-            wanted, self._wanted = self._wanted, {}
-            possible = [each for each in wanted.values() if self._is_possible(each)]
+            possible = [each for each in await self._wanted.taken() if self._is_possible(each)]
             if possible:
                 await self._decide(possible)
 
-    def _is_possible(self, wanted: _Wanted) -> bool:
+    def _is_possible(self, wanted: _WantedIsr) -> bool:
         """Whether those that join are the runs of brokers that were heard (KIP-903)."""
         driver, proposal = wanted
         if proposal.epoch != driver.replica.epoch:
             return False
         for broker, incarnation in proposal.joining:
-            known = self.image.brokers.get(broker)
+            known = self._image().brokers.get(broker)
             if known is None or known.incarnation != incarnation or not known.may_lead:
                 driver.step(ev.IsrRefused(proposal.epoch, proposal.proposal))
                 return False
         return True
 
-    async def _decide(self, wanted: list[_Wanted]) -> None:
+    async def _decide(self, wanted: list[_WantedIsr]) -> None:
         """Propose ISRs until it is known what became of them."""
         assert self.me is not None, "begun before"
         changes = tuple(
@@ -94,12 +88,12 @@ class IsrProposals:
             # Its number is passed with the next, so it will not be applied once that was. Leaders
             # that still are wait for it to be decided, which is done anew.
             logger.warning("no change of ISRs was decided, will try again: %s", error)
-            self._wanted = {each.driver.log_id: each for each in wanted} | self._wanted
-            self._is_wanted.set()
+            for each in wanted:
+                self._wanted.put_back(each.driver.log_id, each)
             return
         self._tell(wanted, outcome)
 
-    def _tell(self, wanted: list[_Wanted], outcome: Outcome) -> None:
+    def _tell(self, wanted: list[_WantedIsr], outcome: Outcome) -> None:
         """Tell leaders of refusals; what was applied they learn from the image.
 
         So they do where another version or leader was first: that may have been this very change,

@@ -7,20 +7,20 @@ about a stream made anew or a leader elected since. A copy that has not come so 
 is behind what is left starts anew at the leader's log start (``replication``).
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable
 
 from strandline.broker.cleaner import counted_removal
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.replicas import Replicas
+from strandline.broker.cluster.wanted import Wanted
 from strandline.broker.partition import Partition
 from strandline.errors import OffsetOutOfRangeError, StrandlineError
 from strandline.metadata.commands import LogStart, MoveLogStarts, PartitionAt
 from strandline.metadata.election import at
 from strandline.metadata.image import MetadataImage
 from strandline.telemetry import Telemetry
-from strandline.types import LogId, Offset
+from strandline.types import Offset
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,7 @@ class LogStarts:
         self._replicas = replicas
         self._operations = operations
         self._telemetry = telemetry
-        self._wanted: dict[LogId, LogStart] = {}
-        self._is_wanted = asyncio.Event()
+        self._wanted: Wanted[LogStart] = Wanted()
 
     def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
         """Let go of what the image has given up, as far as it is known here to be committed."""
@@ -65,18 +64,15 @@ class LogStarts:
     def expired(self, partition: Partition, start: Offset) -> None:
         """Retention gives up what is before ``start``; the leader's word counts."""
         if self._leads(partition):
-            self._wanted[partition.log_id] = self._change(partition, start)
-            self._is_wanted.set()
+            self._wanted.put(partition.log_id, self._change(partition, start))
 
     async def run(self) -> None:
         """Propose what retention gives up, until cancelled."""
         while True:
-            await self._is_wanted.wait()
-            self._is_wanted.clear()
-            wanted, self._wanted = self._wanted, {}
+            wanted = await self._wanted.taken()
             try:
                 # What is refused was overtaken by others; the next round of the cleaner sees to it.
-                await self._operations.outcome(MoveLogStarts(tuple(wanted.values())))
+                await self._operations.outcome(MoveLogStarts(tuple(wanted)))
             except StrandlineError as error:
                 logger.warning("retention could not be decided, will try again: %s", error)
 

@@ -87,7 +87,7 @@ class Replicas:
         self._clock = clock
         self.telemetry = telemetry
         self._wake = wake
-        self.isrs = IsrProposals(session)
+        self.isrs = IsrProposals(session, lambda: self.image)
         self._limits = limits or ReplicationLimits()
         self._move_rate = move_rate
         self._has_controller = True
@@ -151,7 +151,7 @@ class Replicas:
 
     def assign(self, image: MetadataImage) -> None:
         """Hand over what the image says to replicas that have not heard it yet."""
-        self.image = self.isrs.image = image
+        self.image = image
         for name, partition in image.partitions():
             driver = self.drivers.get(partition.log_id)
             known = self._given.get(partition.log_id)

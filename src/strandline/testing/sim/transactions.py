@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from strandline.broker.transactions.ledger import Ledger, marker_attributes
-from strandline.decisions import Answer, Forget, Refuse, Store
+from strandline.decisions import Answer, Forget, Refuse, Store, restore
 from strandline.errors import ProducerFencedError
 from strandline.record.batch import HEADER, HEADER_BYTES, MAGIC, VERSION, Attributes
 from strandline.testing.sim.transactions_check import Checker
@@ -202,8 +202,7 @@ class History:
 
     def _new_office(self, number: int) -> Office:
         state = CoordinatorState()
-        for entry in self.entries:
-            state.apply(entry)
+        restore(state, self.entries)
         coordinator = Coordinator(state, now_ms=int(self.world.now_ms), sequence=len(self.entries))
         office = Office(number, coordinator)
         self.world.after(0.0, self._resume, office)

@@ -7,7 +7,7 @@ it was asked then has no answer.
 from collections import deque
 from typing import Any, Final
 
-from strandline.decisions import Answer, Refuse, Store
+from strandline.decisions import Answer, Refuse, Store, restore
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
 from strandline.groups.state import Entry, GroupsState
@@ -39,8 +39,7 @@ class SimGroups:
 
     def _begin(self) -> None:
         state = GroupsState()
-        for entry in self.entries:
-            state.apply(entry)
+        restore(state, self.entries)
         self.coordinator = GroupCoordinator(
             state, {}, now_ms=int(self.world.now_ms), sequence=len(self.entries)
         )
