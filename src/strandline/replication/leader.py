@@ -276,7 +276,7 @@ class Leader:
         """How much may be on the way to a follower now."""
         limits, published_ms = self._limits, self._published_ms
         is_publishing = published_ms is not None and now_ms - published_ms < limits.publishing_ms
-        if is_publishing and progress.broker not in self.isr.counted:
+        if is_publishing and progress.is_gaining and progress.broker not in self.isr.counted:
             return limits.spared_window_bytes
         return limits.window_bytes
 

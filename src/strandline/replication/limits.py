@@ -18,7 +18,7 @@ class ReplicationLimits:
 
     spared_window_bytes: int = 4 << 20
     """The same for one that is not in sync, while publishers are at work: the leader's disk and
-    network are theirs first."""
+    network are theirs first, as long as it gains on them."""
 
     publishing_ms: int = 100
     """Publishers count as being at work for so long after a record."""

@@ -8,7 +8,8 @@ Invariants:
 - while streaming, ``durable_offset <= next_offset`` and what is between was sent in this session;
 - ``durable_offset`` counts only what was acked in this epoch by a follower whose log agreed up to
   there. It may outlive a session: within an epoch a follower never truncates below it;
-- ``caught_up_ms`` is a time at which the follower had everything there was, as far as we know.
+- ``caught_up_ms`` is a time at which the follower had everything there was, as far as we know;
+- ``is_gaining`` until it was found, within a session, that the follower only falls further behind.
 """
 
 from collections import deque
@@ -31,6 +32,7 @@ class Progress:
 
     __slots__ = (
         "_in_flight",
+        "_lag_before",
         "acked",
         "broker",
         "caught_up_ms",
@@ -40,6 +42,7 @@ class Progress:
         "heard_high_watermark",
         "in_flight_bytes",
         "incarnation",
+        "is_gaining",
         "is_reading",
         "next_offset",
         "phase",
@@ -59,6 +62,8 @@ class Progress:
         self.acked = False
         self.caught_up_ms = now_ms
         self.goal_offset, self.goal_ms = log_end_offset, now_ms
+        self.is_gaining = True
+        self._lag_before: int | None = None
         self.is_reading = False
         self.wants_ack = False
         self.told_high_watermark = self.heard_high_watermark = Offset(0)
@@ -77,6 +82,7 @@ class Progress:
         self.next_offset = fetch.end_offset
         # Less than it acked before: it lost records, and does not count for them any more.
         self.durable_offset = min(self.durable_offset, fetch.end_offset)
+        self.is_gaining, self._lag_before = True, None
         self.wants_ack = True
 
     def silence(self, session: Session) -> None:
@@ -160,3 +166,7 @@ class Progress:
         elif self.durable_offset >= self.goal_offset:
             self.caught_up_ms = max(self.caught_up_ms, self.goal_ms)
             self.goal_offset, self.goal_ms = log_end_offset, now_ms
+            lag = log_end_offset - self.durable_offset
+            if self._lag_before is not None and lag >= self._lag_before:
+                self.is_gaining = False
+            self._lag_before = lag

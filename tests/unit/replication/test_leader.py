@@ -190,6 +190,22 @@ def test_who_is_not_in_sync_gets_less_while_there_are_publishers(
     assert fx.ReadLog(3, 5, 4, wanted) in effects
 
 
+def test_who_does_not_gain_on_publishers_is_spared_no_longer(make, assigned):
+    """Else a follower far away would never be in sync again, as they do not pause."""
+    leader = make(1, 10, hw=10)
+    leader.step(assigned(2, 1, isr=(1, 2)), 0)
+    told(leader, 3, Fetch(2, 5, 4, 1), 0)
+    end, room = 10, []
+    for start in range(4, 30, 2):
+        end += 2
+        effects = publish(leader, end - 2, end, 0)
+        room += [each.bytes_max for each in effects if isinstance(each, fx.ReadLog)]
+        read = ev.BatchesRead(3, 5, start, (ref(start, start + 2),), (b"y" * 10,))
+        leader.step(read, 0)
+        told(leader, 3, Acked(2, 5, start + 2, 10))
+    assert (room[0], room[-1]) == (20, 50)
+
+
 def test_a_batch_that_cannot_be_read_is_not_tried_in_a_circle(leader):
     """Damage here: the read is repeated after a while, not at once."""
     told(leader, 2, Fetch(2, 5, 4, 1))

@@ -81,6 +81,22 @@ def test_a_steady_lag_is_not_falling_behind(progress):
     assert 990 - progress.caught_up_ms <= 110
 
 
+@pytest.mark.parametrize(("written", "gains"), [(9, True), (10, False), (11, False)])
+def test_who_copies_no_faster_than_is_written_does_not_gain(progress, written, gains):
+    """Seen where it has reached what was the end once, and found as much or more before it."""
+    progress.begin(Fetch(1, 6, 10, 1))
+    end = 110
+    progress.log_grew(10, end, 0)
+    for copied in range(20, 320, 10):
+        progress.sent((ref(copied - 10, copied),), 0)
+        progress.take_ack(Acked(1, 6, copied, 0))
+        progress.keep_up(end, copied)
+        end += written
+    assert progress.is_gaining == gains
+    progress.begin(Fetch(1, 7, progress.durable_offset, 1))
+    assert progress.is_gaining, "what was so in another session says nothing"
+
+
 def test_who_stands_still_falls_behind(progress):
     """Without acks the time of being caught up stays where it was."""
     progress.log_grew(10, 11, 50)
