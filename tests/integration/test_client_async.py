@@ -1,6 +1,9 @@
 """The asynchronous client: the same names, awaited, and nothing blocks the loop."""
 
 import asyncio
+import contextlib
+import gc
+import threading
 
 import pyarrow as pa
 import pytest
@@ -171,3 +174,67 @@ async def test_a_consumer_joins_once(strandline_url):
         polling.cancel()
         await hasty.close()
         await client.groups.reset("g", "s", "latest")  # refused where there is a member
+
+
+async def impatient(wait, found):
+    """What came, if that was soon."""
+    waiting = asyncio.create_task(wait())
+    await asyncio.wait([waiting], timeout=0.02)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        found.extend(await waiting)
+
+
+@pytest.mark.parametrize("kind", ["read", "subscription", "consumer"])
+async def test_waits_that_time_out_lose_nothing(strandline_url, kind):
+    """What came to nobody comes to who asks next."""
+    client = await strandline.connect_async(strandline_url)
+    await client.create_stream("s")
+    reader = await client.read("s", follow=True)
+    subscription = client.subscribe("s", start="earliest")
+    consumer = client.consumer("g", "s", commit_interval_s=0.0)
+    await consumer.poll(0.1)
+
+    async def wait():
+        if kind == "read":
+            return (await anext(reader)).column("value").to_pylist()
+        if kind == "subscription":
+            return [(await anext(subscription)).value]
+        return [record.value for batch in await consumer.poll(60) for record in batch]
+
+    found = []
+    for number in range(20):
+        await impatient(wait, found)
+        await client.append("s", b"%d" % number)
+    if kind == "subscription":
+        assert subscription.positions[0] == len(found)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < 20:
+            found.extend(await wait())
+    assert found == [b"%d" % number for number in range(20)]
+    for each in (reader, subscription, consumer):
+        await each.close()
+    assert (await client.groups.positions("g")).get(("s", 0), 0) == 20 * (kind == "consumer")
+    await client.close()
+
+
+async def test_reads_that_are_left_leave_no_threads(strandline_url):
+    """Without being closed, which is easily forgotten."""
+
+    def threads():
+        gc.collect()
+        return {each for each in threading.enumerate() if each.name.startswith("strandline-")}
+
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        await client.append("s", b"v")
+        before = threads()
+        for _ in range(5):
+            async for _batch in await client.read("s"):
+                break
+            async for _record in client.subscribe("s", start="earliest"):
+                break
+            await client.read("s")
+        async with asyncio.timeout(PATIENCE_S):
+            while threads() - before:  # noqa: ASYNC110  nobody tells when a thread ends
+                await asyncio.sleep(0.02)

@@ -1,10 +1,12 @@
 """The client against a real broker: streams, appends and reads, as a user meets them."""
 
+import queue
 import re
 import threading
 import time
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -219,6 +221,47 @@ def test_a_refused_batch_does_not_hold_up_those_behind_it(client, name):
     assert values(client.read(name)) == [b"%d" % number for number in range(40)]
 
 
+def test_a_stream_that_others_made_anew_is_appended_to(client, server, name):
+    """The append that finds the old one gone says so, those after it go to the new one."""
+    client.create_stream(name)
+    client.append(name, b"old")
+    with strandline.connect(server) as other:
+        other.delete_stream(name)
+        other.create_stream(name)
+    with pytest.raises(UnknownStreamError):
+        client.append(name, b"lost")
+    assert client.append(name, b"new") == 0
+
+
+def test_a_wrong_partition_spoils_nothing_else(client, name):
+    """Neither the records beside it, nor the appends that come later."""
+    client.create_stream(name, partitions=2)
+    with client.producer(name, linger_ms=50) as producer:
+        good = [producer.append(b"v", partition=np.int64(number % 2)) for number in range(10)]
+        with pytest.raises(InvalidRequestError, match="whole number"):
+            producer.append(b"v", partition=0.5)
+        assert [future.result(20) for future in good] == [number // 2 for number in range(10)]
+    assert client.append(name, b"v", partition=np.int64(1)) == 5
+    table = pa.table({"value": ["v"]})
+    assert client.append_batch(name, table, partition=np.int64(1)).ranges == ((1, 6, 1),)
+
+
+def test_a_callback_cannot_wait_for_itself(client, name):
+    """It is told so, and others' flushes do not wait for it either."""
+    client.create_stream(name)
+    heard = queue.SimpleQueue()
+    with client.producer(name) as producer:
+
+        def flush(_future):
+            try:
+                producer.flush()
+            except InvalidRequestError as error:
+                heard.put(error)
+
+        producer.append(b"v").add_done_callback(flush)
+        assert "callback" in heard.get(timeout=20).message
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "part"),
     [
@@ -230,6 +273,8 @@ def test_a_refused_batch_does_not_hold_up_those_behind_it(client, name):
         ({"value": 5}, InvalidRecordError, "int"),
         ({"value": {"a": 1}}, InvalidRecordError, "JSON"),
         ({"value": b"v", "headers": [b"x"]}, InvalidRecordError, "pairs"),
+        ({"value": b"v", "subject": b"a"}, InvalidSubjectError, "text"),
+        ({"value": b"v", "message_id": 5}, InvalidRecordError, "text"),
     ],
 )
 def test_wrong_records_are_refused_at_once(client, name, arguments, error, part):
@@ -334,6 +379,8 @@ def test_reads_by_time(client, numbered):
         ({"columns": ["values"]}, InvalidRequestError, "columns are: partition"),
         ({"subject": "a b"}, InvalidSubjectError, "white space"),
         ({"start": "soon"}, InvalidRequestError, "datetime"),
+        ({"timestamp_from": "2026-01-01"}, InvalidRequestError, "datetime"),
+        ({"keys": "abc"}, InvalidRequestError, "list of keys"),
     ],
 )
 def test_impossible_reads_are_refused_at_the_call(client, numbered, arguments, error, part):

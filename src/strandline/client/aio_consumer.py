@@ -1,6 +1,8 @@
 """Consumers of a group for asyncio: the synchronous one, on a thread of its own."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import NamedTuple, Self, TypeVar
 
 from strandline.client.aio_thread import OneThread
@@ -33,6 +35,11 @@ class MemberOfThread(NamedTuple):
         self.thread.submit(lambda: self.consumer.commit_by(tell, offsets)).result()
 
 
+def _take_back(consumer: Consumer, polled: "Future[list[ConsumedBatch]]") -> None:
+    """Let the next poll have what nobody has waited for; an error comes again by itself."""
+    consumer.take_back([] if polled.exception() is not None else polled.result())
+
+
 class AsyncConsumer:
     """A member of a consumer group for asyncio; ``async with`` joins and leaves.
 
@@ -51,8 +58,19 @@ class AsyncConsumer:
         self._consumer: Consumer | None = None
 
     async def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
-        """Records, as soon as there are any; as ``Consumer.poll``."""
-        return await self._do(lambda consumer: consumer.poll(timeout_s))
+        """Records, as soon as there are any; as ``Consumer.poll``.
+
+        One that is cancelled, by a timeout perhaps, leaves what it finds to the next.
+        """
+        consumer = await self._joined()
+        polled = self._thread.submit(lambda: consumer.poll(timeout_s))
+        try:
+            return await asyncio.wrap_future(polled)
+        except asyncio.CancelledError:
+            if not polled.cancel():  # it has begun
+                consumer.interrupt()
+                self._thread.submit(lambda: _take_back(consumer, polled))
+            raise
 
     async def assignment(self) -> frozenset[PartitionName]:
         """The partitions of this member; as ``Consumer.assignment``."""

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from strandline.client.aio_thread import OneThread
+from strandline.client.aio_thread import OneThread, Results
 from strandline.client.client import Client
 from strandline.client.reading import BatchStream
 from strandline.client.results import Record
@@ -14,7 +14,7 @@ from strandline.client.subscription import Subscription
 
 
 class AsyncReader:
-    """Record batches of a read, with ``async for``.
+    """Record batches of a read, with ``async for``; a wait that times out loses none.
 
     Args:
         stream: the read.
@@ -22,8 +22,9 @@ class AsyncReader:
 
     def __init__(self, stream: BatchStream | RoutedRead) -> None:
         self._stream = stream
-        self._batches = stream.batches()
+        batches = stream.batches()
         self._thread = OneThread("strandline-reader")
+        self._batches = Results(self._thread, lambda: next(batches, None))
         self._is_closed = False
         self.schema = stream.schema
 
@@ -38,7 +39,7 @@ class AsyncReader:
         """
         if self._is_closed:
             raise StopAsyncIteration
-        batch = await self._thread.run(lambda: next(self._batches, None))
+        batch = await self._batches.next()
         if batch is None:
             await self.close()
             raise StopAsyncIteration
@@ -63,12 +64,19 @@ class AsyncReader:
 
 
 class AsyncSubscription:
-    """Records as they are stored, with ``async for``; opens with the first."""
+    """Records as they are stored, with ``async for``; opens with the first.
+
+    A wait that times out loses none of them.
+    """
 
     def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
         self._subscribe = partial(client.subscribe, stream, **options)
         self._thread = OneThread("strandline-subscription")
         self._subscription: Subscription | None = None
+        self._records: Results[Record | None] | None = None
+        self._is_closed = False
+        self.positions: dict[int, int] = {}
+        """The next offset of each partition, once it is open; as ``Subscription.positions``."""
 
     def __aiter__(self) -> Self:
         return self
@@ -79,19 +87,16 @@ class AsyncSubscription:
         Raises:
             StrandlineError: the subscription cannot go on.
         """
-        subscription = await self._open()
-        record = await self._thread.run(lambda: next(subscription, None))
+        records = await self._open()
+        record = None if self._is_closed else await records.next()
         if record is None:
             raise StopAsyncIteration
+        self.positions[record.partition] = record.offset + 1
         return record
-
-    @property
-    def positions(self) -> dict[int, int]:
-        """The next offset of each partition, once it is open; as ``Subscription.positions``."""
-        return {} if self._subscription is None else self._subscription.positions
 
     async def close(self) -> None:
         """End it; harmless when repeated."""
+        self._is_closed = True
         if self._subscription is not None:
             self._subscription.close()
         self._thread.end()
@@ -103,13 +108,15 @@ class AsyncSubscription:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _open(self) -> Subscription:
-        def subscribe() -> Subscription:
+    async def _open(self) -> Results[Record | None]:
+        def subscribe() -> Results[Record | None]:
             # Asked on the thread: several tasks may be the first, and those cancelled have begun.
-            if self._subscription is None:
-                self._subscription = self._subscribe()
-            return self._subscription
+            if self._records is None:
+                subscription = self._subscription = self._subscribe()
+                self.positions = dict(subscription.positions)
+                self._records = Results(self._thread, lambda: next(subscription, None))
+            return self._records
 
-        if self._subscription is None:
+        if self._records is None:
             return await self._thread.run(subscribe)
-        return self._subscription
+        return self._records

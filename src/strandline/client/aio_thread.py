@@ -4,24 +4,29 @@ import asyncio
 import concurrent.futures
 import queue
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Job = Callable[[], None]
 
 
 class OneThread:
     """A thread for calls that block for long, so that they do not use up asyncio's own.
 
-    It is a daemon: a call that never ends does not keep the process from ending.
+    It is a daemon: a call that never ends does not keep the process from ending. One that nobody
+    refers to any more ends.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._has_ended = False
         self._ending = threading.Lock()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        weakref.finalize(self, self._jobs.put, None)
+        threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run a function on the thread."""
@@ -52,6 +57,35 @@ class OneThread:
             self._has_ended = True
             self._jobs.put(None)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+
+class Results(Generic[T]):
+    """What a call gives that is made again and again on a thread; none of it is lost.
+
+    Whoever stops waiting, because of a timeout perhaps, leaves what comes to who waits next.
+
+    Args:
+        thread: where to call.
+        call: what to call.
+    """
+
+    def __init__(self, thread: OneThread, call: Callable[[], T]) -> None:
+        self._thread = thread
+        self._call = call
+        self._left: deque[concurrent.futures.Future[T]] = deque()
+
+    async def next(self) -> T:
+        """The next result."""
+        future = self._left.popleft() if self._left else self._thread.submit(self._call)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancel():  # it has begun
+                self._left.append(future)
+            raise
+
+
+def _work(jobs: "queue.SimpleQueue[Job | None]") -> None:
+    """Do one job after the other; holds on to none of them, nor to who gives them."""
+    while (job := jobs.get()) is not None:
+        job()
+        del job

@@ -27,15 +27,17 @@ class RecordLot(Generic[FutureT]):
 
     __slots__ = ("deadline_s", "futures", "has_ids", "partition", "records", "since_s", "size")
 
-    def __init__(self, partition: int, *, now_s: float, deadline_s: float) -> None:
+    def __init__(
+        self, partition: int, *, now_s: float, deadline_s: float, has_ids: bool = False
+    ) -> None:
         self.partition = partition
         self.records: list[Record] = []
         self.futures: list[FutureT] = []
         self.size = 0
         self.since_s = now_s
         self.deadline_s = deadline_s
-        self.has_ids = False
-        """Whether any record has a message id."""
+        self.has_ids = has_ids
+        """Whether each record has a message id, or none."""
 
     @property
     def rows(self) -> int:
@@ -86,14 +88,18 @@ class BatchAccumulator(Generic[FutureT]):
     ) -> bool:
         """Take a record; True if the holder should look: it began or completed a lot."""
         lot = self._open.get(partition)
-        is_first = lot is None
-        if lot is None:
-            deadline_s = now_s + self._delivery_timeout_s
-            lot = self._open[partition] = RecordLot(partition, now_s=now_s, deadline_s=deadline_s)
+        has_ids = record.message_id is not None
+        is_first = lot is None or lot.has_ids != has_ids
+        if lot is None or lot.has_ids != has_ids:
+            self.seal(partition)  # brokers know either by their numbers or by their ids
+            lot = self._open[partition] = RecordLot(
+                partition,
+                now_s=now_s,
+                deadline_s=now_s + self._delivery_timeout_s,
+                has_ids=has_ids,
+            )
         lot.records.append(record)
         lot.futures.append(future)
-        if record.message_id is not None:
-            lot.has_ids = True
         lot.size += size
         self.size += size
         if lot.size >= self._batch_bytes or len(lot.records) >= self._batch_records:

@@ -235,6 +235,10 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         """
         with self._lock:
             found = self._appenders.get(stream)
+            if found is not None and not found.is_usable:
+                found.abandon()
+                del self._appenders[stream]
+                found = None
         if found is not None:
             return found
         made = self.producer(stream, linger_ms=0)

@@ -17,6 +17,7 @@ Rules:
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
@@ -29,6 +30,7 @@ from strandline.client.positions import LogPositions, Offsets, PositionStore, Te
 from strandline.client.read_ahead import ConsumedBatch, ReadAhead
 from strandline.client.reading import Place
 from strandline.errors import (
+    DisconnectedError,
     InvalidRequestError,
     StaleMemberError,
     StrandlineError,
@@ -105,6 +107,7 @@ class Consumer:
         """The next record to hand out, of each partition we have."""
         self._ahead = ReadAhead(source, self._next, restart=options.start)
         self._paused: set[PartitionName] = set()
+        self._is_interrupted = threading.Event()
         self._is_closed = False
         self._membership = Membership(
             coordinator,
@@ -137,16 +140,31 @@ class Consumer:
 
         Raises:
             MemberFencedError: another consumer took the place of this static member.
+            DisconnectedError: it was closed.
             StrandlineError: a partition cannot be read on, at every poll until it is paused or
                 sought past; or a callback's error.
         """
+        if self._is_closed:
+            raise DisconnectedError("this consumer is closed; make another")
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._settle()
             self._ahead.raise_failure()
+            if self._is_interrupted.is_set():
+                return []
             batches = self._ahead.take(deadline_s)
             if batches or time.monotonic() >= deadline_s:
                 return batches
+
+    def interrupt(self) -> None:
+        """Let the poll that is under way end, from any thread; ``take_back`` has to follow."""
+        self._is_interrupted.set()
+        self._ahead.wake()
+
+    def take_back(self, batches: Iterable[ConsumedBatch]) -> None:
+        """What the last poll returned has reached nobody: the next returns it again."""
+        self._is_interrupted.clear()
+        self._ahead.take_back(batches)
 
     # What we have
 
@@ -288,8 +306,12 @@ class Consumer:
             logger.warning("group %s: cannot begin yet: %s", self.group, error)
             return
         self._next |= starts
-        if self._options.on_assigned is not None:
-            self._options.on_assigned(self, coming)
+        try:
+            if self._options.on_assigned is not None:
+                self._options.on_assigned(self, coming)
+        except BaseException:
+            self._forget(coming)  # the next poll begins with them again
+            raise
         self._ahead.begin(coming - self._paused)
 
     def _starts(self, coming: Partitions, view: View) -> dict[PartitionName, int]:

@@ -26,6 +26,7 @@ from strandline.client.results import Ack, AckFuture
 from strandline.client.retry import is_worth_a_retry
 from strandline.errors import (
     DisconnectedError,
+    InvalidRequestError,
     RequestTimeoutError,
     StrandlineError,
     UnavailableError,
@@ -89,7 +90,9 @@ class Delivery:
             is_numbered=options.is_idempotent,
             only_epoch=options.enlisted.epoch if options.enlisted is not None else None,
         )
-        self._resolving = 0
+        self._resolving: list[int] = []
+        """The threads that give futures their outcomes, and so run users' callbacks."""
+        self._is_gone = False
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
         self._is_over = threading.Event()
@@ -149,6 +152,11 @@ class Delivery:
             self._changed.notify_all()
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it takes records, of a stream that is there as far as it knows."""
+        return not (self._closing.is_set() or self._is_gone)
+
+    @property
     def has_room(self) -> bool:
         """Whether adding would not have to wait."""
         return self._accumulator.size + self._outbox.size < self._options.buffer_bytes
@@ -166,9 +174,14 @@ class Delivery:
         """Send what was added so far and wait until all of it is answered.
 
         Raises:
+            InvalidRequestError: in a future's callback, for which it would have to wait.
             StrandlineError: the first failure that nobody has looked at.
         """
         with self._changed:
+            if threading.get_ident() in self._resolving:
+                raise InvalidRequestError(
+                    "a producer cannot be flushed or closed in a callback of one of its futures"
+                )
             self._collect(time.monotonic(), everything=True)
             mark = self._outbox.next_number
             self._changed.notify_all()
@@ -231,13 +244,14 @@ class Delivery:
             lane.waits_since_s = time.monotonic() if self._outbox.in_flight(lane) else None
             if error is None:
                 self._leaders.answered()
+            self._is_gone = self._is_gone or isinstance(error, UnknownStreamError)
             if answered is None:
                 partition = self._outbox.partition_of(ack.sequence)
                 if error is not None and partition is not None and is_worth_a_retry(error):
                     self._leaders.look_up([partition], error)
                 self._changed.notify_all()
                 return
-            self._resolving += 1
+            self._resolving.append(threading.get_ident())
         try:
             resolve(answered[0], ack, self._failed)
         finally:
@@ -247,7 +261,7 @@ class Delivery:
         """A lot cannot be sent at all; see ``Office``."""
         with self._changed:
             answered = self._outbox.answered(lane, number, error)
-            self._resolving += 1
+            self._resolving.append(threading.get_ident())
         self._give_up([] if answered is None else [(answered[0], error)])
 
     def _give_up(self, lots: Iterable[tuple[SomeLot, StrandlineError]]) -> None:
@@ -260,7 +274,7 @@ class Delivery:
 
     def _resolved(self) -> None:
         with self._changed:
-            self._resolving -= 1
+            self._resolving.remove(threading.get_ident())
             self._changed.notify_all()
 
     def _failed(self, future: AckFuture[Any], error: StrandlineError) -> None:
@@ -283,7 +297,8 @@ class Delivery:
                 now_s = time.monotonic()
                 self._collect(now_s, everything=self._closing.is_set())
                 expired = self._outbox.expire(now_s)
-                self._resolving += bool(expired)
+                if expired:
+                    self._resolving.append(threading.get_ident())
                 self._leave_silent(now_s)
                 self._note_end()
                 self._changed.notify_all()
@@ -377,7 +392,7 @@ class Delivery:
             lots = self._outbox.drop(lambda p: self._leaders[p] == lane.address)
             self._outbox.lost(lane)  # partitions that another leads by now
             lane.waits_since_s = None
-            self._resolving += 1
+            self._resolving.append(threading.get_ident())
         self._give_up([(lot, error) for lot in lots])
 
     def wake(self) -> None:
@@ -396,7 +411,7 @@ class Delivery:
         with self._changed:
             self._collect(time.monotonic(), everything=True)
             lots = self._outbox.drop(lambda _: True)
-            self._resolving += 1
+            self._resolving.append(threading.get_ident())
         self._give_up([(lot, error) for lot in lots])
 
     def send_to(self, addresses: Iterable[str]) -> None:

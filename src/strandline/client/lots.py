@@ -1,10 +1,12 @@
 """Lots of a producer as Arrow batches, and how an ack reaches the futures behind them."""
 
 import concurrent.futures.thread  # noqa: F401 - pyarrow would import it when it is too late: at exit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.client.batching import RecordLot
 from strandline.client.results import Ack, AckFuture, BatchAck
@@ -134,7 +136,7 @@ class TableLot:
 
     @property
     def has_ids(self) -> bool:
-        """Whether any record has a message id."""
+        """Whether each record has a message id, or none."""
         at = self.batch.schema.get_field_index("message_id")
         return at >= 0 and bool(self.batch.column(at).null_count < self.rows)
 
@@ -194,12 +196,35 @@ def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
         raise InvalidRecordError(
             f"cannot append a {type(data).__name__}; give a pyarrow table or batch, or a data frame"
         )
-    batches = []
+    batches: list[pa.RecordBatch] = []
     for batch in map(normalise, whole):
         rows = max(1, batch.num_rows * batch_bytes // max(1, batch.nbytes))
         rows = min(rows, NUMBERED_RECORDS_MAX)
-        batches += [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+        for start in range(0, batch.num_rows, rows):
+            batches += _halved(batch.slice(start, rows), bytes_max=batch_bytes + batch_bytes // 2)
     return batches
+
+
+def _halved(batch: pa.RecordBatch, *, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """A batch whose rows are larger than most, in pieces."""
+    if batch.nbytes <= bytes_max or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _halved(batch.slice(0, half), bytes_max=bytes_max)
+    yield from _halved(batch.slice(half), bytes_max=bytes_max)
+
+
+def runs_of_ids(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The runs of rows that have message ids, and of rows that have none, in order.
+
+    Brokers know what is sent again either by its number or by its id, for all rows of a lot.
+    """
+    at = batch.schema.get_field_index("message_id")
+    if at < 0 or batch.column(at).null_count in (0, batch.num_rows):
+        return [batch]
+    ends = pc.run_end_encode(batch.column(at).is_null()).run_ends.to_pylist()
+    return [batch.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
 
 def pad(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

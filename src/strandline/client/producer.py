@@ -16,11 +16,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from strandline.client.arguments import whole_number
 from strandline.client.batching import Record
 from strandline.client.brokers import Brokers
 from strandline.client.delivery import Delivery, DeliveryOptions
 from strandline.client.enlisted import Enlisted
-from strandline.client.lots import TableLot, TablePromise, batches_from
+from strandline.client.lots import TableLot, TablePromise, batches_from, runs_of_ids
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.config import Acks
 from strandline.errors import (
@@ -131,12 +132,15 @@ class Producer:
         Raises:
             RecordTooLargeError: over the broker's limit.
             InvalidRecordError, InvalidSubjectError, UnknownPartitionError: as they say.
+            InvalidRequestError: the partition is no number.
             RequestTimeoutError: the buffer stayed full for ``delivery_timeout_s``.
             DisconnectedError: the producer is closed.
         """
         if subject is not None and subject not in self._subjects:
             self._learn(subject)
         pairs = _pairs(headers) if headers else None
+        if message_id is not None and not isinstance(message_id, str):
+            raise InvalidRecordError(f"a message id is text, not {type(message_id).__name__}")
         record = Record(_bytes(value, "value"), _bytes(key, "key"), subject, pairs, message_id)
         size = _size_of(record)
         if size > self._record_bytes_max:
@@ -175,12 +179,13 @@ class Producer:
             RequestTimeoutError, DisconnectedError: as ``append``.
         """
         if partition is not None:
-            self._checked(partition)
+            partition = self._checked(partition)
         future: AckFuture[BatchAck] = AckFuture()
         pieces = [
-            piece
+            (number, piece)
             for batch in batches_from(data, batch_bytes=self._batch_bytes)
-            for piece in self._split(batch, partition)
+            for number, share in self._split(batch, partition)
+            for piece in runs_of_ids(share)
         ]
         if not pieces:
             future.set_result(BatchAck(0, ()))
@@ -192,6 +197,11 @@ class Producer:
         for number, piece in pieces:
             self._delivery.add_lot(TableLot(number, piece, promise))
         return future
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes records, of a stream that is there as far as it knows."""
+        return self._delivery.is_usable
 
     @property
     def has_room(self) -> bool:
@@ -251,6 +261,7 @@ class Producer:
 
     def _checked(self, number: int) -> int:
         """A partition given by number."""
+        number = whole_number(number, "partition")
         if not 0 <= number < self._router.partitions:
             raise UnknownPartitionError(
                 f"stream {self._stream!r} has partitions 0 to {self._router.partitions - 1}, "

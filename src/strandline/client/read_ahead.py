@@ -2,7 +2,8 @@
 
 Rules:
 - a batch of a partition that was given up or sought past meanwhile is dropped, not handed out;
-- a read that has failed is told of again and again, until its partitions are stopped;
+- a read that has failed is told of again and again, until one of its partitions is stopped: then
+  the others are read anew, as the failure may be of that one alone;
 - a read most of whose partitions are not wanted any more is begun anew without them.
 
 Must not know groups, nor what becomes of positions. One thread uses it; ``wake`` is for any.
@@ -12,6 +13,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -38,6 +40,11 @@ class ConsumedBatch:
     """Columns partition, offset, timestamp, subject, key, value, headers."""
 
     @property
+    def first_offset(self) -> int:
+        """The offset of the first record."""
+        return int(self.records.column("offset")[0].as_py())
+
+    @property
     def next_offset(self) -> int:
         """The offset after the last record."""
         return int(self.records.column("offset")[-1].as_py()) + 1
@@ -61,6 +68,7 @@ class ReadAhead:
         self._places = places
         self._restart = restart
         self._inbox: Inbox = queue.Queue(INBOX_BATCHES)
+        self._returned: deque[Fetched] = deque()
         self._awake = threading.Event()
         self._fetches: dict[PartitionName, Fetch] = {}
         """Who reads each partition; those that are paused are read by nobody."""
@@ -83,7 +91,7 @@ class ReadAhead:
         while size < POLL_BYTES and not self._awake.is_set():
             left_s = 0.0 if found else max(0.0, deadline_s - time.monotonic())
             try:
-                fetched = self._inbox.get(timeout=left_s) if left_s else self._inbox.get_nowait()
+                fetched = self._fetched(left_s)
             except queue.Empty:
                 break
             batch = self._accepted(fetched)
@@ -92,12 +100,37 @@ class ReadAhead:
                 size += batch.records.nbytes
         return found
 
+    def _fetched(self, wait_s: float) -> Fetched | None:
+        """The next batch, or why there is none.
+
+        Raises:
+            queue.Empty: nothing came in time.
+        """
+        if self._returned:
+            return self._returned.popleft()
+        return self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+
+    def take_back(self, batches: Iterable[ConsumedBatch]) -> None:
+        """What was taken last has reached nobody: it is taken again."""
+        for batch in reversed(list(batches)):
+            name = PartitionName(batch.stream, batch.partition)
+            if name in self._places:
+                self._places[name] = batch.first_offset
+            if name in self._fetches:
+                again = Fetched(self._fetches[name], batch.partition, batch.records)
+                self._returned.appendleft(again)
+
     def _accepted(self, fetched: Fetched | None) -> ConsumedBatch | None:
         """A batch to hand out; None if there is none, or it is not ours any more."""
         if fetched is None:
             return None
         if fetched.batch is None:
             assert fetched.error is not None, "no batch, so an error"
+            if fetched.fetch not in self._fetches.values():
+                return None
+            if len(fetched.fetch.wanted) < fetched.fetch.begun_with:
+                self._begin_rest(fetched.fetch)
+                return None
             # Told by the next poll: this one may have batches, which must not be lost.
             self._failed[fetched.fetch] = fetched.error
             self._awake.set()
@@ -146,13 +179,16 @@ class ReadAhead:
             fetch = self._fetches.pop(name, None)
             if fetch is not None:
                 fetch.wanted.discard(name.partition)
-                if 2 * len(fetch.wanted) < fetch.begun_with:
+                # Most of what it reads is for nobody, or it has failed.
+                if 2 * len(fetch.wanted) < fetch.begun_with or fetch in self._failed:
                     worn.add(fetch)
         for fetch in worn:
-            # Most of what it reads is for nobody: read the rest without it.
-            fetch.cancel()
-            rest = [PartitionName(fetch.stream, number) for number in fetch.wanted]
-            self.begin(rest)
+            self._begin_rest(fetch)
+
+    def _begin_rest(self, fetch: Fetch) -> None:
+        """Read what is still wanted of a read without the others."""
+        fetch.cancel()
+        self.begin([PartitionName(fetch.stream, number) for number in fetch.wanted])
 
     def close(self) -> None:
         """Read nothing more."""

@@ -8,13 +8,13 @@ pyarrow waits where Python sees no signals, and Ctrl-C must work.
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Self
 
 import pyarrow as pa
 
+from strandline.client.arguments import nanoseconds, whole_number
 from strandline.client.connection import Connection
-from strandline.client.results import EPOCH
 from strandline.errors import InvalidRequestError
 from strandline.protocol.tickets import (
     BATCH_BYTES_DEFAULT,
@@ -43,16 +43,13 @@ def bound_of(place: Place) -> Bound:
         return "earliest"
     if place == "latest":
         return "latest"
-    if isinstance(place, int) and not isinstance(place, bool):
-        return int(place)
-    raise InvalidRequestError(
-        f"{place!r} is not a place in a stream; give 'earliest', 'latest', an offset or a datetime"
-    )
-
-
-def nanoseconds(moment: datetime) -> int:
-    """Unix time in nanoseconds; a naive moment is in local time, as everywhere in Python."""
-    return (moment.astimezone() - EPOCH) // timedelta(microseconds=1) * 1000
+    try:
+        return whole_number(place, "an offset")
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            f"{place!r} is not a place in a stream; give 'earliest', 'latest', an offset or a "
+            "datetime"
+        ) from None
 
 
 def read_request(
@@ -79,12 +76,14 @@ def read_request(
     Raises:
         InvalidRequestError: an argument is out of its range.
     """
+    if isinstance(keys, str | bytes):
+        raise InvalidRequestError(f"keys is a list of keys; for one give [{keys!r}]")
     encoded = [key.encode() if isinstance(key, str) else key for key in keys or ()]
     request = ReadRequest(
         stream=stream,
-        partition=partition,
+        partition=None if partition is None else whole_number(partition, "partition"),
         start=bound_of(start),
-        starts=None if starts is None else dict(starts),
+        starts=None if starts is None else _numbers(starts),
         stop=None if stop is None else bound_of(stop),
         follow=follow,
         columns=None if columns is None else list(columns),
@@ -101,6 +100,14 @@ def read_request(
     # What the broker would refuse is refused here, with the same words.
     check_request(decode(encode(request), ReadRequest, what="read"))
     return request
+
+
+def _numbers(starts: Mapping[int, int]) -> dict[int, int]:
+    """Offsets by partition as Python's own numbers."""
+    return {
+        whole_number(number, "partition"): whole_number(at, "an offset")
+        for number, at in starts.items()
+    }
 
 
 class EndlessReader:

@@ -90,7 +90,13 @@ class Subscription:
                     raise
             else:
                 return
-            self._stream = self._reopen()
+            stream = self._reopen()
+            if stream is None:
+                return
+            self._stream = stream
+            if self._is_closed.is_set():  # meanwhile, so this read is nobody's to cancel but ours
+                stream.cancel()
+                return
 
     def _records_of(self, stream: BatchStream | RoutedRead) -> Iterator[Record]:
         for batch in stream.batches():
@@ -100,19 +106,20 @@ class Subscription:
                     self._left -= 1
                 yield record
 
-    def _reopen(self) -> BatchStream | RoutedRead:
-        """Read on from where we were, as soon as the broker is back."""
+    def _reopen(self) -> BatchStream | RoutedRead | None:
+        """Read on from where we were, as soon as the broker is back; None: closed meanwhile."""
         backoff = Backoff()
         deadline_s = time.monotonic() + self._timeout_s
-        while True:
+        while not self._is_closed.is_set():
             try:
                 return self._begin(self._resumed())
             except StrandlineError as error:
                 now_s = time.monotonic()
-                if not is_connection_loss(error) or now_s >= deadline_s or self._is_closed.is_set():
+                if not is_connection_loss(error) or now_s >= deadline_s:
                     raise
                 backoff.failed(now_s)
                 self._is_closed.wait(backoff.wait_s(now_s))
+        return None
 
     def _resumed(self) -> ReadRequest:
         """The request, from the positions reached."""

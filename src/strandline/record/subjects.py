@@ -25,6 +25,8 @@ def validate_subject(subject: str, *, wildcards: bool = False) -> None:
     Raises:
         InvalidSubjectError: naming what is wrong with it.
     """
+    if not isinstance(subject, str):
+        raise InvalidSubjectError(f"a subject is text, not {type(subject).__name__}")
     shown = subject if len(subject) <= 80 else subject[:80] + "…"
     if not subject:
         raise InvalidSubjectError("the subject is empty")

@@ -74,11 +74,11 @@ def test_records_that_may_go_anywhere_fill_one_lot_after_another():
     assert chosen == [1] * 5 + [2] * 5 + [0] * 5
 
 
-def test_a_lot_knows_whether_any_record_has_a_message_id():
-    """Such a lot needs no numbers."""
+def test_records_with_message_ids_and_without_share_no_lot():
+    """Those without are known by their numbers, which a lot with ids does not get."""
     held = accumulator()
-    held.add(0, record(0), None, size=1, now_s=0.0)
-    held.add(1, record(0)._replace(message_id="m"), None, size=1, now_s=0.0)
-    held.add(1, record(0), None, size=1, now_s=0.0)
+    for has_id in (False, True, True, False):
+        message_id = "m" if has_id else None
+        held.add(0, record(0)._replace(message_id=message_id), None, size=1, now_s=0.0)
     lots = list(held.take_ready(0.0, everything=True))
-    assert [(lot.rows, lot.has_ids) for lot in lots] == [(1, False), (2, True)]
+    assert [(lot.rows, lot.has_ids) for lot in lots] == [(1, False), (2, True), (1, False)]

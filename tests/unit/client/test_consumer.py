@@ -1,6 +1,7 @@
 """A consumer whose partitions cannot be read on: nothing that was read is lost by that."""
 
 import queue
+import threading
 
 import pyarrow as pa
 import pytest
@@ -159,6 +160,90 @@ def test_a_membership_that_ends_by_a_bug_is_told():
     with pytest.raises(StrandlineError, match="AttributeError"):
         list(iter(lambda: consumer.poll(5), "never"))
     consumer.close(commit=False)
+
+
+def test_who_is_not_damaged_is_read_on_when_the_damaged_one_is_paused():
+    """Whether that was known to be damaged by then or not."""
+    for is_known in (True, False):
+        source = Source()
+        source.damage = (1, 4)
+        found = []
+        consumer = Consumer(source, Coordinator(), "g", streams=["s"], options=Options())
+
+        def poll(consumer=consumer, found=found):
+            for batch in consumer.poll(5):
+                found.extend((record.partition, record.offset) for record in batch)
+
+        while is_known:
+            try:
+                poll()
+            except CorruptBatchError:
+                break
+        while not (is_known or found):
+            poll()
+        consumer.pause("s", 1)
+        while len([offset for partition, offset in found if partition == 0]) < END:
+            poll()
+        assert [offset for partition, offset in found if partition == 0] == list(range(END))
+        consumer.close(commit=False)
+
+
+def test_what_a_poll_found_for_nobody_is_found_again():
+    """It is not committed either; what is sought past meanwhile is not found again."""
+    coordinator = Coordinator()
+    options = Options(commit_interval_s=0.0)
+    consumer = Consumer(Source(), coordinator, "g", streams=["s"], options=options)
+    lost = []
+    while len({batch.partition for batch in lost}) < 2:
+        lost = consumer.poll(5)
+        consumer.take_back(lost)
+        assert consumer.positions() == {("s", 0): 0, ("s", 1): 0}
+    assert not any(coordinator.committed.values())
+    consumer.seek("s", 1, 6)
+    found = []
+    while len(found) < END + 4:
+        for batch in consumer.poll(5):
+            found.extend((record.partition, record.offset) for record in batch)
+    assert sorted(found) == [(0, o) for o in range(END)] + [(1, o) for o in range(6, END)]
+    consumer.close()
+
+
+def test_an_interrupted_poll_ends():
+    """And the next one, after what it found was taken back, waits as ever."""
+    source = Source()
+    consumer = Consumer(source, Coordinator(), "g", streams=["s"], options=Options())
+    found = 0
+    while found < 2 * END:
+        found += sum(batch.records.num_rows for batch in consumer.poll(5))
+    polling = threading.Thread(target=consumer.poll, args=(60,))
+    polling.start()
+    consumer.interrupt()
+    polling.join(30)
+    assert not polling.is_alive()
+    consumer.take_back([])
+    assert consumer.poll(0.1) == []
+    consumer.close()
+    with pytest.raises(DisconnectedError, match="closed"):
+        consumer.poll()
+
+
+def test_partitions_are_begun_with_again_when_the_callback_failed():
+    """Else they would be ours, and read by nobody."""
+    calls = []
+
+    def on_assigned(_consumer, partitions):
+        calls.append(partitions)
+        if len(calls) == 1:
+            raise OSError("my database is away")
+
+    options = Options(on_assigned=on_assigned)
+    consumer = Consumer(Source(), Coordinator(), "g", streams=["s"], options=options)
+    with pytest.raises(OSError, match="database"):
+        consumer.poll(5)
+    assert consumer.assignment() == set()
+    assert consumer.poll(5)
+    assert calls[0] == calls[1] == consumer.assignment()
+    consumer.close()
 
 
 def test_damage_is_told_at_every_poll_and_loses_nothing():

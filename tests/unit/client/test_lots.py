@@ -12,6 +12,7 @@ from strandline.client.lots import (
     fail,
     pad,
     resolve,
+    runs_of_ids,
 )
 from strandline.client.results import AckFuture
 from strandline.errors import DiskFullError, InvalidRecordError
@@ -153,3 +154,21 @@ def test_padding_adds_null_columns():
     assert padded.to_pylist() == [
         {"value": b"a", "key": None, "subject": None, "headers": None, "message_id": None}
     ]
+
+
+def test_rows_with_message_ids_and_without_share_no_lot():
+    """In order; a table that has ids everywhere, or nowhere, stays whole."""
+    ids = ["a", None, None, "b", "c"]
+    batch = pa.record_batch({"value": list("01234"), "message_id": pa.array(ids, pa.string())})
+    runs = [run.column("message_id").to_pylist() for run in runs_of_ids(batch)]
+    assert runs == [["a"], [None, None], ["b", "c"]]
+    for whole in (batch.slice(1, 2), batch.slice(3), batch.select(["value"])):
+        assert runs_of_ids(whole) == [whole]
+
+
+def test_large_rows_among_small_ones_make_smaller_batches():
+    """The size is what matters, not how many rows there are on average."""
+    table = pa.table({"value": [b"x" * 1000] * 20 + [b"y"] * 2000})
+    batches = batches_from(table, batch_bytes=2000)
+    assert max(batch.nbytes for batch in batches) <= 3000
+    assert pa.Table.from_batches(batches)["value"].to_pylist() == table["value"].to_pylist()

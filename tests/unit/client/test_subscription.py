@@ -62,3 +62,31 @@ def test_no_more_records_than_asked_for(lost_at):
     subscription, requests = subscribe(lost_at, 6, records_max=3)
     assert [record.offset for record in subscription] == [3, 4, 5]
     assert [request.records_max for request in requests] == ([3, 2] if lost_at == 4 else [3])
+
+
+def test_a_subscription_that_is_closed_while_it_reconnects_ends():
+    """Without a record more, without an error, and without a read that nobody cancels."""
+    subscription, requests = subscribe(5, 9, start=3)
+    begin, cancelled = subscription._begin, []
+
+    def closed_meanwhile(request):
+        stream = begin(request)
+        stream.cancel = lambda: cancelled.append(stream)
+        subscription.close()
+        return stream
+
+    subscription._begin = closed_meanwhile
+    assert [record.offset for record in subscription] == [3, 4]
+    assert (len(requests), len(cancelled)) == (2, 1)
+
+
+def test_a_subscription_that_is_closed_while_nobody_is_there_ends():
+    """Nobody waits for a broker on behalf of who has left."""
+    subscription, _ = subscribe(5, 9)
+
+    def away(_request):
+        subscription.close()
+        raise DisconnectedError("the broker is away")
+
+    subscription._begin = away
+    assert [record.offset for record in subscription] == [3, 4]

@@ -1,0 +1,38 @@
+"""Numbers and moments as users have them."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from strandline.client.arguments import nanoseconds, whole_number
+from strandline.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
+def test_numbers_of_arrays_are_numbers(value):
+    """They become Python's own, which is what goes over the wire."""
+    assert (whole_number(value, "partition"), type(whole_number(value, "x"))) == (3, int)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 3.0, "3", None])
+def test_what_is_no_whole_number_is_refused(value):
+    """By the name of what it was given as."""
+    with pytest.raises(InvalidRequestError, match="partition is a whole number"):
+        whole_number(value, "partition")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [datetime(2026, 7, 1, 12), datetime(2026, 7, 1, 12, tzinfo=UTC)],  # noqa: DTZ001
+)
+def test_times_of_data_frames_are_times(moment):
+    """A naive one is in local time, whoever made it."""
+    assert nanoseconds(pd.Timestamp(moment)) == nanoseconds(moment) == moment.timestamp() * 1e9
+
+
+def test_what_is_no_moment_is_refused():
+    """Text has no time zone, and no one format."""
+    with pytest.raises(InvalidRequestError, match="2026-01-01"):
+        nanoseconds("2026-01-01")
