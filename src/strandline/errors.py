@@ -298,6 +298,12 @@ class NotLeaderError(UnavailableError):
     code = "not_leader"
 
 
+class NotEnoughReplicasError(UnavailableError):
+    """Fewer than ``min_isr`` replicas are in sync: nothing was stored."""
+
+    code = "not_enough_replicas"
+
+
 class CorruptBatchError(StrandlineError):
     """Damaged bytes in a file of the log.
 

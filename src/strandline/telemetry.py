@@ -127,11 +127,15 @@ class Telemetry(Collector):
     batches_appended: int = counter("Batches stored.")
     acks: int = counter("Publishes acknowledged, duplicates included.")
     duplicates: int = counter("Publishes recognised as repeats of a stored record.")
-    rejects: dict[str, int] = labelled("counter", "code", "Publishes refused, by error code.")
+    rejects: dict[str, int] = labelled(
+        "counter", "code", "Records refused or given up, by error code."
+    )
     messages_received: dict[str, int] = labelled(
         "counter", "listener", "Messages received, by listener: nats, ingest, flight or grpc."
     )
-    connections: dict[str, int] = labelled("gauge", "listener", "Open connections, by listener.")
+    connections: dict[str, int] = labelled(
+        "gauge", "listener", "Open connections, by listener: ingest, flight or grpc."
+    )
     pending_bytes: int = gauge("Bytes accepted and not yet stored.")
 
     # Quotas; only of principals that have one.
@@ -172,7 +176,9 @@ class Telemetry(Collector):
 
     # What went out.
     reads: int = counter("Reads answered, a follow counted once per delivery.")
-    read_records: int = counter("Records delivered to readers.")
+    read_records: int = counter(
+        "Records delivered to readers; those that take them from files are not counted."
+    )
     read_bytes: int = counter("Bytes of batches delivered to readers.")
 
     # Transactions; counted where their coordinator is.

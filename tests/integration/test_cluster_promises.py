@@ -19,7 +19,7 @@ import pytest
 import strandline
 from strandline.broker.cluster.watermarks import FILE_NAME, load_watermarks
 from strandline.client.connection import Connection
-from strandline.errors import InvalidRequestError, UnavailableError
+from strandline.errors import InvalidRequestError, NotEnoughReplicasError, UnavailableError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.protocol import admin
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
@@ -215,8 +215,8 @@ def refusal_of(server, name, acks):
         producer = client.producer(name, acks=acks, delivery_timeout_s=1, linger_ms=0)
         with closing(producer):
             error = producer.append(b"x").exception(SOON_S)
-        assert isinstance(error, UnavailableError), error
-        assert "fewer than" in error.message, error
+        assert isinstance(error, NotEnoughReplicasError), error
+        assert "unknown" not in error.message, error
         return error.message
 
 

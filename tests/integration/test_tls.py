@@ -1,6 +1,7 @@
 """TLS towards clients on every listener: who is let in, who is not, and nothing in clear text."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -323,10 +324,36 @@ def test_a_client_checks_the_broker(server, papers, strangers):
         strandline.connect(f"tls://localhost:{port}", ca=papers.ca, timeout_s=5)
 
 
-def test_without_tls_there_is_no_connection(server):
-    """Clear text on a TLS port is no way in."""
-    with pytest.raises(StrandlineError):
-        strandline.connect(server.flight, timeout_s=5)
+def test_without_tls_there_is_no_connection(papers):
+    """Clear text on a TLS port is no way in, whichever listener has it."""
+    certificate, key = papers.issue("127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key)}
+    server = Server(nats=True, http_port=0, grpc={"port": 0, "beam_port": 0}, tls=tls)
+    with server as url:
+        with pytest.raises(StrandlineError):
+            strandline.connect(url.flight, timeout_s=5)
+        ready = server.app.ready_line()
+        for port in (ready["grpc_port"], ready["beam_port"]):
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                check = channel.unary_unary("/grpc.health.v1.Health/Check")
+                with pytest.raises(grpc.RpcError):
+                    check(b"", timeout=5)
+        with pytest.raises(OSError):
+            urllib.request.urlopen(f"{url.http_url.replace('https:', 'http:')}/health/ready")
+        for listener_url in (url.nats_url, url.ingest_url):
+            assert said_in_clear_text(listener_url, b"CONNECT {}\r\nPING\r\n").count(b"PONG") == 0
+
+
+def said_in_clear_text(url, text):
+    """What a NATS listener answers to it, before it hangs up."""
+    host, _, port = url.rpartition("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as plain:
+        plain.sendall(text)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := plain.recv(4096):
+                answer += piece
+    return answer
 
 
 async def test_clients_without_a_certificate_are_kept_out(closed, papers, strangers):

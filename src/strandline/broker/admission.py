@@ -1,5 +1,6 @@
 """What all partitions of a broker share with its turn, and with those who read them."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,8 @@ class Admission:
         self.refusal: StrandlineError | None = None
         self.pending_bytes = 0
         self.duplicates = 0
+        self.rejects: Counter[str] = Counter()
+        """Records that were refused or given up, by error code."""
         self.now_ns = TimestampNs(0)
         self.dirty: list[Partition] = []
         self.on_damage: Callable[[Partition, CorruptBatchError], None] = _unheard

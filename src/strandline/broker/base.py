@@ -149,6 +149,7 @@ class BrokerBase(ABC):
         telemetry.ready = int(not self.why_not_ready)
         telemetry.pending_bytes = self.admission.pending_bytes
         telemetry.duplicates = self.admission.duplicates
+        telemetry.rejects = self.admission.rejects
         telemetry.journal_bytes = self._storage.journal.bytes_since_recycle
         self._count_streams()
 

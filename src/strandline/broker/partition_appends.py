@@ -125,6 +125,7 @@ class PartitionAppends(PartitionReads):
             except StrandlineError as error:
                 refusal = error
         if refusal is not None:
+            admission.rejects[refusal.code] += 1
             if responder is not None:
                 responder.rejected(token, refusal)
             return
@@ -175,6 +176,7 @@ class PartitionAppends(PartitionReads):
             except StrandlineError as error:
                 refusal = error
         if refusal is not None:
+            self._admission.rejects[refusal.code] += batch.num_rows
             if responder is not None:
                 responder.rejected(token, refusal)
             return

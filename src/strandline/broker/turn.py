@@ -399,7 +399,7 @@ class Turn:
         before = partition.next_offset
         partition.reject_from(chunks, error)
         lost = before - chunks[0].base_offset if chunks else before - partition.next_offset
-        self._telemetry.rejects[error.code] += lost
+        self._admission.rejects[error.code] += lost
         if isinstance(error, DiskFullError):
             self._met_full_disk = True
             self._telemetry.disk_full = 1

@@ -71,7 +71,9 @@ def read(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(help="Comma-separated, from: partition,offset,timestamp,subject,key,value."),
+        typer.Option(
+            help="Comma-separated, from: partition,offset,timestamp,subject,key,value,headers."
+        ),
     ] = None,
     subject: Annotated[
         str | None, typer.Option(help="Only subjects that match; * and > are wildcards.")

@@ -9,6 +9,7 @@ broker stores it once all the same.
 
 from strandline.errors import (
     DisconnectedError,
+    NotEnoughReplicasError,
     NotLeaderError,
     QuotaExceededError,
     RequestTimeoutError,
@@ -27,8 +28,8 @@ def is_connection_loss(error: StrandlineError) -> bool:
 
 
 def is_refusal(error: StrandlineError) -> bool:
-    """Whether nothing was done, for certain, because the broker asked is not the one to do it."""
-    return isinstance(error, NotLeaderError | ShuttingDownError)
+    """Whether nothing was done, for certain, as the broker asked cannot do it now."""
+    return isinstance(error, NotLeaderError | NotEnoughReplicasError | ShuttingDownError)
 
 
 def is_worth_a_retry(error: StrandlineError) -> bool:

@@ -59,12 +59,15 @@ def turn(partition, *, upto=None):
 # Admission
 
 
-async def test_a_record_over_its_limit_is_refused_with_the_limit(partition, answers, kit):
+async def test_a_record_over_its_limit_is_refused_with_the_limit(
+    partition, admission, answers, kit
+):
     """Key, value and headers count together; the error names limit and size."""
     kit.put(partition, answers, "value", value=bytes(101))
     kit.put(partition, answers, "all", value=bytes(50), key=bytes(40), headers=[("n", bytes(10))])
     kit.put(partition, answers, "fits", value=bytes(50), key=bytes(40), headers=[("n", bytes(9))])
     assert answers.codes == {"value": "record_too_large", "all": "record_too_large"}
+    assert admission.rejects == {"record_too_large": 2}
     assert "101 bytes; limits.record_bytes is 100" in str(answers.errors["all"])
     assert partition.next_offset == 1
 

@@ -12,7 +12,12 @@ from typing import Protocol
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting
 from strandline.broker.takes import GATHERING_MS_MAX
-from strandline.errors import NotLeaderError, StrandlineError, UnavailableError
+from strandline.errors import (
+    NotEnoughReplicasError,
+    NotLeaderError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.replication.effects import Refusal
 from strandline.replication.replica import Replica
 from strandline.telemetry import Telemetry
@@ -167,7 +172,9 @@ class ReplicaPublishers:
         name = self._partition.name
         if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
             few = self._partition.config.min_isr
-            return UnavailableError(f"fewer than {few} replicas of {name} are in sync; retry later")
+            return NotEnoughReplicasError(
+                f"fewer than {few} replicas of {name} are in sync; retry later"
+            )
         if self._refusal is Refusal.RESIGNING:
             return NotLeaderError(f"this broker is handing over {name}; retry at another")
         if self._refusal is Refusal.CUT_OFF:

@@ -105,7 +105,7 @@ async def test_too_few_replicas_refuse_at_once(cluster, kit):
     await kit.until(lambda: partition.seat.replica.refusal is not None)
     answers = kit.Answers()
     kit.put(partition, answers, "b")
-    assert answers.codes == {"b": "unavailable"}
+    assert answers.codes == {"b": "not_enough_replicas"}
     assert answers.errors["b"].retriable
     await cluster.start(away)
     await cluster.put("c")
