@@ -17,6 +17,7 @@ from typing import Final
 
 from strandline.errors import (
     DisconnectedError,
+    NotEnoughReplicasError,
     NotLeaderError,
     RequestTimeoutError,
     ShuttingDownError,
@@ -47,6 +48,7 @@ PAYLOAD_MAX: Final = 1 << 20
 OPTIONS: Final = b'{"verbose":false,"pedantic":false,"headers":true,"echo":false,"protocol":1}'
 PASSING: Final = (
     DisconnectedError,
+    NotEnoughReplicasError,
     NotLeaderError,
     RequestTimeoutError,
     ShuttingDownError,
