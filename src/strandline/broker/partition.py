@@ -124,8 +124,8 @@ class Partition(PartitionAppends):
         if self._waiters:
             self._wake_waiters()
         if self._late:
-            told = [late for late in self._late if late.offset < offset]
-            self._late = [late for late in self._late if late.offset >= offset]
+            told = [late for last, late in self._late if last < offset]
+            self._late = [each for each in self._late if each[0] >= offset]
             for late in told:
                 late.responder.acked(late.token, self.name, late.offset, duplicate=True)
 
@@ -142,7 +142,7 @@ class Partition(PartitionAppends):
         if self.ledger is not None:
             self.ledger.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
-        for each in late:
+        for _, each in late:
             each.responder.rejected(each.token, error)
 
     def rebind(self, log: Log, high_watermark: Offset | None = None) -> None:

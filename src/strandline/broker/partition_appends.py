@@ -53,7 +53,8 @@ class PartitionAppends(PartitionReads):
         self.next_offset = log.log_end_offset
         self._chunks: list[Chunk] = []
         self._open: RecordChunk | None = None
-        self._late: list[Waiting] = []
+        self._late: list[tuple[Offset, Waiting]] = []
+        """Who repeats what is written and not committed, with the last offset of it."""
         self._is_dirty = False
         self._unseated_by: StrandlineError | None = None
         self._barred_by: StrandlineError | None = None
@@ -313,7 +314,7 @@ class PartitionAppends(PartitionReads):
         known = self.dedup.find(message_id, now_ns)
         if known is None:
             return False
-        self._answer_repeat(known, responder, token)
+        self._answer_repeat(known, responder, token, last=known)
         return True
 
     def _is_repeat(
@@ -330,22 +331,24 @@ class PartitionAppends(PartitionReads):
         known = self.producers.check(producer, records)
         if known is None:
             return False
-        self._answer_repeat(known, responder, token)
+        self._answer_repeat(known, responder, token, last=Offset(known + records - 1))
         return True
 
-    def _answer_repeat(self, known: Offset, responder: Responder | None, token: object) -> None:
-        """Tell who repeats what is, or is about to be, at ``known``, as soon as that is safe."""
+    def _answer_repeat(
+        self, known: Offset, responder: Responder | None, token: object, *, last: Offset
+    ) -> None:
+        """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
         self._admission.duplicates += 1
         if responder is None:
             return
         waiting = Waiting(responder, token, known, duplicate=True)
-        if known < self.high_watermark:
+        if last < self.high_watermark:
             responder.acked(token, self.name, known, duplicate=True)
             self._admission.wake()
-        elif known < self.log_end_offset:
-            self._late.append(waiting)
+        elif last < self.log_end_offset:
+            self._late.append((last, waiting))
         else:
-            holder = next(chunk for chunk in reversed(self._chunks) if chunk.base_offset <= known)
+            holder = next(chunk for chunk in reversed(self._chunks) if chunk.base_offset <= last)
             holder.waiting.append(waiting)
 
     @abstractmethod

@@ -16,7 +16,7 @@ from strandline.errors import (
 )
 from strandline.record.codec import BATCH_RECORDS_MAX
 from strandline.storage.log import Log
-from strandline.types import LeaderEpoch, LogId, PartitionName
+from strandline.types import LeaderEpoch, LogId, PartitionName, ProducerStamp
 
 
 @pytest.fixture
@@ -203,6 +203,25 @@ async def test_a_repeat_of_what_is_being_synced_waits_for_the_sync(partition, an
     assert not answers.order
     partition.commit(1)
     assert answers.acks == {"again": 0}
+
+
+async def test_a_repeat_of_several_batches_waits_for_the_last(partition, answers, kit):
+    """What is committed of them already is not enough for an ack."""
+
+    def put(token, sequence, values):
+        batch = pa.record_batch({"value": values})
+        stamp = ProducerStamp(7, 0, sequence)
+        partition.append_arrow(batch, responder=answers, token=token, producer=stamp)
+
+    put("first", 0, [b"a", b"b"])
+    put("second", 2, [b"c"])
+    for chunk in partition.take(1 << 30, 1 << 30)[0]:
+        partition.write(chunk, partition._admission.now_ns)
+    partition.commit(2)
+    put("both", 0, [b"a", b"b", b"c"])
+    assert not answers.order
+    partition.commit(3)
+    assert answers.acks == {"both": 0}
 
 
 async def test_a_repeat_of_what_fails_to_sync_fails_too(partition, answers, kit):
