@@ -169,12 +169,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def settle(self):
         """Until everything is answered and the broker accepts records."""
-        if self.broker.admission.refusal is not None:
-            self.disk.full = False
 
         async def wait():
             await self.broker.quiesce()
-            while self.broker.admission.refusal is not None:  # noqa: ASYNC110 - it heals
+            while self.broker.admission.refusal is not None:
+                self.disk.full = False  # else it may never heal
                 await asyncio.sleep(0.001)
             await self.broker.quiesce()
             await asyncio.sleep(0)
