@@ -84,12 +84,12 @@ class BulkWrites:
         size = sum(map(len, batches))
         if size < BULK_BYTES or not log.can_do_without_journal or self._is_busy(log_id):
             return False
-        self._held[log_id] = []
         try:
             error = append_whole(log, batches, is_written=True)
         except LogPoisonedError as failure:
             self._on_poisoned(failure)
             error = failure
+        self._held[log_id] = []
         if error is None:
             self._telemetry.bulk_bytes += size
             sync = self._loop.create_task(self._sync(log))
