@@ -118,6 +118,7 @@ class BrokerBase(ABC):
         self._cleaner = Cleaner(
             self.partitions,
             turn_passed=self.turn.passed,
+            sync=self.turn.sync,
             lock=self._admin,
             disk=self.disk,
             clock=self.clock,

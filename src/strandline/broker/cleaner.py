@@ -2,6 +2,8 @@
 
 Rules: what a stream's settings do not keep goes on the loop's thread, in microseconds; rewriting
 segments runs beside the loop, one partition at a time, and never while a stream is being deleted.
+What is removed is gone durably, so the records that it goes for are made durable before, also those
+that were acked from memory.
 """
 
 import asyncio
@@ -29,6 +31,7 @@ class Cleaner:
     Args:
         partitions: asked at every round for the partitions there are.
         turn_passed: waits for the turn under way, whose records may yet be undone.
+        sync: as ``turn_passed``, and then makes durable what no turn has synced.
         lock: held while a partition is compacted; whoever deletes streams holds it too.
         disk: where compacted segments are written.
         clock: for the age of records.
@@ -41,6 +44,7 @@ class Cleaner:
         partitions: Callable[[], list[Partition]],
         *,
         turn_passed: Callable[[], Awaitable[None]],
+        sync: Callable[[], Awaitable[None]],
         lock: asyncio.Lock,
         disk: Disk,
         clock: Clock,
@@ -49,6 +53,7 @@ class Cleaner:
     ) -> None:
         self._partitions = partitions
         self._turn_passed = turn_passed
+        self._sync = sync
         self._lock = lock
         self._disk = disk
         self._clock = clock
@@ -72,7 +77,7 @@ class Cleaner:
             if partition.closed or partition.elsewhere is not None:
                 continue
             try:
-                self._retain(partition)
+                await self._retain(partition)
                 if partition.config.compact:
                     await self._compact(partition)
             except UnavailableError as error:
@@ -82,7 +87,7 @@ class Cleaner:
         live = {partition.log for partition in self._partitions()}
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
 
-    def _retain(self, partition: Partition) -> None:
+    async def _retain(self, partition: Partition) -> None:
         """Delete what is too old or too much, of what is committed."""
         policy, now_ns = retention_policy(partition.config), self._clock.now_ns()
         if not any(policy):
@@ -95,6 +100,11 @@ class Cleaner:
             return
         if partition.high_watermark < log.log_end_offset:
             return  # the next turn has begun already; there will be another round
+        if retention_start(log, policy, now_ns=now_ns) is None:
+            return
+        await self._sync()
+        if partition.closed or partition.log is not log:
+            return
         with counted_removal(log, self._telemetry):
             apply_retention(log, policy, now_ns=now_ns)
 
@@ -110,6 +120,7 @@ class Cleaner:
         if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):
             return
         async with self._lock:
+            await self._sync()
             if partition.closed or partition.log is not log:
                 return
             started_ms = self._clock.monotonic_ms()

@@ -135,6 +135,23 @@ class Turn:
             self._passing.append(answered)
             await answered
 
+    async def sync(self) -> None:
+        """Make durable what was answered without a sync; no turn is under way on return.
+
+        On the loop, as it is done, too, whenever a journal file is full.
+
+        Raises:
+            LogPoisonedError: now or earlier a write or sync failed.
+        """
+        while self._is_busy:  # whose sync may be told of a failure that ours would not be
+            await self.passed()
+        assert self._journal is not None, "attached before the first record"
+        try:
+            self._journal.sync()
+        except LogPoisonedError as error:
+            self.poison(error)
+            raise
+
     def submit(self, write: RawWrite) -> None:
         """Write finished batches: in the next turn, or if they are large beside it."""
         if self._admission.refusal is not None:

@@ -4,9 +4,12 @@ import asyncio
 
 import pytest
 
+from strandline.broker.broker import Broker
 from strandline.broker.cluster.remote import RemotePartition
-from strandline.config import StreamConfig
+from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.errors import UnknownStreamError
+from strandline.record.codec import decode_batches
+from strandline.storage.faulty_disk import FaultyDisk
 from strandline.types import LogId, PartitionName
 
 pytestmark = pytest.mark.usefixtures("without_spares")
@@ -141,3 +144,57 @@ async def test_retention_does_not_overtake_the_sync(cleaned, disk, kit, answers)
     gate.released.set()
     await cleaning
     assert (partition.log_start_offset, partition.high_watermark) == (14, 16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({"compact": True}, [b"new"]), ({"retention_records": 1}, [b"new"]), ({}, [b"old"])],
+)
+async def test_what_is_removed_went_for_something_durable(tmp_path, kit, answers, settings, kept):
+    """A record acked from memory survives a power loss if older ones were removed for its sake."""
+    disk = FaultyDisk(tmp_path / "scratch")
+    config = BrokerConfig(
+        data_dir=str(tmp_path / "data"),
+        journal=JournalConfig(file_bytes=1 << 20),
+        cleaner_interval_ms=10**9,
+    )
+    broker = Broker(config, disk=disk)
+    await broker.start()
+    stream = await broker.create_stream(
+        StreamConfig(name="s", subject="s", acks="memory", **settings)
+    )
+    partition = stream.partition(0)
+    kit.put(partition, answers, "old", key=b"k")
+    await answers.wait(1)
+    partition.log.roll()
+    await broker._checkpoints.checkpoint()
+    kit.put(partition, answers, "new", key=b"k")
+    await answers.wait(2)
+    await broker._cleaner.clean()
+    kit.abandon(broker)
+    broker._storage.journal.poison()
+    broker._close_storage()
+    disk.crash()
+    broker = Broker(config, disk=disk)
+    await broker.start()
+    assert values(broker.stream("s").partition(0)) == kept
+    await broker.stop()
+
+
+async def test_nothing_is_removed_if_what_it_goes_for_cannot_be_synced(cleaned, disk, kit):
+    """A failing sync poisons the journal as in a turn; the next round does it after reopening."""
+    partition = await cleaned.fill(3, retention_records=1, acks="memory")
+    disk.fail("sync", "/journal/", times=1)
+    await cleaned._cleaner.clean()
+    assert partition.log_start_offset == 0
+    assert cleaned.why_not_ready.startswith("storage failed")
+    await kit.until(lambda: cleaned.admission.refusal is None)
+    await cleaned._cleaner.clean()
+    assert (partition.log_start_offset, partition.high_watermark) == (2, 3)
+
+
+def values(partition):
+    """Every committed value of a partition that fits into one read, compacted or not."""
+    found = partition.read(partition.log_start_offset, 1 << 20)
+    batches = decode_batches(found, columns=["value"])
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
