@@ -2,16 +2,17 @@
 
 Rules: bytes are only ever put where no intact batch is, and only if they are what was there: whole
 intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served
-changes, and readers need no lock: until all is written they meet the damage. Durable on return; a
-crash in the middle leaves damage, as before. On the thread that owns the log. Knows nothing of
-where the copy comes from.
+changes, and readers need no lock: until all is written they meet the damage. Where copies are
+compacted they may fit and differ all the same: then what is left of each batch has to tell that it
+was this one. Durable on return; a crash in the middle leaves damage, as before. On the thread that
+owns the log. Knows nothing of where the copy comes from.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from strandline.errors import CorruptBatchError, InvalidRecordError
-from strandline.record.batch import HEADER_BYTES, BatchHeader, check_batch
+from strandline.record.batch import HEADER_BYTES, BatchHeader, check_batch, read_header
 from strandline.storage.disk import Bytes
 from strandline.storage.log import Log
 from strandline.storage.scan import header_at
@@ -20,12 +21,13 @@ from strandline.storage.segment_reads import Hole
 from strandline.types import Offset
 
 
-def mend(log: Log, batches: Sequence[Bytes]) -> bool:
+def mend(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
     """Put batches in the place of damaged ones, as far as the first hole among them goes.
 
     Args:
         log: which has lost them.
         batches: each exactly one, in the order of their offsets; more than are lost do no harm.
+        is_compacted: other copies may hold other batches of the same offsets.
 
     Returns:
         False if they are all there: somebody was quicker.
@@ -48,6 +50,8 @@ def mend(log: Log, batches: Sequence[Bytes]) -> bool:
             fitting = [each for each in headers[number:] if each.next_offset <= hole.next_offset]
             _check_fit(segment, hole, fitting)
             lost = batches[number : number + len(fitting)]
+            if is_compacted:
+                _check_same(segment, hole, lost)
             segment.put_back(b"".join(lost), hole.position)
             return True
     return False
@@ -102,3 +106,24 @@ def _check_fit(segment: Segment, hole: Hole, headers: list[BatchHeader]) -> None
         )
     if end > segment.written_bytes:
         raise InvalidRecordError(f"the damage at byte {hole.position} is not in the file yet")
+
+
+def _check_same(segment: Segment, hole: Hole, batches: Sequence[Bytes]) -> None:
+    """Refuse what may be another batch than was there, though it fits.
+
+    Certain is one whose header is there, checksum and all, or else everything behind the header.
+
+    Raises:
+        InvalidRecordError: it says which.
+    """
+    position = hole.position
+    for batch in batches:
+        there, copy = segment.view(position, len(batch)), memoryview(batch)
+        is_same_header = there[:HEADER_BYTES] == copy[:HEADER_BYTES]
+        if not is_same_header and there[HEADER_BYTES:] != copy[HEADER_BYTES:]:
+            header = read_header(copy)
+            raise InvalidRecordError(
+                f"the copy of records {header.base_offset} to {header.next_offset - 1} fits, but "
+                f"is not for certain what was at byte {position} of {segment.path}"
+            )
+        position += len(batch)

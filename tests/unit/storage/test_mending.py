@@ -27,6 +27,18 @@ def flip(log, offset, *, bits=0x40, at=80):
         file.write(bytes([byte ^ bits]))
 
 
+def damage(log, offset, *, at):
+    """As ``flip``, of a batch that may be damaged already."""
+    segment = next(s for s in log.segments if s.base_offset <= offset < s.next_offset)
+    length = segment.size // ((segment.next_offset - segment.base_offset) // 2)
+    place = (offset - segment.base_offset) // 2 * length + at
+    with segment.path.open("r+b") as file:
+        file.seek(place)
+        [byte] = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 0x40]))
+
+
 @pytest.mark.parametrize("at", [0, 4, 8, 16, 71, 72, 90])
 @pytest.mark.parametrize("offset", [0, 40, 118])
 def test_a_batch_comes_back_as_it_was(damaged_log, read_all, offset, at):
@@ -105,6 +117,41 @@ def test_what_differs_is_refused(damaged_log):
         mend(log, [batches[20], batches[22]])
     with pytest.raises(CorruptBatchError):
         log.read(40, 1)
+
+
+@pytest.mark.parametrize("at", [[0, 71], [8, 30], [72], [90, 100]])
+def test_what_is_certain_to_be_the_same_mends_a_compacted_log(damaged_log, read_all, at):
+    """Behind the same header, with its checksum, or before the same records, it was that batch."""
+    log, batches = damaged_log
+    for place in at:
+        damage(log, 40, at=place)
+    assert mend(log, [batches[20]], is_compacted=True)
+    assert read_all(log) == b"".join(batches)
+
+
+@pytest.mark.parametrize("at", [0, 90])
+def test_another_batch_of_the_same_shape_does_not_mend_a_compacted_log(damaged_log, at):
+    """Copies compact on their own: the same offsets and length are not the same records."""
+    log, batches = damaged_log
+    for offset in (38, 40):
+        damage(log, offset, at=at)
+    segment = next(s for s in log.segments if s.base_offset <= 38 < s.next_offset)
+    before = segment.path.read_bytes()
+    other = bytes(encode_records([b"y" * 20] * 2, ["a.b"], Stamp(40, 0, 40)))
+    assert len(other) == len(batches[20])
+    with pytest.raises(InvalidRecordError, match="records 40 to 41 fits, but is not for certain"):
+        mend(log, [batches[19], other], is_compacted=True)
+    assert segment.path.read_bytes() == before
+    assert mend(log, [batches[19], other]), "copies that are not compacted are the same"
+
+
+def test_a_compacted_log_is_not_mended_where_nothing_is_left_to_compare(damaged_log):
+    """Damage in header and records alike might have been another batch."""
+    log, batches = damaged_log
+    damage(log, 40, at=20)
+    damage(log, 40, at=90)
+    with pytest.raises(InvalidRecordError, match="is not for certain"):
+        mend(log, [batches[20]], is_compacted=True)
 
 
 def test_a_failed_write_says_so(damaged_log, disk):

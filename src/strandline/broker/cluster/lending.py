@@ -129,13 +129,14 @@ class Lending:
         """
         first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
         name, telemetry = self._partition.name, self._around.telemetry
+        batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.compact
         try:
-            is_mended = mend(self._partition.log, [bytes(buffer) for buffer in effect.buffers])
+            is_mended = mend(self._partition.log, batches, is_compacted=is_compacted)
         except LogPoisonedError as error:
             self._around.turn.poison(error)
         except StrandlineError as error:
             telemetry.failed_repairs += 1
-            why = f"{error}{DIFFERENT if self._partition.config.compact else ''}"
+            why = f"{error}{DIFFERENT if is_compacted else ''}"
             logger.error("records %d to %d of %s are not mended: %s", first, after - 1, name, why)  # noqa: TRY400  no trace
         else:
             if is_mended:

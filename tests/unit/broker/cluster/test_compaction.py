@@ -201,3 +201,26 @@ async def test_the_scrub_reads_compacted_copies(compacted):
     log._arrange([log.segments[0], *log.segments[2:]])  # as if its file were gone
     await broker._scrubber.scrub()
     await compacted.kit.until(lambda: broker.telemetry.damaged_batches == 1)
+
+
+async def test_a_copy_is_not_mended_with_what_another_has_left(compacted, caplog):
+    """A damaged batch that kept a null value is not replaced by one that has done with it."""
+    await compacted.put_records((b"K", b"v1" + PAD))
+    await compacted.put_records((b"K", None), (None, None), (b"M", b"m"))
+    await compacted.put_records((b"z", b"z"))
+    await compacted.settled()
+    leader = await compacted.leader()
+    number = next(n for n in (1, 2, 3) if n != leader)
+    broker, partition = compacted.brokers[number], compacted.partition(number)
+    await compacted.clean(*({1, 2, 3} - {number}), rounds=3)
+    await broker._checkpoints.checkpoint()
+    found, kept = partition.log.read(1, 1), compacted.partition(leader).log.read(1, 1)
+    assert len(found.buffer) == len(kept.buffer), "the case is that they fit"
+    assert found.buffer != kept.buffer
+    with found.file.open("r+b") as file:
+        file.seek(found.position + 90)
+        file.write(b"?")
+    await broker._scrubber.scrub()
+    await compacted.kit.until(lambda: broker.telemetry.failed_repairs > 0, seconds=20)
+    assert "are not mended" in caplog.text
+    assert broker.telemetry.repaired_batches == 0
