@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql.functions import expr
+
+from strandline.spark.table import table_summary
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -188,6 +191,22 @@ def test_a_stream_created_anew_is_not_continued(stream_reader, log, run):
     log.append(stream, range(20))
     with pytest.raises(PySparkException, match="start with a new checkpoint"):
         run(frame)
+
+
+def test_a_batch_planned_on_a_deleted_stream_is_not_read_from_a_new_one(
+    stream_reader, log, run, tmp_path
+):
+    """A query that failed in its first micro-batch plans nothing before it repeats that batch."""
+    stream = log.new_stream(10)
+    frame = stream_reader(stream).load()
+    with pytest.raises(PySparkException, match="not today"):
+        run(frame.withColumn("value", expr("raise_error('not today')").cast("binary")))
+    log.client.delete_stream(stream)
+    log.client.create_stream(stream, partitions=2)
+    log.append(stream, range(20))
+    with pytest.raises(PySparkException, match="start with a new checkpoint"):
+        run(frame)
+    assert table_summary(str(tmp_path / "t")).rows == 0
 
 
 def test_records_lost_before_they_were_read_fail_the_query(stream_reader, log, run):

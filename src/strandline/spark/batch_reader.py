@@ -1,8 +1,9 @@
 """The batch read: one slice of the log, fixed when a DataFrame is first used.
 
 Rules: Spark calls ``partitions`` once for all actions on a DataFrame, so a DataFrame is a snapshot:
-the same records however often it is used; ``latest`` is as of then, and a new ``load()`` moves it.
-Planning is ``planning``'s, fetching is ``connection``'s.
+the same records however often it is used; ``latest`` is as of then, and a new ``load()`` moves it;
+of a stream created anew meanwhile nothing is read. Planning is ``planning``'s, fetching is
+``connection``'s.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from strandline.errors import DataLossError
 from strandline.spark.arrow import to_spark_batches
 from strandline.spark.connection import offsets_at_time, read_range, stream_state
 from strandline.spark.options import ReadOptions
@@ -32,6 +34,8 @@ class RangePartition(InputPartition):
     """The records that one Spark task reads."""
 
     range: OffsetRange
+    identity: str | None = None
+    """Of the stream that a DataFrame was planned on; None: a micro-batch, whose driver looked."""
 
 
 class StreamSliceReader(DataSourceReader):
@@ -43,16 +47,31 @@ class StreamSliceReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One Spark partition for each log partition, or more if asked to split."""
-        states = stream_state(self.options).partitions
-        start = first_offsets(self.options, states)
-        end = ending_offsets(states, self.options, starting=start)
-        return [RangePartition(each) for each in plan_ranges(start, end, self.options)]
+        stream = stream_state(self.options)
+        start = first_offsets(self.options, stream.partitions)
+        end = ending_offsets(stream.partitions, self.options, starting=start)
+        ranges = plan_ranges(start, end, self.options)
+        return [RangePartition(each, stream.identity) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task as Arrow batches of 0.5-2 MiB."""
         # Spark makes up a partition without a range when there is nothing to read.
         if isinstance(partition, RangePartition):
+            self._refuse_other_stream(partition)
             yield from read_task(self.options, partition.range, self.target)
+
+    def _refuse_other_stream(self, partition: RangePartition) -> None:
+        """Check that a task's offsets belong to the stream that is there now.
+
+        Raises:
+            DataLossError: the stream was deleted and created anew.
+        """
+        identity = stream_state(self.options).identity
+        if identity != partition.identity:
+            raise DataLossError(
+                f"the DataFrame was planned on stream {partition.identity}, but the broker has "
+                f"{identity}: offsets of one mean nothing in the other; load it anew"
+            )
 
 
 def first_offsets(options: ReadOptions, states: Sequence[PartitionState]) -> Offsets:

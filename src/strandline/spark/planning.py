@@ -94,7 +94,7 @@ def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) ->
         raise DataLossError(
             f"the checkpoint belongs to stream {encoded[_IDENTITY]}, but the broker has "
             f"{state.identity}: offsets of one mean nothing in the other; start with a new "
-            "checkpoint"
+            "checkpoint, and a new table or output"
         )
 
 

@@ -94,6 +94,9 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: EncodedOffsets, end: EncodedOffsets) -> list[InputPartition]:
         """The tasks of a micro-batch: nothing but its offsets decides them."""
+        # A restarted query begins here with the micro-batch that it had planned; of its first one
+        # the checkpoint has no start, so Spark asks for an initial offset again.
+        refuse_other_stream(end, stream_state(self.options))
         ranges = plan_ranges(decode_offsets(start), decode_offsets(end), self.options)
         return [RangePartition(each) for each in ranges]
 

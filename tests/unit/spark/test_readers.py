@@ -165,6 +165,29 @@ def test_tasks_follow_from_offsets_alone(broker):
     assert reader().partitions(encoded(5, 5), encoded(5, 5)) == []
 
 
+def test_a_planned_batch_of_another_stream_is_refused(broker):
+    """A restarted query begins with the micro-batch it had planned, the very first one with an
+    initial offset of now: that is refused where it is another stream's.
+    """
+    planned = encoded(100, 50)
+    broker.identity = "x@2"
+    for start in (encoded(0, 0), reader().initialOffset()):
+        with pytest.raises(DataLossError, match=r"x@2.*new table or output"):
+            reader().partitions(start, planned)
+
+
+def test_a_data_frame_is_not_read_from_another_stream(broker, monkeypatch):
+    """Tasks that were planned before the stream was created anew give no records of the new one."""
+    monkeypatch.setattr(batch_reader, "read_task", lambda options, wanted, target: iter(["rows"]))
+    made = source()
+    snapshot = made.reader(schema=made.schema())
+    task = pickle.loads(pickle.dumps(snapshot.partitions()[0]))
+    assert list(snapshot.read(task)) == ["rows"]
+    broker.identity = "x@2"
+    with pytest.raises(DataLossError, match=r"x@1.*x@2.*load it anew"):
+        list(snapshot.read(task))
+
+
 def test_lag_is_reported(broker):
     """The latest offsets are the high watermarks."""
     assert reader().reportLatestOffset() == encoded(100, 50)
