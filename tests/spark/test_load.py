@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from strandline.errors import InvalidRequestError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.run import run_pipeline
 from strandline.spark.table import read_table
@@ -80,7 +81,8 @@ class Load:
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
 def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
     """Run after run only what is new is added, bad values go to the dead-letter stream with the
-    reason and their source, and a lost checkpoint changes nothing.
+    reason and their source, and a lost checkpoint changes nothing; another stream of the name is
+    refused.
     """
     letters = log.new_stream(partitions=1)
     load = Load(log, tmp_path, table_format, values="json", dead_letters=letters)
@@ -101,6 +103,12 @@ def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
         b"4",
     )
     assert b"JSON" in headers["Strandline-Error"]
+    log.client.delete_stream(load.stream)
+    log.client.create_stream(load.stream, partitions=2)
+    load.append(range(400))
+    load.config["checkpoint"] = str(tmp_path / "a-third")
+    with pytest.raises(InvalidRequestError, match="write to another table"):
+        load.run(spark)
 
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}

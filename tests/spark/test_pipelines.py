@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.client.latest import latest_by_key
+from strandline.errors import InvalidRequestError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
 from strandline.spark.pipelines.run import run_pipeline, start_pipeline
@@ -45,6 +46,13 @@ def values(log, stream, partition=None):
     return [row["value"] for row in rows(log, stream, partition)]
 
 
+def created_anew(log, stream):
+    """A longer stream of the same name in the place of one."""
+    log.client.delete_stream(stream)
+    log.client.create_stream(stream, partitions=2)
+    log.append(stream, range(400))
+
+
 def test_a_copy_is_the_stream_again(run, log):
     """Partition by partition, in order, at a position that survives a lost checkpoint."""
     source, target = log.new_stream(100), log.new_stream() + "-copy"
@@ -57,9 +65,13 @@ def test_a_copy_is_the_stream_again(run, log):
         assert [source_of(row["headers"]) for row in rows(log, target, partition)] == [
             (source, partition, offset) for offset in range(65)
         ]
-    assert copied_offsets(log.client, stream=source, into=target) == {0: 65, 1: 65}
+    copied = copied_offsets(log.client, log.client.stream_info(source), into=target)
+    assert copied == {0: 65, 1: 65}
     noted = log.client.groups.positions(f"copy {source} into {target}")
     assert noted == {(source, 0): 65, (source, 1): 65}
+    created_anew(log, source)
+    with pytest.raises(InvalidRequestError, match=r"created anew.*write to another stream"):
+        run("copy", "a-third-checkpoint", stream=source, into=target)
 
 
 def test_a_transform_filters_multiplies_and_splits(run, log):
@@ -97,6 +109,9 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
     assert len(values(log, target)) <= 3 * 7
     # RocksDB's changelog, not whole snapshots of the state, is what each batch adds.
     assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))
+    created_anew(log, source)
+    with pytest.raises(InvalidRequestError, match=r"created anew.*write to another stream"):
+        run("aggregate", "a-third-machine", **config)
 
 
 def test_a_merge_has_one_order_for_all(run, log):

@@ -111,7 +111,7 @@ def stream_state(options: ReadOptions) -> StreamState:
     """
     info = _stream_info(options)
     return StreamState(
-        identity=f"{info.name}@{info.created_ns}",
+        identity=identity_of(info),
         partitions=tuple(
             PartitionState(
                 partition=each.partition,
@@ -123,6 +123,11 @@ def stream_state(options: ReadOptions) -> StreamState:
             for each in info.partitions
         ),
     )
+
+
+def identity_of(info: StreamInfo) -> str:
+    """What tells a stream from others, also from those of its name before and after it."""
+    return f"{info.name}@{info.created_ns}"
 
 
 def offsets_at_time(options: ReadOptions, timestamp_ns: int) -> Offsets:

@@ -66,6 +66,7 @@ TABLE_OPTIONS = (
     "deadLetters",
     "server",
     "stream",
+    "streamIdentity",
 )
 TableFormat = Literal["parquet", "delta", "iceberg"]
 ValueFormat = Literal["raw", "json", "avro", "arrow"]
@@ -149,6 +150,8 @@ class TableOptions:
     server: str | None = None
     stream: str | None = None
     """The stream that is loaded, named in its dead letters."""
+    stream_identity: str | None = None
+    """Its name and time of creation: the table takes records of no other."""
 
 
 @dataclass(frozen=True)
@@ -310,6 +313,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         dead_letters=options.text("deadLetters"),
         server=options.server() if options.text("deadLetters") else None,
         stream=options.text("stream"),
+        stream_identity=options.text("streamIdentity"),
     )
 
 

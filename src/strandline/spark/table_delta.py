@@ -95,7 +95,8 @@ class DeltaStore(TableStore):
 def _state_by_transactions(table: DeltaTable) -> TableState | None:
     """What is committed when the log was cleaned up beyond our last commit; None if we made none.
 
-    Batches are forgotten then: a replay is refused for its offsets, not acknowledged.
+    Batches are forgotten then: a replay is refused for its offsets, not acknowledged. So is which
+    stream it was.
     """
     sequence = table.transaction_version(SEQUENCE_ID)
     if sequence is None:

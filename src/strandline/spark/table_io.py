@@ -89,6 +89,7 @@ class _Stager:
             arrow_schema=encode_schema(self.schema),
             tracks_offsets=tracks_offsets(self.records),
             dense=self.options.dense_offsets,
+            stream=self.options.stream_identity,
         )
         if proposal.files or proposal.ranges:
             # Refused here, a batch leaves no dead letters either. Those come before the commit:

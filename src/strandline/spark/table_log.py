@@ -9,7 +9,8 @@ Rules: pure values and decisions, no files, no clock, no Spark. The invariants:
 
 - a batch (transaction id, batch number) is committed once; repeating it is acknowledged if it holds
   the same records and refused if not; a smaller batch number than the last is refused;
-- no offset of a partition is committed twice, and, in a dense table, none is left out.
+- no offset of a partition is committed twice, and, in a dense table, none is left out;
+- where it is told whose offsets they are, all are of one stream.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +76,8 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     offsets: dict[int, int] = {}
     """For each partition the offset up to which the table holds it, exclusive."""
     transactions: dict[str, LastBatch] = {}
+    stream: str | None = None
+    """Whose offsets they are, name and time of creation; None: nobody told."""
 
 
 class Manifest(TableState, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +102,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """The records that were read, among them those that no file has because they were refused."""
     dense: bool = True
     """Refuse holes within the batch and between it and what is committed."""
+    stream: str | None = None
+    """As in ``TableState``."""
 
     @property
     def rows(self) -> int:
@@ -120,12 +125,14 @@ def decide(
 
     Raises:
         InvalidRequestError: the batch was committed with other content, is older than the last, or
-            repeats offsets that are committed; or its columns differ from the table's.
+            repeats offsets that are committed; or its columns differ from the table's, or its
+            records are another stream's.
         DataLossError: a dense table would get a hole.
     """
     assert proposal.files or proposal.ranges, "an empty batch needs no commit"
     ranges = proposal.ranges
     if last is not None:
+        refuse_other_stream(last, proposal.stream)
         if _is_replay(last, proposal):
             return "already committed"
         _refuse_other_shape(last, proposal)
@@ -141,7 +148,25 @@ def decide(
         tracks_offsets=proposal.tracks_offsets,
         offsets=dict(sorted(offsets.items())),
         transactions=transactions | {proposal.txn_id: batch},
+        stream=proposal.stream or (last.stream if last else None),
     )
+
+
+def refuse_other_stream(state: TableState, stream: str | None) -> None:
+    """Check that a table's offsets are those of a stream.
+
+    Args:
+        state: of the table.
+        stream: name and time of creation; None is not known.
+
+    Raises:
+        InvalidRequestError: they are those of another stream, perhaps of the same name.
+    """
+    if stream is not None and state.stream not in (None, stream):
+        raise InvalidRequestError(
+            f"the table holds records of stream {state.stream}, not of {stream}: offsets of one "
+            "mean nothing in the other; write to another table, with a new checkpoint"
+        )
 
 
 def manifest_of(state: TableState, proposal: Proposal, *, now_ms: int) -> Manifest:
@@ -152,6 +177,7 @@ def manifest_of(state: TableState, proposal: Proposal, *, now_ms: int) -> Manife
         tracks_offsets=state.tracks_offsets,
         offsets=state.offsets,
         transactions=state.transactions,
+        stream=state.stream,
         txn_id=proposal.txn_id,
         batch=proposal.batch,
         rows=proposal.rows,

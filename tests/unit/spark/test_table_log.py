@@ -1,5 +1,7 @@
 """The rules by which a table commits: once, without overlap, without gaps."""
 
+import json
+
 import msgspec
 import pyarrow as pa
 import pytest
@@ -37,7 +39,7 @@ def file(**ranges):
     return DataFile(name="", staged="s.parquet", rows=rows, size_bytes=1), named
 
 
-def proposal(*files, txn="q", batch=0, dense=True, schema=SCHEMA):
+def proposal(*files, txn="q", batch=0, dense=True, schema=SCHEMA, stream=None):
     return Proposal(
         txn_id=txn,
         batch=batch,
@@ -46,6 +48,7 @@ def proposal(*files, txn="q", batch=0, dense=True, schema=SCHEMA):
         arrow_schema=schema,
         tracks_offsets=True,
         dense=dense,
+        stream=stream,
     )
 
 
@@ -69,6 +72,27 @@ def test_commits_follow_each_other_without_gap_or_overlap():
     second = accepted(first, proposal(file(p0=span(10, 12)), batch=1))
     assert second.sequence == 1
     assert second.offsets == {0: 12, 1: 5}
+
+
+def test_records_of_another_stream_are_refused():
+    """A stream created anew is another one; who does not say which it is goes on, and a table that
+    nobody told takes the first that it is told.
+    """
+    untold = accepted(None, proposal(file(p0=span(0, 10))))
+    first = accepted(untold, proposal(file(p0=span(10, 12)), batch=1, stream="x@1"))
+    second = accepted(first, proposal(file(p0=span(12, 20)), batch=2))
+    assert decode_manifest(encode_manifest(second), name="m").stream == "x@1"
+    for batch, more in ((2, span(12, 20)), (3, span(20, 22))):
+        with pytest.raises(InvalidRequestError, match=r"x@1, not of x@2.*another table"):
+            decide(second, proposal(file(p0=more), batch=batch, stream="x@2"))
+    accepted(second, proposal(file(p0=span(20, 22)), batch=3, stream="x@1"))
+
+
+def test_a_state_of_an_earlier_version_is_read():
+    """Manifests that say nothing of a stream are those of tables that nobody told."""
+    old = json.loads(encode_manifest(accepted(None, proposal(file(p0=span(0, 10))))))
+    del old["stream"]
+    assert decode_manifest(json.dumps(old).encode(), name="m").stream is None
 
 
 def test_a_gap_is_refused():

@@ -11,11 +11,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
 from strandline.client.latest import latest_by_key
+from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import client_of
 from strandline.spark.pipelines.config import Aggregate
 from strandline.spark.pipelines.folding import (
@@ -29,6 +31,7 @@ from strandline.spark.pipelines.folding import (
 )
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
+from strandline.spark.pipelines.sources import refuse_older
 from strandline.spark.table_store import local_path, make_directory, replace_durably
 
 _OUTPUT = "key STRING, value STRING"
@@ -42,12 +45,13 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
         UnknownStreamError: there is no stream to read.
         InvalidConfigError: a column of the state is none.
         InvalidRecordError: the changelog holds what is no state.
+        InvalidRequestError: the changelog is older than the stream.
     """
     folds = parse_folds(config.columns)
     source = stream_of(config.server, config.stream)
     partitions = len(source.partitions)
     ensure_stream(config.server, config.into, like=source, partitions=partitions, compact=True)
-    began = _began_with(config)
+    began = _began_with(config, source)
     name = f"aggregate {config.stream} into {config.into}"
     position = next_offsets(decode_state(state) for state in began.values())
     records = read_stream(
@@ -124,18 +128,21 @@ def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
     return grouped.where("group IS NOT NULL")
 
 
-def _began_with(config: Aggregate) -> dict[str, str]:
+def _began_with(config: Aggregate, source: StreamInfo) -> dict[str, str]:
     """The states that this checkpoint began with, by key."""
     note = local_path(config.checkpoint) / _BEGINNING
     if not note.exists():
         # Durably, before anything is added to those states: the next run must not begin with more.
         make_directory(note.parent)
-        replace_durably(note, json.dumps(_changelog(config)).encode())
+        replace_durably(note, json.dumps(_changelog(config, source)).encode())
     found: dict[str, str] = json.loads(note.read_bytes())
     return found
 
 
-def _changelog(config: Aggregate) -> dict[str, str]:
+def _changelog(config: Aggregate, source: StreamInfo) -> dict[str, str]:
     table = latest_by_key(client_of(config.server), config.into)
+    if table.num_rows:
+        newest_ns = pc.max(table.column("timestamp").cast("int64")).as_py()
+        refuse_older(newest_ns, source, into=config.into)
     keys, values = (table.column(name).to_pylist() for name in ("key", "value"))
     return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}

@@ -22,11 +22,12 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
 
     Raises:
         UnknownStreamError: there is no stream to copy.
+        InvalidRequestError: what was copied is older than the stream.
     """
     server = config.into_server or config.server
     source = stream_of(config.server, config.stream)
     ensure_stream(server, config.into, like=source, partitions=len(source.partitions))
-    copied = copied_offsets(client_of(server), stream=config.stream, into=config.into)
+    copied = copied_offsets(client_of(server), source, into=config.into)
     position = json.dumps({str(p): offset for p, offset in copied.items()}) if copied else None
     name = f"copy {config.stream} into {config.into}"
     records = read_stream(

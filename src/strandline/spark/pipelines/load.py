@@ -1,8 +1,8 @@
 """Load: streams into Parquet, Delta Lake or Iceberg tables, each record once.
 
 Rules: a table's own offsets are where its load goes on, so a lost checkpoint loses and doubles
-nothing; the schema of decoded values is fixed by the first commit. What is committed is the table
-sink's business (``table_io``).
+nothing; a stream created anew needs a table of its own; the schema of decoded values is fixed by
+the first commit. What is committed is the table sink's business (``table_io``).
 """
 
 import json
@@ -15,11 +15,12 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.connection import client_of
+from strandline.spark.connection import client_of, identity_of
 from strandline.spark.decode import RECORD_COLUMNS, RECORD_PREFIX, infer_json_schema
 from strandline.spark.pipelines.config import Load
+from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
-from strandline.spark.table_log import TableState, decode_schema
+from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
 from strandline.spark.table_open import existing_store
 
 _SAMPLE_RECORDS = 1000
@@ -30,6 +31,8 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
 
     Raises:
         InvalidConfigError: several streams into one table, or values whose columns nobody knows.
+        InvalidRequestError: a table holds records of another stream.
+        UnknownStreamError: there is no stream to load.
     """
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
@@ -38,7 +41,10 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
 
 def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery:
     path = config.into.replace("{stream}", stream)
+    identity = identity_of(stream_of(config.server, stream))
     state = _committed(config, path)
+    if state is not None:
+        refuse_other_stream(state, identity)
     name = f"load {stream} into {path}"
     records = read_stream(
         spark,
@@ -57,6 +63,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         "denseOffsets": str(config.dense_offsets),
         "fileBytes": str(config.file_bytes),
         "stream": stream,
+        "streamIdentity": identity,
         "server": config.server,
     }
     if config.dead_letters:

@@ -2,7 +2,7 @@
 
 Rules: a record has one source, that of the last pipeline it went through. Where a stream's newest
 record of each source partition comes from is the position of the pipeline that made it, so the
-position is in the output itself.
+position is in the output itself. An output that is older than the stream was made of another one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 
 from strandline.client import Client
+from strandline.errors import InvalidRequestError
+from strandline.protocol.admin import StreamInfo
 from strandline.spark.headers import SOURCE_HEADERS, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 
 _WINDOW_RECORDS = 1024
@@ -49,26 +51,51 @@ def source_of(headers: Mapping[str, bytes]) -> tuple[str, int, int] | None:
         return None
 
 
-def copied_offsets(client: Client, *, stream: str, into: str) -> dict[int, int]:
-    """For each partition of ``stream`` the first offset that its copy does not have.
+def copied_offsets(client: Client, source: StreamInfo, *, into: str) -> dict[int, int]:
+    """For each partition of a stream the first offset that its copy does not have.
 
     Args:
         client: of the copy's broker.
-        stream: what was copied.
+        source: what was copied.
         into: the copy, whose partitions have the numbers of their sources.
+
+    Raises:
+        InvalidRequestError: it was copied before the stream was created: from one of its name.
     """
     found = {}
     for info in client.stream_info(into).partitions:
         for batch in _backwards(client, into, info.partition):
-            offsets = [
-                place[2]
-                for headers in batch.column("headers").to_pylist()
-                if (place := source_of(dict(headers or ()))) and place[0] == stream
+            times = batch.column("timestamp").cast("int64").to_pylist()
+            copies = [
+                (place[2], time_ns)
+                for headers, time_ns in zip(batch.column("headers").to_pylist(), times, strict=True)
+                if (place := source_of(dict(headers or ()))) and place[0] == source.name
             ]
-            if offsets:
-                found[info.partition] = max(offsets) + 1
+            if copies:
+                newest, time_ns = max(copies)
+                refuse_older(time_ns, source, into=into)
+                found[info.partition] = newest + 1
                 break
     return found
+
+
+def refuse_older(time_ns: int, source: StreamInfo, *, into: str) -> None:
+    """Check that an output can have been made of a stream.
+
+    Args:
+        time_ns: when a record of the output was stored.
+        source: the stream.
+        into: the output.
+
+    Raises:
+        InvalidRequestError: the stream was created later, so it is another one of its name.
+    """
+    if time_ns < source.created_ns:
+        raise InvalidRequestError(
+            f"stream {source.name} was created anew after records of {into} were made of it: "
+            "offsets of one mean nothing in the other; write to another stream, with a new "
+            "checkpoint"
+        )
 
 
 def _backwards(client: Client, stream: str, partition: int) -> Iterator[pa.Table]:
@@ -78,7 +105,7 @@ def _backwards(client: Client, stream: str, partition: int) -> Iterator[pa.Table
     while stop > start:
         begin = max(start, stop - _WINDOW_RECORDS)
         reader = client.read(
-            stream, partition=partition, start=begin, stop=stop, columns=["headers"]
+            stream, partition=partition, start=begin, stop=stop, columns=["headers", "timestamp"]
         )
         yield reader.read_all()
         stop = begin
