@@ -54,6 +54,7 @@ WRITE_OPTIONS = (
 TABLE_OPTIONS = (
     "path",
     "txnId",
+    "batchId",
     "denseOffsets",
     "compression",
     "garbageAgeMs",
@@ -134,6 +135,8 @@ class TableOptions:
 
     path: str
     txn_id: str | None = None
+    batch_id: int = 0
+    """Of a batch job under ``txn_id``; a streaming query numbers its batches itself."""
     dense_offsets: bool = True
     compression: str = "zstd"
     garbage_age_ms: int = _GARBAGE_AGE_MS
@@ -301,6 +304,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
         txn_id=options.text("txnId"),
+        batch_id=options.count("batchId", at_least=0) or 0,
         dense_offsets=options.flag("denseOffsets", default=True),
         compression=options.text("compression") or "zstd",
         garbage_age_ms=_GARBAGE_AGE_MS if age is None else age,

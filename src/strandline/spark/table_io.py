@@ -133,7 +133,8 @@ class BatchTableWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task."""
-        return self.stager.stage(iterator, txn_id=self.txn_id, batch=0)
+        batch = self.stager.options.batch_id
+        return self.stager.stage(iterator, txn_id=self.txn_id, batch=batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the job, or acknowledge that it is committed."""

@@ -46,7 +46,7 @@ class StrandlineTable(DataSource):
         return TableReader(parse_table_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchTableWriter":  # noqa: FBT001 -- Spark's signature
-        """A batch write, committed as batch 0 of ``txnId``, or of a transaction of its own."""
+        """A batch write, committed as ``batchId`` of ``txnId``, or in a transaction of its own."""
         from strandline.spark.options import parse_table_options
         from strandline.spark.table_io import BatchTableWriter
 

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pyspark_strandline import DefaultSource as StreamFormat
 from pyspark_strandline_table import DefaultSource as TableFormat
-from strandline.errors import DataLossError, InvalidConfigError
+from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError
 from strandline.spark import batch_reader, stream_reader
 from strandline.spark.batch_reader import RangePartition
 from strandline.spark.options import parse_write_options
@@ -232,6 +232,23 @@ def test_replacing_is_refused():
         for method in (made.writer, made.streamWriter):
             with pytest.raises(InvalidConfigError, match="only appending"):
                 method(schema, True)
+
+
+def test_a_batch_job_may_write_several_batches(tmp_path):
+    """Under one transaction each batch number commits once, as in foreachBatch; none goes back."""
+    schema = schema_of(("value", "value"))
+
+    def write(batch, value):
+        options = {"path": str(tmp_path), "txnId": "totals", "batchId": str(batch)}
+        writer = TableFormat(CaseInsensitiveDict(options)).writer(schema, False)
+        rows = pa.record_batch({"value": pa.array([value], pa.binary())})
+        writer.commit([writer.write(iter([rows]))])
+
+    for batch in (0, 1, 1, 2):
+        write(batch, b"%d" % batch)
+    assert read_table(str(tmp_path)).to_table().column("value").to_pylist() == [b"0", b"1", b"2"]
+    with pytest.raises(InvalidRequestError, match="after batch 2 was committed"):
+        write(1, b"1")
 
 
 def test_a_batch_job_commits_once(tmp_path):
