@@ -18,7 +18,8 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from strandline.errors import UnavailableError
+from strandline.errors import InvalidRequestError, UnavailableError
+from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import (
     DataFile,
     Proposal,
@@ -65,6 +66,20 @@ class DeltaStore(TableStore):
                 return Loaded(decode_state(entry[STATE_KEY], name=where), table)
         return Loaded(_state_by_transactions(table), table)
 
+    def refuse_other_kind(self, schema: pa.Schema) -> None:
+        """Check that there is no table of plain files, nor somebody's Delta table of other columns.
+
+        Of a table that has commits of ours the state tells the columns.
+        """
+        if TableFiles(str(self.root)).sequences():
+            raise InvalidRequestError(
+                f"{self.root} is a table of plain Parquet files; leave tableFormat out, or choose "
+                "another directory"
+            )
+        state, table = self.load()
+        if table is not None and state is None:
+            _refuse_foreign(table, schema)
+
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Append the files to the version after the one that was loaded."""
         self.refuse_missing(proposal.files)
@@ -90,6 +105,26 @@ class DeltaStore(TableStore):
                 return False
             raise UnavailableError(f"the Delta log of {self.root}: {error}") from error
         return True
+
+
+def _refuse_foreign(table: DeltaTable, schema: pa.Schema) -> None:
+    """Check that rows can be appended to a Delta table that is not ours."""
+    columns, partitioned = table.schema(), table.metadata().partition_columns
+    if partitioned:
+        raise InvalidRequestError(
+            f"{table.table_uri} is a Delta table that is partitioned by {', '.join(partitioned)}, "
+            "which this sink cannot write; choose another directory"
+        )
+    if columns != Schema.from_arrow(schema):
+        theirs, ours = (
+            ", ".join(f"{field.name} {field.type}" for field in pa.schema(each))
+            for each in (columns.to_arrow(), schema)
+        )
+        raise InvalidRequestError(
+            f"{table.table_uri} is somebody's Delta table with the columns {theirs}, and the rows "
+            f"have {ours}; choose another directory, or select the table's columns in its order "
+            "and types"
+        )
 
 
 def _state_by_transactions(table: DeltaTable) -> TableState | None:

@@ -15,6 +15,8 @@ import time
 import uuid
 from pathlib import Path
 
+import pyarrow as pa
+
 from strandline.errors import DataLossError, InvalidRequestError
 from strandline.spark.table_log import (
     DataFile,
@@ -37,6 +39,9 @@ from strandline.spark.table_store import (
     write_durably,
 )
 
+DELTA_LOG = "_delta_log"
+"""The directory that makes a Delta table of the one it is in."""
+
 
 class TableFiles(TableStore):
     """The files of the table at ``path``; creates nothing until something is written.
@@ -52,13 +57,14 @@ class TableFiles(TableStore):
         super().__init__(local_path(path))
         self.commits = self.root / META_DIRECTORY / "commits"
 
-    def create(self) -> None:
-        """Make the directories, durably.
-
-        Raises:
-            InvalidRequestError: the directory holds files that are not a table's.
-        """
-        if self.root.is_dir() and not (self.root / META_DIRECTORY).is_dir():
+    def refuse_other_kind(self, schema: pa.Schema | None = None) -> None:
+        """Check that the directory is a table of plain files, or may become one."""
+        del schema  # the manifests have the table's
+        if (self.root / DELTA_LOG).is_dir():
+            raise InvalidRequestError(
+                f"{self.root} is a Delta table; set tableFormat=delta, or choose another directory"
+            )
+        if self.root.is_dir() and not self.commits.is_dir():
             names = (path.name for path in self.root.iterdir())
             strangers = [name for name in names if not name.startswith((".", "_"))]
             if strangers:
@@ -66,6 +72,14 @@ class TableFiles(TableStore):
                     f"{self.root} is not empty and not a table ({strangers[0]}); "
                     "choose another directory"
                 )
+
+    def create(self) -> None:
+        """Make the directories, durably.
+
+        Raises:
+            InvalidRequestError: the directory holds files that are not a table's.
+        """
+        self.refuse_other_kind()
         super().create()
         make_directory(self.commits)
 

@@ -22,13 +22,16 @@ def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
 
     Raises:
         InvalidConfigError: the library of the format is not installed, or the path is not its kind.
+        InvalidRequestError: at the path is something else than a table of this kind.
     """
     if options.table_format == "iceberg":
         iceberg = _library("strandline.spark.table_iceberg", "pyiceberg")
         root = iceberg.prepare_iceberg(options.path, catalog=options.catalog, schema=schema)
         store: TableStore = iceberg.IcebergStore(options.path, root=root, catalog=options.catalog)
         return store
-    return existing_store(options.path, table_format=options.table_format)
+    store = existing_store(options.path, table_format=options.table_format)
+    store.refuse_other_kind(schema)
+    return store
 
 
 def existing_store(

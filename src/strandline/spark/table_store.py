@@ -71,14 +71,16 @@ class TableStore(ABC):
             UnavailableError: the table's log could not be written; whether it was is unknown.
         """
 
-    def prepare(self, schema: pa.Schema) -> None:
-        """Make the table ready for tasks to stage rows of ``schema``; harmless when repeated.
+    def refuse_other_kind(self, schema: pa.Schema) -> None:
+        """Check that rows may be written here; makes nothing.
+
+        Args:
+            schema: of the rows.
 
         Raises:
-            InvalidRequestError: the directory holds what is not a table.
+            InvalidRequestError: there is something else than a table of this kind.
         """
-        del schema
-        self.create()
+        del schema  # a catalog knows what its tables are
 
     def create(self) -> None:
         """Make the directories, durably; harmless when repeated."""

@@ -6,11 +6,12 @@ import json
 import msgspec
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets
+from strandline.spark.table_files import TableFiles
 from strandline.spark.table_iceberg import open_catalog
 from strandline.spark.table_open import existing_store, open_store
 
@@ -55,7 +56,7 @@ class Lake:
             "uri": f"sqlite:///{directory}/catalog.db",
             "warehouse": f"file://{directory}/warehouse",
         }
-        (directory / "warehouse").mkdir()
+        (directory / "warehouse").mkdir(parents=True)
 
     def store(self):
         """The table as one more writer opens it."""
@@ -168,6 +169,43 @@ def test_other_writers_may_compact_the_table(tmp_path):
     DeltaTable(lake.path).optimize.compact()
     assert lake.commit(lake.propose(rows(0, 6, 8), batch=2))
     assert lake.values() == expected(p0=8)
+
+
+def test_somebody_s_delta_table_is_appended_to_if_the_columns_are_the_same(tmp_path):
+    """Rows of other columns, or in partitions, would spoil it: they are refused before any task."""
+    lake = Lake(tmp_path, "delta")
+    write_deltalake(lake.path, pa.table({"x": [1, 2, 3]}))
+    with pytest.raises(InvalidRequestError, match=r"columns x int64, and the rows have partition"):
+        lake.store()
+    write_deltalake(
+        lake.path, pa.Table.from_batches([rows(7, 0, 2)]), schema_mode="overwrite", mode="overwrite"
+    )
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    assert lake.values() == sorted([*expected(p0=3), *expected(p7=2)])
+    assert lake.offsets() == {"0": 3}
+    lake.path = str(tmp_path / "by-partition")
+    write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]), partition_by=["partition"])
+    with pytest.raises(InvalidRequestError, match="partitioned by partition"):
+        lake.store()
+
+
+def test_a_directory_holds_a_table_of_one_kind(tmp_path):
+    """Files of one kind beside another's log would be read twice, or not at all."""
+    lake = Lake(tmp_path, "delta")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    with pytest.raises(InvalidRequestError, match="set tableFormat=delta"):
+        open_store(TableOptions(path=lake.path), SCHEMA)
+    with pytest.raises(InvalidRequestError, match="set tableFormat=delta"):
+        propose(TableFiles(lake.path), rows(0, 0, 3), schema=SCHEMA)
+    lake.path = str(tmp_path / "plain")
+    plain = TableFiles(lake.path)
+    assert commit(plain, propose(plain, rows(0, 0, 3), schema=SCHEMA), garbage_age_ms=DAY_MS)
+    with pytest.raises(InvalidRequestError, match="leave tableFormat out"):
+        lake.store()
+    iceberg = Lake(tmp_path / "ice", "iceberg")
+    assert iceberg.commit(iceberg.propose(rows(0, 0, 3)))
+    with pytest.raises(InvalidRequestError, match="not a table"):
+        open_store(TableOptions(path=str(iceberg.store().root)), SCHEMA)
 
 
 def test_a_cleaned_up_delta_log_still_knows_the_offsets(tmp_path):
