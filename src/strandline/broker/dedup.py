@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, iter_headers
-from strandline.record.codec import MESSAGE_ID_HEADER
+from strandline.record.codec import MESSAGE_ID_HEADER, as_id
 from strandline.record.decode import BatchColumns
 from strandline.storage.log import Log
 from strandline.types import Offset, TimestampNs
@@ -171,8 +171,3 @@ def _ids_at_once(headers: pa.Array) -> tuple[list[int], list[bytes]]:
     places = headers.offsets.to_numpy().searchsorted(pairs, side="right") - 1
     places, first = np.unique(places, return_index=True)
     return places.tolist(), headers.items.filter(is_id).take(pa.array(first)).to_pylist()
-
-
-def as_id(header: bytes) -> str:
-    """A message id as text; different bytes stay different even if they are not UTF-8."""
-    return header.decode(errors="surrogateescape")

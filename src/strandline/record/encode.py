@@ -310,6 +310,11 @@ def _put_headers(parts: list[Buffer], headers: Sequence[Headers | None]) -> int:
     return Attributes.MESSAGE_IDS if found else 0
 
 
+def as_id(header: bytes) -> str:
+    """A message id as text; different bytes stay different even if they are not UTF-8."""
+    return header.decode(errors="surrogateescape")
+
+
 def _headers_to_lists(headers: pa.Array) -> list[Headers | None]:
     """Header pairs per row, from a map<string, binary> array."""
     if not pa.types.is_map(headers.type):

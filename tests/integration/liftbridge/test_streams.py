@@ -207,6 +207,7 @@ def test_nobody_waits_without_a_deadline_or_a_policy(lift, api, stream):
         ({"partition": -1}, "NOT_FOUND", "no such partition: -1"),
         ({"value": bytes((1 << 20) + 1)}, "INVALID_ARGUMENT", "exceeds max replication size"),
         ({"headers": {"x" * 2000: b""}}, "INVALID_ARGUMENT", "a header's name"),
+        ({"headers": {"Nats-Msg-Id": b"\xe8"}}, "INVALID_ARGUMENT", "Nats-Msg-Id is not UTF-8"),
     ],
 )
 def test_wrong_publishes_cost_their_sender_an_error(lift, api, stream, fields, code, text):

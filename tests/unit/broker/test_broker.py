@@ -6,6 +6,7 @@ import errno
 import pytest
 
 from strandline.broker.broker import Broker
+from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
@@ -19,6 +20,8 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.frontends.nats.headers import encode_headers
+from strandline.frontends.nats.publish import Intake
 from strandline.storage import reserve
 
 pytestmark = pytest.mark.usefixtures("without_spares")
@@ -89,6 +92,30 @@ async def test_ids_survive_a_restart(open_broker, make_stream, answers, kit, clo
     kit.put(found, answers, "much later", **ids("m"))
     await answers.wait(3)
     assert answers.acks["much later"] == 1
+
+
+async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, answers):
+    """As NATS publishers send them: two records, whose retries are known, live and restarted."""
+
+    def publish(broker, token, message_id):
+        routes = RouteTable(stream_bindings(broker.stream("s")))
+        block = encode_headers([("Nats-Msg-Id", message_id)])
+        intake = Intake(broker.clock, routes)
+        intake.take(routes.find(b"s"), token, block=block, payload=b"v", sink=answers)
+
+    first = await open_broker()
+    await make_stream(first)
+    publish(first, b"a", b"\xe8")
+    publish(first, b"b", b"\xe9")
+    publish(first, b"a again", b"\xe8")
+    await answers.wait(3)
+    await first.stop()
+    second = await open_broker()
+    publish(second, b"b again", b"\xe9")
+    publish(second, b"c", b"\xea")
+    await answers.wait(5)
+    assert answers.acks == {b"a": 0, b"b": 1, b"a again": 0, b"b again": 1, b"c": 2}
+    assert answers.duplicates == {b"a again", b"b again"}
 
 
 async def test_a_second_broker_on_the_directory_is_refused(broker, open_broker, partition):

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.broker.dedup import VECTOR_RECORDS_MIN, DedupWindow, as_id, load_window
+from strandline.broker.dedup import VECTOR_RECORDS_MIN, DedupWindow, load_window
 from strandline.record.batch import read_header
-from strandline.record.codec import Stamp, encode_records
+from strandline.record.codec import Stamp, as_id, encode_records
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 

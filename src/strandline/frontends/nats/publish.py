@@ -27,7 +27,7 @@ from strandline.frontends.nats.replies import (
     stream_mismatch_reply,
 )
 from strandline.record import envelope
-from strandline.record.codec import MESSAGE_ID_HEADER, Headers
+from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
 
 KEY_HEADER: Final = "Strandline-Key"
 TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
@@ -101,7 +101,7 @@ def _apply_headers(found: Publication, headers: Headers) -> None:
             continue
         kept.append((name, value))
         if name == MESSAGE_ID_HEADER:
-            found.message_id = found.message_id or value.decode(errors="replace") or None
+            found.message_id = found.message_id or as_id(value) or None
         elif name == EXPECTED_STREAM_HEADER:
             found.expected_stream = value.decode(errors="replace")
         elif name == EXPECTED_LAST_HEADER:

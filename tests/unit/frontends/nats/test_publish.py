@@ -47,6 +47,12 @@ def test_first_message_id_counts_and_an_empty_one_does_not():
     assert interpret(block(("Nats-Msg-Id", b"")), b"").message_id is None
 
 
+def test_message_ids_that_are_not_utf8_differ():
+    """Two ids stay two when neither is text."""
+    ids = {interpret(block(("Nats-Msg-Id", i)), b"").message_id for i in (b"\xe8", b"\xe9")}
+    assert len(ids) == 2
+
+
 def test_tombstone():
     """The tombstone header makes the value null and disappears."""
     found = interpret(block(("Strandline-Key", b"k"), ("Strandline-Tombstone", b"1")), b"")

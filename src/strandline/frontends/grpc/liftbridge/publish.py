@@ -273,7 +273,7 @@ def _record(
     """What is stored.
 
     Raises:
-        RefusedError: its headers are none that a record may have.
+        RefusedError: its headers are none that a record may have, or its message id is not UTF-8.
     """
     headers = checked_headers(request.headers)
     return Handed(
@@ -309,6 +309,13 @@ def checked_headers(headers: Any) -> Headers | None:
 
 
 def _message_id(headers: Any) -> str | None:
-    """As for publishes through NATS: what makes a retry the same record."""
-    value = headers.get(MESSAGE_ID_HEADER)
-    return value.decode(errors="replace") or None if value else None
+    """As for publishes through NATS: what makes a retry the same record.
+
+    Raises:
+        RefusedError: it is not UTF-8, and could not be handed on to the leader.
+    """
+    try:
+        return headers.get(MESSAGE_ID_HEADER, b"").decode() or None
+    except UnicodeDecodeError as error:
+        text = f"the header {MESSAGE_ID_HEADER} is not UTF-8"
+        raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text) from error
