@@ -42,15 +42,12 @@ from strandline.storage.recovery import Recovered
 from strandline.telemetry import GroupSample
 from strandline.transactions.effects import Mark
 from strandline.transactions.state import Place
-from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
+from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
 
 PRODUCER_IDS = 1000
 """So many are reserved at a time; what is left of them is lost with a restart."""
-CLOCKS_DIFFER_NS = 60_000_000_000
-"""Brokers' clocks are taken to differ by less: when the stream of the transaction coordinator was
-made, no batch that is older can belong to a transaction."""
 
 
 class Broker(BrokerBase):
@@ -104,7 +101,8 @@ class Broker(BrokerBase):
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
         self._bar_partitions()
-        self._keep_ledgers()
+        for partition in self.partitions():
+            self._keep_ledger(partition, partition.log_start_offset)
 
     async def prepare_stop(self) -> None:
         """Before the front ends stop: let nobody depend on this broker who need not."""
@@ -293,16 +291,22 @@ class Broker(BrokerBase):
         return not self.config.cluster.is_on
 
     def _keep_ledgers(self) -> None:
-        """Look after transactions in every partition, from the time on when there can be any."""
-        for partition in self.partitions():
-            self._keep_ledger(partition)
+        """Look after transactions in every partition, from the moment on when there can be any.
 
-    def _keep_ledger(self, partition: Partition) -> None:
-        """As ``_keep_ledgers``, of one partition."""
-        used = self._image.streams.get(COORDINATOR_STREAM)
-        if used is not None and partition.ledger is None and partition.elsewhere is None:
-            since_ns = TimestampNs(used.created_ns - CLOCKS_DIFFER_NS)
-            partition.keep_ledger(partition.log.offset_for_timestamp(since_ns))
+        What is committed in one that has no ledger by then belongs to none, and is not read back
+        while everybody waits; a copy that was given one before begins by itself.
+        """
+        for partition in self.partitions():
+            self._keep_ledger(partition, partition.high_watermark)
+
+    def _keep_ledger(self, partition: Partition, start: Offset) -> None:
+        """Look after transactions in a partition from ``start`` on, if there can be any.
+
+        Times would say what is older than the first transaction, until a clock is set back.
+        """
+        is_used = COORDINATOR_STREAM in self._image.streams
+        if is_used and partition.ledger is None and partition.elsewhere is None:
+            partition.keep_ledger(start)
 
     def is_gone(self, place: Place) -> bool:
         """Whether a partition that is not here was deleted, for certain."""

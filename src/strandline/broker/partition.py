@@ -19,7 +19,7 @@ from strandline.broker.partition_appends import RECORD_OVERHEAD_BYTES, Partition
 from strandline.broker.pending import Chunk, reject_waiting
 from strandline.broker.producer_state import load_producers, note_batches
 from strandline.broker.seat import Seat
-from strandline.broker.transactions.ledger import Ledger
+from strandline.broker.transactions.ledger import Ledger, has_transactions
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, StrandlineError
 from strandline.record.batch import Buffer, header_of
@@ -202,6 +202,8 @@ class Partition(PartitionAppends):
         if self.ledger is not None:
             for batch in batches:
                 self.ledger.written(batch)
+        elif any(map(has_transactions, batches)):
+            self.keep_ledger(self.high_watermark)  # the leader has heard of transactions before us
         if self.producers is None:
             self.producers = load_producers(self.log, now_ns)
             return

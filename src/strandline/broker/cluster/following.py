@@ -155,7 +155,7 @@ class FollowingBroker(Broker):
         made.is_led = False  # until its replica has heard so
         # The log may go on with what was never committed, and readers see it from now on.
         made.high_watermark = self._noted(made)
-        self._keep_ledger(made)
+        self._keep_ledger(made, made.log_start_offset)
         return made
 
     def _noted(self, partition: Partition) -> Offset:

@@ -56,6 +56,17 @@ def _kind_of(attributes: int) -> MarkerKind | None:
     return MarkerKind.ABORT if attributes & Attributes.ABORTED else MarkerKind.BEGIN
 
 
+def has_transactions(batches: Buffer) -> bool:
+    """Whether any of whole batches belongs to a transaction, or begins or ends one."""
+    unpack, size, position = _PARTS.unpack_from, len(batches), 0
+    while position < size:
+        length, attributes, *_ = unpack(batches, position)
+        if attributes & _OURS:
+            return True
+        position += length
+    return False
+
+
 class Ledger:
     """Transactions of one partition.
 

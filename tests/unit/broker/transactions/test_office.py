@@ -16,6 +16,8 @@ from strandline.errors import (
 )
 from strandline.groups.transactions import Transaction
 from strandline.protocol.groups import GROUPS_STREAM
+from strandline.record.batch import Attributes, header_of
+from strandline.record.codec import Stamp, encode_records
 from strandline.types import ProducerStamp
 
 
@@ -150,6 +152,66 @@ async def test_everything_is_known_again_after_a_crash(open_broker, make_stream,
     assert tx.seen(partition) == ["s/01"]
     with pytest.raises(TransactionAbortedError):
         await ask.end("three", who, is_commit=True)
+
+
+async def test_what_was_aborted_stays_hidden_though_the_clock_was_set_back(
+    open_broker, make_stream, tx, kit, clock
+):
+    """After a restart, too: times do not say where the first transaction of a log can be."""
+    broker = await open_broker()
+    partition, ask = await make_stream(broker), tx.Asker(broker)
+    await ask.end("one", await written(ask, kit, "one", partition), is_commit=True)
+    await broker.stop()
+
+    clock._now_ns -= 3_600 * 10**9
+    broker = await open_broker()
+    both, ask = [broker.stream("s").partition(0), await make_stream(broker, "t")], tx.Asker(broker)
+    await ask.end("two", await written(ask, kit, "two", *both), is_commit=False)
+    kit.put(both[1], kit.Answers(), "plain")
+    await kit.until(lambda: tx.seen(both[1]) == ["plain"])
+    await broker.stop()
+
+    broker = await open_broker()
+    assert tx.seen(broker.stream("s").partition(0)) == ["s/0a", "s/0b"]
+    assert tx.seen(broker.stream("t").partition(0)) == ["plain"]
+
+
+async def test_a_first_transaction_reads_no_log_back(broker, partition, ask, tx, kit, answers):
+    """What was stored before there were any belongs to none; what comes then counts."""
+    kit.put(partition, answers, *"abc")
+    await answers.wait(3)
+    await broker.quiesce()
+    reads = []
+    partition.log.read = lambda offset, *_, **__: reads.append(offset)
+    who = await ask.begin("one")
+    assert partition.ledger is not None
+    assert not reads
+    del partition.log.read
+    await ask.add("one", who, partition.name)
+    ask.write(who, partition, answers, "x")
+    await answers.wait(4)
+    await ask.end("one", who, is_commit=False)
+    kit.put(partition, answers, "d")
+    await kit.until(lambda: tx.seen(partition) == ["a", "b", "c", "d"])
+
+
+async def test_a_copy_may_be_given_a_transaction_before_it_hears_of_any(partition, answers, kit):
+    """Its leader heard first: what is copied is hidden from the first batch on."""
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    assert partition.ledger is None
+    plain = encode_records([b"b"], ["s"], Stamp(1, 0, 1))
+    partition.log.append(bytes(plain), header_of(plain))
+    partition.copied([plain])
+    assert partition.ledger is None
+    stamp = Stamp(
+        2, 0, 1, producer=ProducerStamp(7, 0, 0), attributes=int(Attributes.TRANSACTIONAL)
+    )
+    ours = encode_records([b"c"], ["s"], stamp)
+    partition.log.append(bytes(ours), header_of(ours))
+    partition.copied([ours])
+    partition.commit(3)
+    assert (partition.stable_offset, partition.high_watermark) == (2, 3)
 
 
 async def test_positions_count_with_their_transaction_after_a_crash(open_broker, tx, kit):
