@@ -23,6 +23,8 @@ RECORD_PREFIX = "_"
 RECORD_COLUMNS = ("partition", "offset", "timestamp", "subject", "key", "headers")
 """Columns of a record that stay beside its decoded value."""
 _REASON_CHARACTERS = 200
+# Out of range (ArithmeticError), cut short or with a column twice (LookupError), and the like.
+_REFUSALS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,22 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
     return pa.json.read_json(io.BytesIO(lines), options).schema
 
 
+def refuse_unreadable(schema: pa.Schema) -> None:
+    """Check that JSON can become columns of these types.
+
+    Raises:
+        InvalidConfigError: naming a column of a type that Arrow does not read from JSON, as a map.
+    """
+    for field in schema:
+        try:
+            _parse_json(pa.array([b"{}"]), pa.schema([field]))
+        except pa.ArrowNotImplementedError as error:
+            raise InvalidConfigError(
+                f"column '{field.name}' is {field.type}, which cannot be read from JSON; leave it "
+                "out, or describe a map as a struct of the fields that are wanted"
+            ) from error
+
+
 def _is_object(value: bytes) -> bool:
     try:
         return isinstance(json.loads(value), dict)
@@ -125,7 +143,7 @@ def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
         try:
             rows.append(parse(values.slice(start, stop - start)))
             sources += range(start, stop)
-        except (pa.ArrowException, ValueError, TypeError) as error:
+        except _REFUSALS as error:
             if stop - start == 1:
                 bad.append((start, reason_of(error)))
                 continue
@@ -157,17 +175,30 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     wrapped = pc.binary_join_element_wise('{"i":', numbers, ',"v":', flat, "}\n", "")
     text = "".join(wrapped.to_pylist()).encode()
     kind = pa.struct([field.with_nullable(True) for field in schema])
+    read = _times_for_dates(kind)
     table = pa.json.read_json(
         io.BytesIO(text),
         pa.json.ReadOptions(block_size=len(text) + 1, use_threads=False),
         pa.json.ParseOptions(
-            explicit_schema=pa.schema([("i", pa.int64()), ("v", kind)]),
+            explicit_schema=pa.schema([("i", pa.int64()), ("v", read)]),
             unexpected_field_behavior="ignore",
         ),
     )
     if table.column("i").to_pylist() != list(range(len(values))):
         raise ValueError("not one JSON value")
-    return table.column("v").combine_chunks()
+    rows = table.column("v").combine_chunks()
+    return rows if read == kind else rows.cast(kind)
+
+
+def _times_for_dates(kind: pa.DataType) -> pa.DataType:
+    """A type with times in the place of its dates, which Arrow reads from JSON as numbers alone."""
+    if pa.types.is_date32(kind):
+        return pa.timestamp("s")
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_times_for_dates(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_times_for_dates(kind.value_type)))
+    return kind
 
 
 def _avro_parser(schema: pa.Schema, avro_schema: str | None) -> ParseRows:
@@ -202,7 +233,7 @@ def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:
     for place, value in enumerate(values.to_pylist()):
         try:
             found = pa.array([None], kind) if value is None else _arrow_rows(value, schema)
-        except (pa.ArrowException, ValueError, TypeError, OSError) as error:
+        except _REFUSALS as error:
             bad.append((place, reason_of(error)))
             continue
         rows.append(found)

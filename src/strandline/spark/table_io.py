@@ -32,7 +32,7 @@ from strandline.spark.table import commit, committed_files, committed_schema
 from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
 from strandline.spark.table_open import open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
-from strandline.spark.table_values import Decoding, value_schema
+from strandline.spark.table_values import Decoding, check_decoding, value_schema
 from strandline.spark.worker import micro_batch, settle
 
 _READ_ROWS = 8192
@@ -57,6 +57,7 @@ class _Stager:
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self.options = options
         self.records = table_schema(schema)
+        check_decoding(self.records, options)
         values = value_schema(options)
         self.schema = self.records if values is None else decoded_schema(self.records, values)
         self.store = open_store(options, self.schema)

@@ -15,11 +15,12 @@ from pyspark.sql.types import StructType
 
 from strandline.client.stage import Stage
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.decode import record_columns, value_decoder
+from strandline.spark.decode import record_columns, refuse_unreadable, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
+from strandline.spark.table_stage import tracks_offsets
 
 _RETRY_TIMEOUT_MS = 120_000
 _STAGE_TIMEOUT_MS = 3_600_000
@@ -41,6 +42,30 @@ def value_schema(options: TableOptions) -> pa.Schema | None:
             "option 'valueSchema' takes a Spark schema as JSON, as schema.json() writes it"
         ) from error
     return to_arrow_schema(fields, timezone="UTC")
+
+
+def check_decoding(records: pa.Schema, options: TableOptions) -> None:
+    """Check that rows have what decoding needs of a record, and values can become the columns.
+
+    Raises:
+        InvalidConfigError: they have no value, dead letters could not say whose it was, or a column
+            is of a type that the values cannot have.
+    """
+    schema = value_schema(options)
+    if schema is None:
+        return
+    if options.values == "json":
+        refuse_unreadable(schema)
+    if "value" not in records.names or not pa.types.is_binary(records.field("value").type):
+        raise InvalidConfigError(
+            f"values can be decoded as {options.values} only where rows have a column 'value' of "
+            "type binary"
+        )
+    if options.dead_letters is not None and not tracks_offsets(records):
+        raise InvalidConfigError(
+            "dead letters say which record they were: rows need the columns 'partition' of type "
+            "int and 'offset' of type bigint"
+        )
 
 
 class Decoding:
@@ -116,6 +141,8 @@ class Decoding:
 
 
 def _source(batch: pa.RecordBatch, place: int) -> str:
+    if not tracks_offsets(batch.schema):
+        return "a record"
     partition, offset = (batch.column(name)[place].as_py() for name in ("partition", "offset"))
     return f"partition {partition}, offset {offset}"
 

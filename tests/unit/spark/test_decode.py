@@ -2,19 +2,20 @@
 
 import io
 import json
+from datetime import date
 
 import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.avro import arrow_schema_of
 from strandline.spark.decode import decoded_schema, infer_json_schema, value_decoder
 from strandline.spark.options import parse_table_options
-from strandline.spark.table_values import Decoding
+from strandline.spark.table_values import Decoding, check_decoding
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 
@@ -152,6 +153,84 @@ def test_arrow_values_may_hold_many_rows():
     assert [place for place, _ in found.bad][:1] == [1]
 
 
+def test_values_that_no_column_can_hold_are_refused_alone():
+    """A time beyond the year 9999 and an Arrow value with a column twice cost nobody else."""
+    text = json.dumps(AVRO)
+    plain = json.loads(text)
+    plain["fields"][2]["type"] = "long"
+    row = {"id": 7, "note": None, "tags": [], "size": "S"}
+
+    def at(time):
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(plain), row | {"at": time})
+        return out.getvalue()
+
+    values = [at(1000), at(10**18), at(2000)]
+    found = decoded(values, "avro", arrow_schema_of(text), avro_schema=text)
+    assert (found.sources, [place for place, _ in found.bad]) == ([0, 2], [1])
+    twice = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
+    found = decoded([arrow_bytes(twice), arrow_bytes(pa.table({"a": [3]}))], "arrow")
+    assert found.rows.to_pylist() == [{"a": 3, "b": None}]
+    assert [place for place, _ in found.bad] == [0]
+
+
+def test_dates_are_read_from_json():
+    """At the top, in structs and in lists; what is no date is refused, a tombstone is none."""
+    inner = pa.struct([("days", pa.list_(pa.date32()))])
+    schema = pa.schema([("day", pa.date32()), ("more", inner)])
+    values = [
+        b'{"day":"2024-01-02","more":{"days":["1969-12-31"]}}',
+        b'{"day":"tomorrow"}',
+        None,
+        b"{}",
+    ]
+    found = decoded(values, schema=schema)
+    assert found.rows.type == pa.struct(list(schema))
+    day, before = date(2024, 1, 2), date(1969, 12, 31)
+    nothing = dict.fromkeys(schema.names)
+    assert found.rows.to_pylist() == [
+        {"day": day, "more": {"days": [before]}},
+        None,
+        nothing,
+    ]
+    assert [place for place, _ in found.bad] == [1]
+
+
+def options_of(*, schema=None, **more):
+    schema = schema or StructType().add("id", "long")
+    return parse_table_options(
+        {"path": "/t", "values": "json", "valueSchema": schema.json(), **more}
+    )
+
+
+def test_what_json_cannot_become_is_refused_at_the_start():
+    """A map, also one within a list, is named before any value is read; for Avro it is a column."""
+    pairs = MapType(StringType(), StringType())
+    record = pa.schema([("value", pa.binary())])
+    for kind in (pairs, ArrayType(StructType().add("inner", pairs))):
+        schema = StructType().add("id", "long").add("labels", kind)
+        with pytest.raises(InvalidConfigError, match=r"'labels' is .*cannot be read from JSON"):
+            check_decoding(record, options_of(schema=schema))
+        check_decoding(record, options_of(schema=schema, values="avro"))
+
+
+def test_rows_that_are_no_records_are_refused_at_the_start():
+    """Decoding needs values, and dead letters need to know whose they are."""
+    letters = options_of(deadLetters="bad", stream="s", server="s:1")
+    value, offset = ("value", pa.binary()), ("offset", pa.int64())
+    check_decoding(pa.schema([value]), options_of())
+    check_decoding(pa.schema([("partition", pa.int32()), offset, value]), letters)
+    check_decoding(pa.schema([offset]), parse_table_options({"path": "/t"}))
+    for fields, options, message in (
+        ([offset], options_of(), "a column 'value'"),
+        ([("value", pa.string())], options_of(), "of type binary"),
+        ([value, offset], letters, "'partition' of type int"),
+        ([("partition", pa.int64()), offset, value], letters, "'partition' of type int"),
+    ):
+        with pytest.raises(InvalidConfigError, match=message):
+            check_decoding(pa.schema(fields), options)
+
+
 def test_columns_of_json_are_inferred_from_objects_alone():
     """A sample with noise in it still tells the columns; a sample of noise is an error."""
     sample = pa.array([b"noise", None, b'{"a":1}', b'{"b":"x"}'], pa.binary())
@@ -170,9 +249,7 @@ def test_names_of_a_record_and_of_its_value_may_not_clash():
 
 def test_a_bad_value_without_dead_letters_ends_the_load():
     """Nothing is left out silently: the error names the record and what to do."""
-    options = parse_table_options(
-        {"path": "/t", "values": "json", "valueSchema": StructType().add("id", "long").json()}
-    )
+    options = options_of()
     record = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
     batch = pa.RecordBatch.from_pydict(
         {"partition": [0, 0], "offset": [1, 2], "value": [b'{"id":1}', b"oops"]}, schema=record
@@ -184,3 +261,5 @@ def test_a_bad_value_without_dead_letters_ends_the_load():
     ]
     with pytest.raises(InvalidRecordError, match=r"partition 0, offset 2 is not json.*deadLetters"):
         decoding.rows(batch)
+    with pytest.raises(InvalidRecordError, match="the value of a record is not json"):
+        Decoding(options, schema, batch=("query", 0)).rows(batch.select(["value"]))
