@@ -23,6 +23,7 @@ from strandline.spark.planning import (
     Offsets,
     PartitionState,
     ending_offsets,
+    high_watermarks,
     plan_ranges,
     starting_offsets,
 )
@@ -49,6 +50,10 @@ class StreamSliceReader(DataSourceReader):
         """One Spark partition for each log partition, or more if asked to split."""
         stream = stream_state(self.options)
         start = first_offsets(self.options, stream.partitions)
+        if self.options.starting_timestamp_ns is not None:
+            # Asked for after the ends, a time beyond all records lies where the stream has come to.
+            known = high_watermarks(stream.partitions)
+            start = {p: min(start[p], known[p]) for p in known}
         end = ending_offsets(stream.partitions, self.options, starting=start)
         ranges = plan_ranges(start, end, self.options)
         return [RangePartition(each, stream.identity) for each in ranges]

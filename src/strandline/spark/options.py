@@ -78,6 +78,7 @@ Delivery = Literal["exactlyOnce", "atLeastOnce"]
 C = TypeVar("C", bound=str)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_NS_MAX = (1 << 63) - 1_000_000_000
 _LONG_POLL_MS = 500
 _TRIGGER_DELAY_MS = 15 * 60 * 1000
 _FILE_BYTES = 512 << 20
@@ -325,19 +326,24 @@ def parse_timestamp(text: str) -> int:
     """Unix nanoseconds of an ISO 8601 time (UTC unless it names a zone) or of Unix milliseconds.
 
     Raises:
-        InvalidConfigError: it is neither.
+        InvalidConfigError: it is neither, or beyond what 64 bits hold: the years 1678 to 2261.
     """
+    wrong = InvalidConfigError(
+        "option 'startingTimestamp' takes an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
+        f"milliseconds, of the years 1678 to 2261, not {text!r}"
+    )
     if text.isdecimal():
-        return int(text) * 1_000_000
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidConfigError(
-            "option 'startingTimestamp' takes an ISO 8601 time such as 2013-01-01T10:00:00Z, "
-            f"or Unix milliseconds, not {text!r}"
-        ) from error
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
+        found = int(text) * 1_000_000
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError as error:
+            raise wrong from error
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        found = (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
+    if abs(found) > _TIME_NS_MAX:
+        raise wrong
+    return found
 
 
 def _offset_spec(name: str, text: str) -> OffsetSpec:

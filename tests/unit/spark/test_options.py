@@ -141,6 +141,17 @@ def test_a_wrong_timestamp_is_refused():
         parse_timestamp("yesterday")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["1700000000000000000", "9" * 30, "9999-12-31", "9999-12-31T23:59:59-01:00", "1600-01-01"],
+)
+def test_a_timestamp_that_no_record_can_have_is_refused(text):
+    """Nanoseconds given for milliseconds, above all, are told what is taken."""
+    with pytest.raises(InvalidConfigError, match=r"milliseconds, of the years 1678 to 2261"):
+        parse_timestamp(text)
+    assert parse_timestamp("2261-12-31") > parse_timestamp("1678-01-01")
+
+
 def test_write_and_table_options():
     """The sinks have their own options and defaults."""
     assert parse_write_options(BASE | {"subject": "a.b"}).subject == "a.b"
