@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from strandline.client import Client, Producer
 from strandline.errors import InvalidConfigError, InvalidRecordError
@@ -187,6 +187,9 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
         )
     if options.partition_by == "column" and "partition" not in names:
         raise InvalidConfigError("partitionBy 'column' needs a column 'partition' of type int")
+    if options.partition_by == "column" and not _is_integer(schema["partition"].dataType):
+        kind = schema["partition"].dataType.simpleString()
+        raise InvalidConfigError(f"column 'partition' is {kind}, not int; cast it first")
     if options.stream is None and STREAM_COLUMN not in names:
         raise InvalidConfigError(
             "option 'stream' is missing: name the stream to append to, or give rows a column "
@@ -205,3 +208,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
                 f"column '{field.name}' is {field.dataType.simpleString()}, not "
                 f"{' or '.join(allowed)}; cast it first"
             )
+
+
+def _is_integer(kind: DataType) -> bool:
+    return kind.simpleString() in ("tinyint", "smallint", "int", "bigint")

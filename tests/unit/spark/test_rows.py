@@ -75,6 +75,11 @@ def test_a_fingerprint_knows_the_rows_and_not_their_order(values, random, cut):
     [
         ("value STRING", {}, "'stream'"),
         ("value STRING", {"stream": "x", "partitionBy": "column"}, "'partition'"),
+        (
+            "value STRING, partition STRING",
+            {"stream": "x", "partitionBy": "column"},
+            "is string, not int",
+        ),
         ("value STRING, message_id STRING", {"stream": "x"}, "atLeastOnce"),
         ("value STRING, stream INTEGER", {}, "stream"),
     ],
