@@ -74,6 +74,8 @@ ValueFormat = Literal["raw", "json", "avro", "arrow"]
 PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
+Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "none", "uncompressed"]
+"""Parquet's codecs; Spark calls none of them ``none`` or ``uncompressed``."""
 
 C = TypeVar("C", bound=str)
 
@@ -300,6 +302,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     value_format: ValueFormat = options.choice("values", get_args(ValueFormat))
     if value_format != "raw":
         options.required("valueSchema", "a Spark schema as JSON: the columns of the values")
+    compression: Compression = options.choice("compression", get_args(Compression))
     if options.text("deadLetters"):
         options.required("stream", "name the stream that is loaded")
     return TableOptions(
@@ -307,7 +310,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         txn_id=options.text("txnId"),
         batch_id=options.count("batchId", at_least=0) or 0,
         dense_offsets=options.flag("denseOffsets", default=True),
-        compression=options.text("compression") or "zstd",
+        compression="none" if compression == "uncompressed" else compression,
         garbage_age_ms=_GARBAGE_AGE_MS if age is None else age,
         file_bytes=options.count("fileBytes") or _FILE_BYTES,
         table_format=options.choice("tableFormat", get_args(TableFormat)),

@@ -163,6 +163,14 @@ def test_write_and_table_options():
         parse_table_options({})
 
 
+def test_compression_is_a_codec_of_parquet():
+    """Spark's word for none of them is understood, and others are refused before any task."""
+    for given, meant in (("", "zstd"), ("SNAPPY", "snappy"), ("uncompressed", "none")):
+        assert parse_table_options({"path": "/t", "compression": given}).compression == meant
+    with pytest.raises(InvalidConfigError, match="takes zstd, snappy"):
+        parse_table_options({"path": "/t", "compression": "lzo"})
+
+
 def test_every_option_is_documented():
     """docs/spark.md has each option in a table or in the list of the sink."""
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text("utf-8")
