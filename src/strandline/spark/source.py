@@ -37,6 +37,8 @@ COLUMNS: dict[str, DataType] = {
     "value": BinaryType(),
     "headers": MapType(StringType(), BinaryType()),
 }
+NULLABLE = ("key", "value", "headers")
+"""Columns that a record may do without."""
 
 
 class StrandlineSource(DataSource):
@@ -101,7 +103,7 @@ class StrandlineSource(DataSource):
 
 
 def check_columns(schema: StructType) -> None:
-    """Check that a schema is some of the columns of a record, each at most once.
+    """Check that a schema is some of the columns of a record, each at most once, null as it may be.
 
     Raises:
         InvalidConfigError: naming the column and its type.
@@ -117,6 +119,11 @@ def check_columns(schema: StructType) -> None:
             raise InvalidConfigError(
                 f"column '{field.name}' is {kind.simpleString()}, not "
                 f"{field.dataType.simpleString()}; cast it after loading"
+            )
+        if not field.nullable and field.name in NULLABLE:
+            raise InvalidConfigError(
+                f"column '{field.name}' may be null, and Spark would take NOT NULL at its word: "
+                "leave that out"
             )
         if names.count(field.name) > 1:
             raise InvalidConfigError(f"column '{field.name}' is asked for twice")

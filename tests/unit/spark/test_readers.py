@@ -221,6 +221,17 @@ def schema_of(*fields):
     return StructType([StructField(name, COLUMNS[kind]) for name, kind in fields])
 
 
+def test_columns_that_may_be_null_are_not_declared_otherwise():
+    """Spark would answer what asks for nulls without a look: with no row."""
+    for name in ("key", "value", "headers"):
+        schema = StructType([StructField(name, COLUMNS[name], nullable=False)])
+        for method in (source().reader, source().streamReader):
+            with pytest.raises(InvalidConfigError, match=f"'{name}' may be null"):
+                method(schema=schema)
+    offsets = StructType([StructField("offset", COLUMNS["offset"], nullable=False)])
+    assert source().reader(schema=offsets).target.names == ["offset"]
+
+
 def test_only_rows_that_are_records_can_be_appended():
     """A value is needed; types and names are checked before anything runs."""
     check_columns(schema_of(("value", "value"), ("key", "subject"), ("offset", "offset")), WRITE)
