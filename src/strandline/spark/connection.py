@@ -9,6 +9,7 @@ pickled. Must not know Spark.
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -180,18 +181,18 @@ def read_range(
         UnavailableError: the broker could not be reached in time.
     """
     asked = list(dict.fromkeys(("offset", *(c for c in columns if c != "partition"))))
-    position, records = wanted.start, 0
+    left, records = wanted, 0
     retry = Retry(options.retry_timeout_ms)
-    while position < wanted.stop:
+    while left.start < left.stop:
         try:
-            for batch in _open(options, wanted, position=position, columns=asked):
+            for batch in _open(options, left, columns=asked):
                 if batch.num_rows:
                     yield batch
-                    position = batch.column("offset")[-1].as_py() + 1
+                    left = replace(left, start=batch.column("offset")[-1].as_py() + 1)
                     records += batch.num_rows
                     retry.succeeded()
         except (OffsetOutOfRangeError, DataLossError) as error:
-            position = _after_lost_records(options, wanted, position=position, error=error)
+            left = _after_lost_records(options, left, error=error)
         except StrandlineError as error:
             forget_client(options.server)
             retry.wait_or_raise(error)
@@ -210,13 +211,13 @@ def _stream_info(options: ReadOptions) -> StreamInfo:
 
 
 def _open(
-    options: ReadOptions, wanted: OffsetRange, *, position: int, columns: list[str]
+    options: ReadOptions, wanted: OffsetRange, *, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
     return iter(
         client_of(options.server).read(
             options.stream,
             partition=wanted.partition,
-            start=position,
+            start=wanted.start,
             stop=wanted.stop,
             columns=columns,
             subject=options.subject,
@@ -226,18 +227,25 @@ def _open(
 
 
 def _after_lost_records(
-    options: ReadOptions, wanted: OffsetRange, *, position: int, error: StrandlineError
-) -> int:
-    """Where reading can go on after the log's start moved past ``position``."""
+    options: ReadOptions, left: OffsetRange, *, error: StrandlineError
+) -> OffsetRange:
+    """What can be read of a range whose beginning is deleted, or whose end a restored log lacks."""
     found = {state.partition: state for state in stream_state(options).partitions}
-    state = found.get(wanted.partition)
-    if options.fail_on_data_loss or state is None or state.log_start_offset <= position:
+    state = found.get(left.partition)
+    if options.fail_on_data_loss or state is None or not _is_lost(left, state):
         raise DataLossError(
-            f"records from offset {position} of {options.stream}/{wanted.partition} are gone "
+            f"records from offset {left.start} of {options.stream}/{left.partition} are gone "
             f"({error.message}); raise the stream's retention, or set failOnDataLoss=false to go "
             "on without them"
         ) from error
-    return min(state.log_start_offset, wanted.stop)
+    # Of an end that may yet turn out to be committed nothing is cut.
+    stop = left.stop if left.stop <= state.end_max else state.high_watermark
+    return OffsetRange(left.partition, min(max(left.start, state.log_start_offset), stop), stop)
+
+
+def _is_lost(left: OffsetRange, state: PartitionState) -> bool:
+    """Whether a range begins before its log, or ends after it."""
+    return left.start < state.log_start_offset or left.stop > state.end_max
 
 
 def _refuse_short_read(options: ReadOptions, wanted: OffsetRange, *, records: int) -> None:

@@ -75,7 +75,7 @@ PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "none", "uncompressed"]
-"""Parquet's codecs; Spark calls none of them ``none`` or ``uncompressed``."""
+"""Parquet's codecs; the last two, its own word and Spark's, mean none."""
 
 C = TypeVar("C", bound=str)
 

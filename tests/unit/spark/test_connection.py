@@ -140,6 +140,25 @@ def test_lost_records_are_skipped_when_allowed(use, error):
     assert offsets(fail_on_data_loss=False) == []
 
 
+def test_records_that_a_restored_log_lacks_are_passed_over_when_allowed(use):
+    """Of a micro-batch that was planned on a longer log what is there is read, if that is asked."""
+
+    class Restored(FakeClient):
+        def read(self, stream, *, stop, **more):
+            if stop > 100:
+                raise OffsetOutOfRangeError("beyond")
+            return super().read(stream, stop=stop, **more)
+
+    for planned, there in (
+        (OffsetRange(0, 95, 130), [*range(95, 100)]),
+        (OffsetRange(0, 110, 130), []),
+    ):
+        use(Restored())
+        assert offsets(planned, fail_on_data_loss=False) == there
+        with pytest.raises(DataLossError, match="failOnDataLoss=false"):
+            offsets(planned)
+
+
 def test_an_offset_that_never_was_is_not_skipped(use):
     """Out of range for another reason than the log start is an error in any case."""
     use(FakeClient(log_start=0, failures=[(0, OffsetOutOfRangeError("beyond"))]))
