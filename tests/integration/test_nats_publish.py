@@ -176,6 +176,16 @@ async def test_two_streams_on_one_subject(admin, nc, stream):
         assert [row["value"] for row in rows(admin, name)][:20] == [b"%d" % n for n in range(20)]
 
 
+async def test_an_expected_stream_gets_what_its_queue_group_is_given(admin, nc, stream):
+    """Whomever nats-server gives it to, and whosever turn it is: stored there, and acked."""
+    names = [stream(suffix, subject="expected.queue", queue_group="g") for suffix in ("a", "b")]
+    await bound(nc, "expected.queue")
+    js = nc.jetstream()
+    for number in range(20):
+        assert (await js.publish("expected.queue", b"%d" % number, stream=names[0])).seq
+    assert [len(rows(admin, name)) for name in names] == [20, 0]
+
+
 async def test_queue_group_shares(admin, nc, stream):
     """Streams of one group divide the records among them."""
     names = [stream(suffix, subject="shared.queue", queue_group="g") for suffix in ("a", "b")]

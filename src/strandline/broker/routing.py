@@ -105,10 +105,10 @@ class Target:
         "by_key",
         "checks_offsets",
         "is_ours",
-        "is_shared",
         "name",
         "partition",
         "partitions",
+        "queue_group",
         "stream_subject",
     )
 
@@ -116,8 +116,8 @@ class Target:
         config = binding.stream.config
         self.name = config.name
         self.is_ours = binding.is_ours
-        self.is_shared = bool(config.queue_group)
-        """Whether other streams, or brokers, do not hear what it is given."""
+        self.queue_group = config.queue_group
+        """Who of it is given a message is the only one, of all its streams and of all brokers."""
         self.stream_subject = config.subject
         self.answers = config.pub_ack
         """Whether a reply subject gets a PubAck."""
@@ -154,14 +154,17 @@ class Route:
         self.partition = only.partition if only is not None else None
         """Where a record without a key goes, if that is one place; the fast path."""
         self.answers = only is not None and only.answers
-        self.is_shared = only is not None and only.is_shared
+        self.is_shared = only is not None and bool(only.queue_group)
 
-    def targets(self) -> list[Target]:
-        """The streams that get the next record."""
-        return [
+    def targets(self, named: Target | None = None) -> list[Target]:
+        """The streams that get the next record; of its own group the named one does."""
+        taken = [
             group[0] if len(group) == 1 else group[next(self.turns) % len(group)]
             for group in self.groups
         ]
+        if named is None or not named.queue_group:
+            return taken
+        return [named if each.queue_group == named.queue_group else each for each in taken]
 
 
 class RouteTable:
@@ -185,6 +188,13 @@ class RouteTable:
     def route(self, subject: bytes) -> Route:
         """The route of a subject, remembered or found; raises as ``find`` does."""
         return self.remembered.get(subject) or self.find(subject)
+
+    def target(self, subject: str, stream: str) -> Target | None:
+        """The stream of this name, whoever leads it; None if it does not record the subject."""
+        for binding in self._router.match(subject):
+            if binding.stream.config.name == stream:
+                return Target(binding, subject.encode())
+        return None
 
     def find(self, subject: bytes) -> Route:
         """The route of a subject; without groups if nothing records it.

@@ -3,7 +3,8 @@
     header                        meaning
     Nats-Msg-Id                   stored once within the stream's window
     Nats-Expected-Last-Sequence   stored only if the partition's last sequence is this
-    Nats-Expected-Stream          the checks and the ack concern this stream only
+    Nats-Expected-Stream          the checks and the ack concern this stream only; it is the one of
+                                  its queue group that gets the record
     Strandline-Key                the record's key (taken out of the headers)
     Strandline-Tombstone          the value is null: the key is deleted (taken out too)
 
@@ -118,7 +119,7 @@ class Intake:
 
     Args:
         clock: for the times in Liftbridge acks.
-        routes: of all streams, to know whether an expected stream records a subject at all.
+        routes: of all streams, to find an expected stream, if it records a subject at all.
     """
 
     def __init__(self, clock: Clock, routes: RouteTable) -> None:
@@ -150,17 +151,15 @@ class Intake:
                 sink.deliver(reply, error_reply(error))
             return
         expected = publication.expected_stream
-        if expected is not None and not self._is_bound(expected, route.subject):
-            if reply is not None:
-                sink.deliver(reply, stream_mismatch_reply(expected))
-            return
-        for target in route.targets():
+        named = None
+        if expected is not None:
+            named = self._routes.target(route.subject, expected)
+            if named is None:
+                if reply is not None:
+                    sink.deliver(reply, stream_mismatch_reply(expected))
+                return
+        for target in route.targets(named):
             self._append(target, publication, reply, subject=route.subject, sink=sink)
-
-    def _is_bound(self, stream: str, subject: str) -> bool:
-        """Whether the stream records the subject."""
-        groups = self._routes.route(subject.encode()).groups
-        return any(target.name == stream for group in groups for target in group)
 
     def _append(
         self,

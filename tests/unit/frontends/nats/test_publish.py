@@ -158,6 +158,32 @@ def test_expected_stream_that_does_not_record_the_subject(broker, sink, publish)
     assert len(sink.delivered) == 1
 
 
+def test_the_expected_stream_of_a_queue_group_gets_the_record(broker, sink, publish):
+    """Whosever turn it is; also where another broker leads it, which can then be said."""
+    (a,) = broker.add("A", "x", queue_group="g")
+    (b,) = broker.add("B", "x", queue_group="g")
+    (c,) = broker.add("C", "x")
+    for _ in range(3):
+        publish(b"x", reply=b"r", headers=[("Nats-Expected-Stream", b"A")])
+    a.is_led = False
+    publish(b"x", reply=b"r", headers=[("Nats-Expected-Stream", b"A")])
+    broker.turn()
+    assert [len(p.records) for p in (a, b, c)] == [4, 0, 4]
+    assert [ack[1].stream for ack in sink.acks] == ["A"] * 4
+
+
+def test_streams_outside_the_expected_ones_queue_group_take_their_turns(broker, publish):
+    """Another group, and streams of their own, record as ever."""
+    partitions = {
+        name: broker.add(name, "x", queue_group=group)[0]
+        for name, group in [("A", "g"), ("B", "g"), ("C", "h"), ("D", "h"), ("E", "")]
+    }
+    for _ in range(4):
+        publish(b"x", headers=[("Nats-Expected-Stream", b"E")])
+    counts = {name: len(partition.records) for name, partition in partitions.items()}
+    assert counts["A"] + counts["B"] == counts["C"] + counts["D"] == counts["E"] == 4
+
+
 def test_errors_without_reply_are_silent(broker, sink, publish):
     """A refused message without a reply subject is dropped."""
     (a,) = broker.add("A", "x")
