@@ -208,6 +208,28 @@ def test_a_batch_planned_on_a_deleted_stream_is_not_read_from_a_new_one(
     assert table_summary(str(tmp_path / "t")).rows == 0
 
 
+def test_a_first_batch_that_failed_begins_where_it_began(stream_reader, log, tmp_path):
+    """Not at what is the latest record by then: Spark keeps no start of a query's first batch."""
+    stream = log.new_stream(10)
+    frame = stream_reader(stream, startingOffsets="latest", minBytesPerTrigger=1).load()
+
+    def start(rows):
+        writer = rows.writeStream.format("strandline-table")
+        writer = writer.option("checkpointLocation", str(tmp_path / "c"))
+        return writer.start(str(tmp_path / "t"))
+
+    failing = start(frame.where("offset % 2 = 0"))
+    wait_until(failing, lambda progress: progress["batchId"] >= 0)
+    log.append(stream, range(10, 20))
+    with pytest.raises(PySparkException, match="not each offset once"):
+        failing.awaitTermination(90)
+    log.append(stream, range(20, 30))
+    query = start(frame)
+    wait_until_at(query, 30)
+    query.stop()
+    assert table_summary(str(tmp_path / "t")).rows == 20
+
+
 def test_records_lost_before_they_were_read_fail_the_query(stream_reader, log, run):
     """Truncation beyond the checkpoint stops the query instead of leaving a silent hole."""
     stream = log.new_stream(10, segment_bytes=1 << 20)

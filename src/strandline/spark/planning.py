@@ -6,6 +6,7 @@ below its start; offsets leave this module with their partitions in ascending or
 compares them as text. Must not know Spark, the client or the clock.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,18 +71,40 @@ EncodedOffsets = dict[str, int | str]
 """What Spark keeps in a checkpoint: an offset for each partition, and whose they are."""
 
 _IDENTITY = "stream"
+_BEGAN_AT = "began at"
 
 
-def encode_offsets(offsets: Mapping[int, int], *, identity: str) -> EncodedOffsets:
-    """The form Spark stores: text keys, ascending by partition number, the identity last."""
-    numbers: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
-    return numbers | {_IDENTITY: identity}
+def encode_offsets(
+    offsets: Mapping[int, int], *, identity: str, began_at: Mapping[int, int] | None = None
+) -> EncodedOffsets:
+    """The form Spark stores: text keys, ascending by partition number, the identity last.
+
+    Args:
+        offsets: by partition.
+        identity: of the stream.
+        began_at: where the query's first micro-batch begins, if this is its end.
+    """
+    encoded: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
+    encoded[_IDENTITY] = identity
+    if began_at is not None:
+        encoded[_BEGAN_AT] = json.dumps({str(p): began_at[p] for p in sorted(began_at)})
+    return encoded
 
 
 def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
     """The numbers of ``encode_offsets``."""
-    numbers = [key for key in encoded if key != _IDENTITY]
+    numbers = [key for key in encoded if key not in (_IDENTITY, _BEGAN_AT)]
     return {int(key): int(encoded[key]) for key in sorted(numbers, key=int)}
+
+
+def beginning_of(start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Offsets:
+    """Where a micro-batch begins.
+
+    The checkpoint has no start of a query's first one: when that is repeated Spark asks anew where
+    to begin, and by then it would be elsewhere. So its end says it.
+    """
+    began_at = end.get(_BEGAN_AT)
+    return decode_offsets(start if began_at is None else json.loads(str(began_at)))
 
 
 def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) -> None:

@@ -30,6 +30,7 @@ from strandline.spark.planning import (
     Offsets,
     StreamState,
     available_end,
+    beginning_of,
     decode_offsets,
     encode_offsets,
     high_watermarks,
@@ -50,6 +51,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.target = to_arrow_schema(schema, timezone="UTC")
+        self.initial_offsets: Offsets | None = None
         self.final_offsets: Offsets | None = None
         self.waiting_since: float | None = None
         self.progress = Progress(options)
@@ -57,7 +59,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
         """Where a new query starts; a restarted one goes on from its checkpoint."""
         state = stream_state(self.options)
-        first = first_offsets(self.options, state.partitions)
+        first = self.initial_offsets = first_offsets(self.options, state.partitions)
         return encode_offsets(first, identity=state.identity)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
@@ -72,8 +74,8 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch; waits a little if there is nothing to read."""
         begin = decode_offsets(start)
         state, end = self._wait_for_records(start)
-        if self._is_too_little(begin, end, state):
-            return encode_offsets(begin, identity=state.identity)
+        if self._is_too_little(begin, end, state) or end == begin:
+            return start
         if isinstance(limit, ReadMaxRows):
             end = limit_records(begin, end, records_max=limit.max_rows)
         if self.options.bytes_per_trigger_max is not None and not isinstance(
@@ -81,7 +83,8 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             bytes_max = self.options.bytes_per_trigger_max
             end = limit_bytes(begin, end, bytes_max=bytes_max, states=state.partitions)
-        return encode_offsets(end, identity=state.identity)
+        began_at = begin if begin == self.initial_offsets else None
+        return encode_offsets(end, identity=state.identity, began_at=began_at)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         """Note where the stream ends now; the run reads up to there and stops."""
@@ -94,10 +97,10 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: EncodedOffsets, end: EncodedOffsets) -> list[InputPartition]:
         """The tasks of a micro-batch: nothing but its offsets decides them."""
-        # A restarted query begins here with the micro-batch that it had planned; of its first one
-        # the checkpoint has no start, so Spark asks for an initial offset again.
+        # A restarted query begins here with the micro-batch that it had planned. Its end is looked
+        # at, as the start of the first one may have been asked for again.
         refuse_other_stream(end, stream_state(self.options))
-        ranges = plan_ranges(decode_offsets(start), decode_offsets(end), self.options)
+        ranges = plan_ranges(beginning_of(start, end), decode_offsets(end), self.options)
         return [RangePartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

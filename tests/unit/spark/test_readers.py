@@ -1,5 +1,6 @@
 """Spark's readers and writers called directly, without a JVM; the broker is a few numbers."""
 
+import json
 import pickle
 
 import pyarrow as pa
@@ -81,6 +82,21 @@ def test_what_spark_pickles_survives(broker):
 def test_the_formats_have_their_names():
     """Spark finds both by these names."""
     assert (StreamFormat.name(), TableFormat.name()) == ("strandline", "strandline-table")
+
+
+def test_a_first_batch_that_is_repeated_begins_where_it_began(broker):
+    """A query that is killed in it asks for its first offsets again, and records have come."""
+    before, every = reader(startingOffsets="latest"), ReadAllAvailable()
+    start = before.initialOffset()
+    broker.extents = {0: (0, 120), 1: (0, 60)}
+    end = json.loads(json.dumps(before.latestOffset(start, every)))
+    broker.extents = {0: (0, 150), 1: (0, 60)}
+    after = reader(startingOffsets="latest")
+    planned = after.partitions(after.initialOffset(), end)
+    assert [each.range for each in planned] == [OffsetRange(0, 100, 120), OffsetRange(1, 50, 60)]
+    assert after.latestOffset(end, every) == encoded(150, 60)
+    broker.extents[0] = (0, 120)
+    assert after.latestOffset(end, every) == end, "nothing new is nothing else either"
 
 
 def test_a_query_starts_where_it_is_told(broker):
