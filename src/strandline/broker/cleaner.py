@@ -15,6 +15,7 @@ from strandline.broker.partition import Partition
 from strandline.clock import Clock
 from strandline.config import StreamConfig
 from strandline.errors import StrandlineError, UnavailableError
+from strandline.protocol.put import PRODUCER_MEMORY_S
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -113,8 +114,13 @@ class Cleaner:
         log = partition.log
         compactor = self._compactors.get(log)
         if compactor is None:
-            delay_ms = partition.config.tombstone_delay_ms
-            compactor = Compactor(log, disk=self._disk, tombstone_delay_ms=delay_ms)
+            compactor = Compactor(
+                log,
+                disk=self._disk,
+                tombstone_delay_ms=partition.config.tombstone_delay_ms,
+                ids_ms=partition.config.dedup_window_ms,
+                numbers_ms=PRODUCER_MEMORY_S * 1000,
+            )
             self._compactors[log] = compactor
         now_ns = self._clock.now_ns()
         if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):

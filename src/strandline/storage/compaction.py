@@ -4,8 +4,10 @@ Rules: only sealed segments that a checkpoint has passed are rewritten, one file
 to ``.cleaned``, is synced, and takes the old name; readers of the old file keep it. Records keep
 their offsets, and logs stay dense (``compaction_rewrite``). Records without a key stay. A null
 value stays visible for the delay, so that readers learn of the deletion, and until every replica
-has it, so that none keeps what was deleted; then it goes. A segment with damage in it is left as it
-is. Deciding and writing may take long and run on any thread; ``apply`` belongs to the log's thread.
+has it, so that none keeps what was deleted; then it goes. What retries are told by stays as long as
+they may come: young batches with message ids, and one record of numbered ones. A segment with
+damage in it is left as it is. Deciding and writing may take long and run on any thread; ``apply``
+belongs to the log's thread.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ from strandline.types import Offset, TimestampNs
 
 DIRTY_SHARE = 0.1
 """A run waits until this share of the stable bytes is new."""
+_NEVER_NS = 1 << 63
 
 
 class Rewritten(NamedTuple):
@@ -47,18 +50,37 @@ class Compaction(NamedTuple):
 
 
 class Compactor:
-    """Compacts one log; remembers how far it has got so that idle logs cost nothing."""
+    """Compacts one log; remembers how far it has got so that idle logs cost nothing.
 
-    def __init__(self, log: Log, *, disk: Disk, tombstone_delay_ms: int) -> None:
+    Args:
+        log: of the partition.
+        disk: the file system.
+        tombstone_delay_ms: for so long null values stay visible.
+        ids_ms: for so long message ids are remembered; 0: they are not.
+        numbers_ms: for so long the numbers of producers are; 0: they are not.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        disk: Disk,
+        tombstone_delay_ms: int,
+        ids_ms: int = 0,
+        numbers_ms: int = 0,
+    ) -> None:
         self._log = log
         self._disk = disk
         self._delay_ns = tombstone_delay_ms * 1_000_000
+        self._ids_ms = ids_ms
+        self._numbers_ms = numbers_ms
         self._done_before = -1
         self._tombstone_due_ns = 0
         self._tombstone_first = 0
+        self._held_due_ns = 0
 
     def is_due(self, *, now_ns: TimestampNs, tombstones_below: Offset) -> bool:
-        """Whether a run may find something: new sealed segments, or null values past the delay.
+        """Whether a run may find something: new sealed segments, or what had to stay for a while.
 
         Args:
             now_ns: for the age of null values.
@@ -69,6 +91,8 @@ class Compactor:
             return False
         is_seen = self._tombstone_first < tombstones_below
         if is_seen and self._tombstone_due_ns and now_ns >= self._tombstone_due_ns:
+            return True
+        if self._held_due_ns and now_ns >= self._held_due_ns:
             return True
         dirty = sum(segment.size for segment in stable if segment.base_offset >= self._done_before)
         return dirty > DIRTY_SHARE * sum(segment.size for segment in stable)
@@ -86,7 +110,7 @@ class Compactor:
         Args:
             below: records from here on may yet be undone; they replace nothing, and stay.
             tombstones_below: null values from here on stay: a replica may not have them yet.
-            now_ns: for the age of null values.
+            now_ns: for the age of null values, and of what retries are told by.
             counts: whether the records of a batch do; others go, and replace nothing. None: all do.
 
         Raises:
@@ -96,20 +120,31 @@ class Compactor:
         """
         stable = self._log.stable_segments
         oldest_ns = now_ns - self._delay_ns
-        scope = Scope(below, counts or (lambda _: True), tombstones_below, oldest_ns, self._log)
+        scope = Scope(
+            below,
+            counts or (lambda _: True),
+            tombstones_below,
+            oldest_ns,
+            ids_from_ns=_since(now_ns, self._ids_ms),
+            numbers_from_ns=_since(now_ns, self._numbers_ms),
+            log=self._log,
+        )
         keys = survey(scope)
         rewritten: list[Rewritten] = []
         tombstones: list[Tombstone] = []
+        held_ns: list[int] = []
         records = 0
         for segment in stable:
             rewrite = Rewrite(segment, keys, scope, disk=self._disk)
             rewrite.write()
             tombstones += rewrite.tombstones
+            held_ns += rewrite.held_ns
             if rewrite.new is not None:
                 rewritten.append(Rewritten(segment, rewrite.new))
                 records += rewrite.records_removed
         if stable:
             self._done_before = stable[-1].next_offset
+        self._held_due_ns = now_ns + min(held_ns) + 1 if held_ns else 0
         self._tombstone_due_ns = 0
         if tombstones and keys.is_whole:  # damage holds them all; no use in looking every time
             self._tombstone_due_ns = min(tombstones).time_ns + self._delay_ns + 1
@@ -137,3 +172,8 @@ class Compactor:
             self._disk.sync_directory(old.path.parent)
             with contextlib.suppress(DiskFullError):  # an index is rebuilt when it is missing
                 new.write_indexes()
+
+
+def _since(now_ns: TimestampNs, memory_ms: int) -> int:
+    """What is not older is remembered: nothing if there is no memory."""
+    return now_ns - memory_ms * 1_000_000 if memory_ms else _NEVER_NS

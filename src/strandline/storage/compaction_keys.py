@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.record.batch import Attributes, BatchHeader
+from strandline.record.batch import NO_PRODUCER, Attributes, BatchHeader
 from strandline.record.codec import decode_batches
 from strandline.storage.log import Log
 from strandline.storage.segment_reads import Hole
@@ -32,14 +32,29 @@ class Scope(NamedTuple):
         counts: of the batches below.
         tombstones_below: null values from here on may not have been seen by every replica.
         oldest_tombstone_ns: null values that are not older stay.
+        ids_from_ns: batches with message ids that are not older stay whole.
+        numbers_from_ns: of numbered batches that are not older a record stays.
     """
 
     below: Offset
     counts: Counts
     tombstones_below: Offset
     oldest_tombstone_ns: int
+    ids_from_ns: int
+    numbers_from_ns: int
     log: Log
     """Who opens and seals what is encrypted."""
+
+    def ids_held_ns(self, header: BatchHeader) -> int:
+        """For how long a retry may still be told by message ids of a batch; -1: not at all."""
+        has_ids = header.attributes & Attributes.MESSAGE_IDS
+        return header.last_timestamp - self.ids_from_ns if has_ids else -1
+
+    def numbers_held_ns(self, header: BatchHeader) -> int:
+        """As ``ids_held_ns``, by a producer's numbers; a transaction that has ended takes none."""
+        is_over = header.attributes & Attributes.TRANSACTIONAL
+        is_numbered = header.producer_id != NO_PRODUCER and not is_over
+        return header.last_timestamp - self.numbers_from_ns if is_numbered else -1
 
 
 @dataclass(slots=True)

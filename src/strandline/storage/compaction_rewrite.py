@@ -52,12 +52,14 @@ class Rewrite:
         new: what is to take the segment's place, after ``write``; None: it is fine as it is.
         records_removed: by this run.
         tombstones: null values that stay.
+        held_ns: for how long records stay that would go if no retry were told by them.
     """
 
     def __init__(self, segment: Segment, keys: Keys, scope: Scope, *, disk: Disk) -> None:
         self.new: Segment | None = None
         self.records_removed = 0
         self.tombstones: list[Tombstone] = []
+        self.held_ns: list[int] = []
         self._segment = segment
         self._keys = keys
         self._scope = scope
@@ -133,8 +135,10 @@ class Rewrite:
             return found.view
         batch = rows(self._scope.log.opened(found.view))
         keep = self._keep(batch, header)
+        if not any(keep) and self._is_held(self._scope.numbers_held_ns(header)):
+            keep[-1] = True
         kept = keep.count(True)
-        if kept == len(keep):
+        if kept == len(keep) or self._is_held(self._scope.ids_held_ns(header)):
             return found.view
         if kept:
             smaller = _encode(batch.filter(pa.array(keep)), header)
@@ -144,6 +148,12 @@ class Rewrite:
                 return found.view  # the gaps would take more than the records did
         self.records_removed += len(keep) - kept
         return smaller if kept else None
+
+    def _is_held(self, held_ns: int) -> bool:
+        """Whether something stays for so long."""
+        if held_ns >= 0:
+            self.held_ns.append(held_ns)
+        return held_ns >= 0
 
     def _reveals_deleted(self, batch: pa.RecordBatch, keep: list[bool]) -> bool:
         """Whether a record that may go is of a deleted key, whose null value waits for it to go."""
@@ -228,13 +238,17 @@ class _Writer:
 
 
 def _encode(batch: pa.RecordBatch, header: BatchHeader) -> bytearray:
-    """A batch of the rows that stay, at their offsets and times, for the offsets it had."""
+    """A batch of the rows that stay, at their offsets and times, for the offsets it had.
+
+    With its producer's numbers, which are of as many records as it stands for.
+    """
     base = header.base_offset
     stamp = Stamp(
         base_offset=base,
         leader_epoch=header.leader_epoch,
         timestamp_ns=header.first_timestamp,
         compression=_CODEC_NAMES[header.codec],
+        producer=header.producer,
     )
     return encode_arrow(
         batch,

@@ -2,17 +2,21 @@
 
 import asyncio
 
+import pyarrow as pa
 import pytest
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.errors import UnknownStreamError
-from strandline.record.codec import decode_batches
+from strandline.protocol.put import PRODUCER_MEMORY_S
+from strandline.record.codec import MESSAGE_ID_HEADER, decode_batches
 from strandline.storage.faulty_disk import FaultyDisk
-from strandline.types import LogId, PartitionName
+from strandline.types import LogId, PartitionName, ProducerStamp
 
 pytestmark = pytest.mark.usefixtures("without_spares")
+
+ID = [{"headers": [(MESSAGE_ID_HEADER, b"id-%d" % turn)]} for turn in range(2)]
 
 
 @pytest.fixture
@@ -85,6 +89,40 @@ async def test_compaction_keeps_the_newest_of_each_key(cleaned):
     assert partition.read(0, 1 << 20).size > 0
     await cleaned.fill(1)
     assert partition.high_watermark == 301
+
+
+async def test_a_retry_is_known_after_compaction_and_a_restart(
+    open_broker, make_stream, answers, kit, clock
+):
+    """By its message id within the window, and by a producer's numbers."""
+    broker = await open_broker(cleaner_interval_ms=10**9)
+    partition = await make_stream(broker, compact=True)
+
+    def number(sequence, token):
+        rows = pa.RecordBatch.from_pydict({"key": [b"n"], "value": [b"." * 2000]})
+        stamp = ProducerStamp(7, 0, sequence)
+        partition.append_arrow(rows, responder=answers, token=token, producer=stamp)
+
+    for turn in range(2):
+        kit.put(partition, answers, f"id-{turn}", key=b"k", message_id=f"id-{turn}", **ID[turn])
+        number(turn, f"number-{turn}")
+        await answers.wait(2 * turn + 2)
+    partition.log.roll()
+    await broker._checkpoints.checkpoint()
+    await broker._cleaner.clean()
+    await broker.stop()
+    broker = await open_broker(cleaner_interval_ms=10**9)
+    partition = broker.stream("s").partition(0)
+    kit.put(partition, answers, "id again", key=b"k", message_id="id-0", **ID[0])
+    number(0, "number again")
+    await answers.wait(6)
+    assert answers.duplicates == {"id again", "number again"}
+    assert (answers.acks["id again"], answers.acks["number again"]) == (0, 1)
+    clock.advance_ms(PRODUCER_MEMORY_S * 1000 + 1)
+    partition.log.roll()
+    await broker._checkpoints.checkpoint()
+    await broker._cleaner.clean()
+    assert broker.telemetry.compaction_records == 2
 
 
 async def test_a_failing_round_is_tried_again(cleaned, disk, caplog):

@@ -7,18 +7,27 @@ import pytest
 
 from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import Attributes, iter_headers, read_header
-from strandline.record.codec import Stamp, decode_batches, encode_records
+from strandline.record.codec import (
+    MESSAGE_ID_HEADER,
+    NOBODY,
+    Stamp,
+    decode_batches,
+    encode_records,
+)
 from strandline.storage.compaction import Compactor
 from strandline.storage.log import Log
 from strandline.storage.scan import OFFSET_MAX
 from strandline.storage.walk import walk
+from strandline.types import ProducerStamp
 
 
-def put(log, records, *, time_ns=0, compression="none", epoch=0):
+def put(log, records, *, time_ns=0, compression="none", epoch=0, producer=NOBODY, ids=None):
     """Append one batch of (key, value) records."""
     keys, values = zip(*records, strict=True)
-    stamp = Stamp(log.log_end_offset, epoch, time_ns, compression)
+    stamp = Stamp(log.log_end_offset, epoch, time_ns, compression, producer)
     headers = [[("h", b"%d" % i)] for i in range(len(keys))]
+    if ids is not None:
+        headers = [[(MESSAGE_ID_HEADER, each)] for each in ids]
     has_keys = any(key is not None for key in keys)
     batch = bytes(
         encode_records(values, ["s"], stamp, keys=keys if has_keys else None, headers=headers)
@@ -236,6 +245,73 @@ def test_a_compacted_log_is_copied_batch_by_batch(log, compact, tmp_path, disk):
     copy.flush()
     again = Log.open(tmp_path / "copy", disk=disk, segment_bytes=500, segment_age_ms=10, at=at)
     assert batches(again) == batches(log)
+
+
+@pytest.fixture
+def remembering(log, disk):
+    """A compactor of a log whose message ids count for 2 ms and producers' numbers for 5 ms."""
+    return Compactor(log, disk=disk, tombstone_delay_ms=1, ids_ms=2, numbers_ms=5)
+
+
+def run(compactor, *, now_ns):
+    """A compaction from beginning to end; how many records it has removed."""
+    done = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=now_ns)
+    compactor.apply(done)
+    return done.records_removed
+
+
+def test_message_ids_stay_as_long_as_they_count(log, remembering):
+    """Young batches with ids stay whole, others do not; later one is looked for again."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)], time_ns=10, ids=[b"x", b"y"])
+    put(log, [(b"a", b"2" + VALUE), (b"b", b"2" + VALUE)], time_ns=10)
+    put(log, [(b"a", b"3" + VALUE)], time_ns=20)
+    settle(log)
+    assert run(remembering, now_ns=2_000_010) == 1
+    assert [offset for offset, _, _ in rows(log)] == [0, 1, 3, 4]
+    assert not remembering.is_due(now_ns=2_000_010, tombstones_below=OFFSET_MAX)
+    assert remembering.is_due(now_ns=2_000_011, tombstones_below=OFFSET_MAX)
+    assert run(remembering, now_ns=2_000_011) == 2
+    assert [offset for offset, _, _ in rows(log)] == [3, 4]
+    assert not remembering.is_due(now_ns=10**10, tombstones_below=OFFSET_MAX)
+
+
+def test_ids_that_do_not_count_hold_nothing_up(log, compact):
+    """Without deduplication a batch with ids is compacted as any other."""
+    put(log, [(b"a", b"1" + VALUE)], ids=[b"x"])
+    put(log, [(b"a", b"2" + VALUE)], ids=[b"y"])
+    settle(log)
+    assert compact().records_removed == 1
+
+
+def test_the_numbers_of_producers_stay_as_long_as_they_count(log, remembering):
+    """Something stays of each young batch, and with it the numbers of all its records."""
+    first, second, third = (ProducerStamp(7, 1, sequence) for sequence in (0, 2, 3))
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)], producer=first)
+    put(log, [(b"a", b"2" + VALUE)], producer=second)
+    put(log, [(b"a", b"3" + VALUE)], producer=third)
+    settle(log)
+    assert run(remembering, now_ns=5_000_000) == 1
+    assert [offset for offset, _, _ in rows(log)] == [1, 2, 3]
+    headers = [h for _, h in iter_headers(log.read(0, 1 << 20).buffer)]
+    assert [h.producer for h in headers] == [first, second, third]
+    assert [h.last_offset_delta + 1 for h in headers] == [2, 1, 1]
+    assert remembering.is_due(now_ns=5_000_001, tombstones_below=OFFSET_MAX)
+    assert run(remembering, now_ns=5_000_001) == 1
+    assert [offset for offset, _, _ in rows(log)] == [1, 3]
+
+
+def test_a_deleted_key_stays_deleted_while_its_records_are_held(log, remembering):
+    """A null value waits for an older record that a retry may be told by."""
+    put(log, [(b"a", b"1" + VALUE)], time_ns=1_500_000, ids=[b"x"])
+    put(log, [(b"a", None)], time_ns=0)
+    put(log, [(b"b", b"1")])
+    settle(log)
+    for _ in range(2):
+        run(remembering, now_ns=3_500_000)
+    assert rows(log)[:2] == [(0, b"a", b"1" + VALUE), (1, b"a", None)]
+    for _ in range(2):
+        run(remembering, now_ns=3_500_001)
+    assert rows(log) == [(2, b"b", b"1")]
 
 
 def test_uncommitted_records_replace_nothing(log, compact):
