@@ -157,7 +157,7 @@ class Broker(BrokerBase):
             try:
                 # Logs first: a stream in the metadata without logs would be in the way.
                 stream = self._make_stream(image)
-                self._store.apply(command)
+                self._apply(command)
             except StrandlineError:
                 self._remove_logs(image.partitions)
                 raise
@@ -180,7 +180,7 @@ class Broker(BrokerBase):
         async with self._admin:
             stream = self.stream(name)
             self._check_available()
-            self._store.apply(DeleteStream(name=name))
+            self._apply(DeleteStream(name=name))
             self._streams = {key: s for key, s in self._streams.items() if key != name}
             gone = UnknownStreamError(f"stream {name!r} was deleted")
             for partition in stream.partitions:
@@ -260,7 +260,7 @@ class Broker(BrokerBase):
         """
         async with self._admin:
             self._check_available()
-            self._store.apply(command)
+            self._apply(command)
             self._bar_partitions()
             self._tell_image()
 
@@ -339,7 +339,7 @@ class Broker(BrokerBase):
         """The first of ``PRODUCER_IDS`` new ids."""
         async with self._admin:
             self._check_available()
-            after = self._store.apply(AllocateProducerIds(count=PRODUCER_IDS))
+            after = self._apply(AllocateProducerIds(count=PRODUCER_IDS))
             return after.next_producer_id - PRODUCER_IDS
 
     # Inside
@@ -349,7 +349,21 @@ class Broker(BrokerBase):
         """What streams there are."""
         return self._store.image
 
+    def _apply(self, command: Command) -> MetadataImage:
+        """As ``MetadataStore.apply``; nothing is acked while nobody knows what a start would find.
+
+        Raises:
+            InvalidRequestError, UnavailableError: as there.
+        """
+        try:
+            return self._store.apply(command)
+        except UnavailableError as error:
+            if not self._store.is_certain:
+                self.turn.poison(error)
+            raise
+
     def _open_storage(self) -> Recovered:
+        self._store.restore()
         return open_storage(self.data_dir, self._store.image, self.config, disk=self.disk)
 
     def _make_stream(self, image: StreamImage) -> Stream:

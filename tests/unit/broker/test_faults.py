@@ -416,3 +416,29 @@ async def test_a_record_that_cannot_be_encoded_harms_no_other(
     kit.put(one, answers, "again")
     await settle(broker, answers, 10)
     assert answers.acks["again"] == 1
+
+
+@pytest.mark.parametrize("times", [1, 1 << 30])
+async def test_a_stream_whose_deletion_failed_is_there_after_a_restart(
+    open_broker, make_stream, answers, disk, kit, settle, times
+):
+    """Nothing is acked while it is not certain that the next start finds it."""
+    broker = await open_broker()
+    partition = await make_stream(broker)
+    kit.put(partition, answers, "a")
+    await settle(broker, answers, 1)
+    disk.fail("names", "/data", times=times)
+    with pytest.raises(LogPoisonedError):
+        await broker.delete_stream("s")
+    kit.put(partition, answers, "b")
+    await answers.wait(2)
+    assert ("b" in answers.acks) == (times == 1)
+    disk.mend()
+    await healed(broker, kit)
+    kit.put(partition, answers, "c")
+    await settle(broker, answers, 3)
+    stored = kit.values(partition)
+    assert "c" in answers.acks
+    await broker.stop()
+    broker = await open_broker()
+    assert kit.values(broker.stream("s").partition(0)) == stored

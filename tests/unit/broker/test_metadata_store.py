@@ -75,6 +75,32 @@ def test_a_failed_write_leaves_the_old_image(store, tmp_path, disk, operation, c
     assert found in (image, store.preview(create("b")))
 
 
+def test_an_image_whose_name_is_not_durable_is_taken_back(store, tmp_path, disk):
+    """A failed command changed nothing, in memory and on disk."""
+    store.apply(create("a"))
+    disk.fail("names", times=1)
+    with pytest.raises(LogPoisonedError):
+        store.apply(DeleteStream(name="a"))
+    assert store.is_certain
+    assert opened(tmp_path, disk).image == store.image
+    assert "a" in store.image.streams
+
+
+def test_what_cannot_be_taken_back_is_not_certain(store, tmp_path, disk):
+    """Until the file is that of the current image again."""
+    store.apply(create("a"))
+    disk.fail("names")
+    with pytest.raises(LogPoisonedError):
+        store.apply(DeleteStream(name="a"))
+    assert not store.is_certain
+    with pytest.raises(LogPoisonedError):
+        store.restore()
+    disk.mend()
+    store.restore()
+    assert store.is_certain
+    assert opened(tmp_path, disk).image == store.image
+
+
 def test_a_deletion_needs_no_space(store, tmp_path, disk, monkeypatch):
     """On a full disk the reserve is given up for it; a creation is refused."""
     store.apply(create("a"))
