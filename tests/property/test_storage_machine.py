@@ -20,6 +20,7 @@ from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import iter_headers, read_header
 from strandline.record.codec import Stamp, encode_records
 from strandline.storage.faulty_disk import FaultyDisk, Unsynced, keep_all, keep_nothing
+from strandline.storage.inspect import inspect_directory
 from strandline.storage.log import Log
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId
@@ -85,13 +86,23 @@ class StorageMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.open = None
         plans = {
-            model.log_id: LogPlan(self.root / "logs" / str(model.log_id), SEGMENT_BYTES, 10**6)
+            model.log_id: LogPlan(self.directory(model), SEGMENT_BYTES, 10**6)
             for model in self.models.values()
         }
+        self.inspect(plans)
         self.open = recover(self.root / "data", plans, disk=self.disk, file_bytes=JOURNAL_BYTES)
         assert self.open.report.damage == [], "nothing was damaged, or lost"
         for model in self.models.values():
             self.compare_after_recovery(model)
+
+    def directory(self, model: Model) -> Path:
+        return self.root / "data" / "logs" / f"{model.log_id:08d}"
+
+    def inspect(self, plans: dict[LogId, LogPlan]) -> None:
+        """Nothing is missed that is not lost: whatever was cut, removed, deleted, or not synced."""
+        reports = inspect_directory(self.root / "data", verify=True, known=set(plans))
+        damaged = [r.findings for r in reports if r.is_damaged and "index" not in r.kind]
+        assert damaged == [], "an index may be torn, and is made anew"
 
     def compare_after_recovery(self, model: Model) -> None:
         log = self.log(model)
@@ -235,7 +246,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.open.logs.pop(gone.log_id).delete()
         model = self.models[slot] = Model(self.next_id)
         self.next_id += 1
-        directory = self.root / "logs" / str(model.log_id)
+        directory = self.directory(model)
         self.open.logs[model.log_id] = Log.open(
             directory, disk=self.disk, segment_bytes=SEGMENT_BYTES, segment_age_ms=10**6
         )

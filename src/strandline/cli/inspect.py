@@ -1,6 +1,6 @@
 """``strandline inspect``: what a data directory holds and what is damaged in it, read-only."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,9 @@ from strandline.errors import CorruptBatchError, InvalidRequestError, Unavailabl
 if TYPE_CHECKING:
     from strandline.storage.inspect import FileReport
 
+METADATA_NAME = "metadata.json"
+CLUSTER_NAME = "broker.json"
+"""What a broker of a cluster has instead."""
 EPILOG = examples(
     "strandline inspect strandline-data",
     "strandline inspect strandline-data --no-verify",
@@ -43,8 +46,10 @@ def inspect(
 ) -> None:
     """List and verify what is in a data directory, or dump one file of it. Changes nothing.
 
-    Damage is named by file and byte position; then the exit code is 1. What a crash left torn is
-    not damage: the next start cuts it. Beside a running broker the newest bytes may look torn.
+    Damage, and what the last checkpoint counts on and is not there, is named by file and byte
+    position; then the exit code is 1. What a crash left torn is not damage: the next start cuts
+    it. Beside a running broker the newest bytes may look torn. In a file by itself torn and
+    damaged look the same.
     """
     if path.is_file():
         _dump(path, output)
@@ -53,13 +58,17 @@ def inspect(
         raise InvalidRequestError(
             f"{path} is neither a broker's data directory nor the directory of a log"
         )
-    names, unreadable = {}, None
+    names, known, unreadable = {}, None, None
     try:
-        names = _log_names(path)
+        if (path / METADATA_NAME).exists():
+            names = _log_names(path)
+            known = {int(name) for name in names}
+        else:
+            _check_metadata_missing(path)
     except CorruptBatchError as error:
         unreadable = error
     try:
-        reports = list(_verified(path, verify=verify))
+        reports = list(_verified(path, verify=verify, known=known))
     except FileNotFoundError as error:
         raise UnavailableError(
             f"{error.filename} went away: a running broker deletes segments; inspect again"
@@ -76,11 +85,31 @@ def inspect(
 
 
 def _is_ours(path: Path) -> bool:
-    known = any((path / name).exists() for name in ("metadata.json", "checkpoint.json", "journal"))
+    known = any((path / name).exists() for name in (METADATA_NAME, "checkpoint.json", "journal"))
     return known or any(path.glob("*.log"))
 
 
-def _verified(path: Path, *, verify: bool) -> "Iterator[FileReport]":
+def _check_metadata_missing(path: Path) -> None:
+    """A broker of a cluster has its metadata in a log; one that never had a stream has none.
+
+    Raises:
+        CorruptBatchError: it must have been there.
+    """
+    from strandline.storage.checkpoint import load_checkpoint
+    from strandline.storage.disk import Disk
+
+    if (path / CLUSTER_NAME).exists():
+        return
+    checkpoint = load_checkpoint(path, disk=Disk())
+    if (checkpoint is not None and checkpoint.logs) or any(path.glob("logs/*/*.log")):
+        raise CorruptBatchError(
+            "there are records, and the file that says of which streams is missing: restore it "
+            "from a backup",
+            file=str(path / METADATA_NAME),
+        )
+
+
+def _verified(path: Path, *, verify: bool, known: Collection[int] | None) -> "Iterator[FileReport]":
     """The reports, with a bar while they are made."""
     from strandline.storage.inspect import inspect_directory
 
@@ -93,7 +122,7 @@ def _verified(path: Path, *, verify: bool) -> "Iterator[FileReport]":
             advance(done - shown)
             shown = done
 
-        yield from inspect_directory(path, verify=verify, on_progress=on_progress)
+        yield from inspect_directory(path, verify=verify, known=known, on_progress=on_progress)
 
 
 def _log_names(path: Path) -> dict[str, str]:
@@ -159,11 +188,15 @@ def _as_json(report: "FileReport", root: Path, names: Mapping[str, str]) -> dict
 
 def _dump(file: Path, output: OutputFormat) -> None:
     """A file piece by piece."""
-    from strandline.storage.inspect import dump_file
+    from strandline.storage.inspect import DAMAGED, dump_file
 
+    is_damaged = False
     for position, fields in dump_file(file):
+        is_damaged = is_damaged or not fields.keys().isdisjoint(DAMAGED)
         if output is OutputFormat.json:
             print_json({"position": position, **fields})
         else:
             shown = "  ".join(f"{key}={value}" for key, value in fields.items())
             print_line(f"{position:>12}  {shown}")
+    if is_damaged:
+        raise typer.Exit(EXIT_ERROR)

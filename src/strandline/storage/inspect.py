@@ -3,16 +3,17 @@
 Every file gets one ``FileReport``; each piece of damage in it is a ``Finding`` with its position.
 Rules: opens nothing for writing and never repairs; believes batches, not indexes; what follows the
 last checkpoint and is not intact is called torn, because recovery will take it from the journal.
+What the checkpoint counts on and is not there is damage (``missing``).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from strandline.errors import CorruptBatchError
 from strandline.storage.checkpoint import FILE_NAME as CHECKPOINT_NAME
-from strandline.storage.checkpoint import Checkpoint, LogCheckpoint, load_checkpoint
+from strandline.storage.checkpoint import Checkpoint, load_checkpoint
 from strandline.storage.disk import Disk
 from strandline.storage.journal_scan import (
     SUFFIX,
@@ -24,6 +25,14 @@ from strandline.storage.journal_scan import (
 from strandline.storage.log_birth import BIRTH_NAME, birth_of
 from strandline.storage.log_cut import CUT_NAME, cut_of
 from strandline.storage.log_start import START_NAME, parse_start
+from strandline.storage.missing import (
+    QUORUM_LOG,
+    Durable,
+    Missing,
+    durable_part,
+    find_missing,
+    is_cut_since,
+)
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
 from strandline.storage.scan import header_at
@@ -78,25 +87,33 @@ class FileReport:
         self.findings.append(Finding(self.file, position, severity, message))
 
 
+DAMAGED = frozenset({"damaged_until", "has_damaged_batch"})
+"""What pieces of a dump have that are damaged."""
+
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""
 
 
 def inspect_directory(
-    path: Path, *, verify: bool, on_progress: Progress | None = None
+    path: Path,
+    *,
+    verify: bool,
+    known: Collection[int] | None = None,
+    on_progress: Progress | None = None,
 ) -> Iterator[FileReport]:
     """Report on every file of a broker's data directory, the journal first.
 
     Args:
         path: the data directory, or the directory of one log.
         verify: read every batch and check its checksum; else only headers of files.
+        known: ids of the logs that the metadata knows; None: it is not there, or not in a file.
         on_progress: told after each file.
 
     Raises:
         LogPoisonedError: the directory cannot be read.
     """
     disk = Disk()
-    inspection = _Inspection(path, disk=disk, verify=verify)
+    inspection = _Inspection(path, disk=disk, verify=verify, known=known)
     total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     done = 0
     for report in inspection.run():
@@ -109,20 +126,58 @@ def inspect_directory(
 class _Inspection:
     """One run over a directory."""
 
-    def __init__(self, path: Path, *, disk: Disk, verify: bool) -> None:
+    def __init__(
+        self, path: Path, *, disk: Disk, verify: bool, known: Collection[int] | None
+    ) -> None:
         self._path = path
         self._disk = disk
         self._verify = verify
+        self._known = known
         self._checkpoint = Checkpoint()
+        self._journal = JournalScan()
+        self._cut: set[int] = set()
+        """Logs that were cut since the checkpoint, without a note: by an early version."""
+        self._short: dict[Path, Missing] = {}
+        """Files that end too early."""
 
     def run(self) -> Iterator[FileReport]:
         """All reports."""
         if (self._path / CHECKPOINT_NAME).exists():
             yield self._inspect_checkpoint()
+        directories = {log_id: self._directory(log_id) for log_id in self._checkpoint.logs}
+        # Before anything that takes long: beside a running broker much may go away meanwhile.
+        missing = list(
+            find_missing(self._checkpoint, directories, disk=self._disk, known=self._known)
+        )
         if (self._path / JOURNAL_NAME).is_dir():
             yield from self._inspect_journal(self._path / JOURNAL_NAME)
+        for each in missing:
+            if is_cut_since(each, self._journal):
+                self._cut.add(each.log_id)
+                continue
+            if each.file.is_file():
+                self._short[each.file] = each
+                continue
+            report = FileReport(each.file, "segment", 0)
+            report.add("damage" if each.is_certain else "note", 0, each.message)
+            yield report
         for directory in sorted({file.parent for file in self._path.rglob(f"*{LOG_SUFFIX}")}):
             yield from self._inspect_log(directory)
+
+    def _directory(self, log_id: int) -> Path:
+        """Where a broker keeps a log."""
+        where = "quorum" if log_id == QUORUM_LOG else f"logs/{log_id:08d}"
+        return self._path / where
+
+    def _durable(self, directory: Path) -> Durable | None:
+        """What the checkpoint says of a log, and the log's own notes after it."""
+        number = str(QUORUM_LOG) if directory.name == "quorum" else directory.name
+        if not number.isdigit() or not self._checkpoint.sequence or int(number) in self._cut:
+            return None
+        try:
+            return durable_part(directory, int(number), self._checkpoint, self._disk)
+        except CorruptBatchError:
+            return None  # the file that is damaged says so itself
 
     def _inspect_checkpoint(self) -> FileReport:
         report = self._report(self._path / CHECKPOINT_NAME, "checkpoint")
@@ -139,7 +194,7 @@ class _Inspection:
 
     def _inspect_journal(self, directory: Path) -> Iterator[FileReport]:
         after = self._checkpoint.sequence
-        scan = scan_directory(directory, disk=self._disk, after_sequence=after)
+        scan = self._journal = scan_directory(directory, disk=self._disk, after_sequence=after)
         for stub in scan.stubs:
             report = self._report(stub, "journal")
             report.add("note", 0, "creation was cut short; it will be removed")
@@ -174,26 +229,26 @@ class _Inspection:
             for name in names
             if name.endswith(LOG_SUFFIX) and name.removesuffix(LOG_SUFFIX).isdigit()
         )
-        at = self._checkpoint.logs.get(int(directory.name)) if directory.name.isdigit() else None
+        durable = self._durable(directory)
         for base, limit in zip(bases, [*bases, -1][1:], strict=True):
-            yield from self._inspect_segment(directory, base, limit=limit, at=at)
+            yield from self._inspect_segment(directory, base, limit=limit, durable=durable)
         for name in sorted(names):
             if not name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIMES_SUFFIX)):
                 yield self._inspect_other(directory / name)
 
     def _inspect_segment(
-        self, directory: Path, base: int, *, limit: int, at: LogCheckpoint | None
+        self, directory: Path, base: int, *, limit: int, durable: Durable | None
     ) -> Iterator[FileReport]:
         """A segment and its indexes; ``limit`` is the next one's first offset, -1 for the last."""
         segment = _open(directory, base, disk=self._disk, limit=limit)
         report = self._report(segment.path, "segment")
         report.facts = {"base_offset": base}
-        durable = segment.size
-        if limit < 0 or (at is not None and base > at.segment_base):
-            durable = 0
-        if at is not None and base == at.segment_base:
-            durable = at.position
-        places = _verify_segment(segment, report, durable=durable) if self._verify else None
+        extent = _extent(segment, limit, durable)
+        short = self._short.get(segment.path)
+        if short is not None:
+            report.add("damage", short.position, short.message)
+            extent = extent._replace(until=extent.first)
+        places = _verify_segment(segment, report, extent=extent) if self._verify else None
         yield report
         for suffix, kind in ((INDEX_SUFFIX, KIND_OFFSETS), (TIMES_SUFFIX, KIND_TIMES)):
             if segment.path.with_suffix(suffix).exists():
@@ -261,16 +316,40 @@ def _open(directory: Path, base: int, *, disk: Disk, limit: int) -> Segment:
     return segment
 
 
-def _verify_segment(segment: Segment, report: FileReport, *, durable: int) -> dict[int, int]:
+class _Extent(NamedTuple):
+    """How much of a segment was durable: up to a position, and the records in a range."""
+
+    position: int
+    first: int
+    until: int
+
+
+def _extent(segment: Segment, limit: int, durable: Durable | None) -> _Extent:
+    """What must be in a segment; ``limit`` as for ``_inspect_segment``."""
+    if durable is None:
+        return _Extent(segment.size if limit >= 0 else 0, 0, 0)
+    base, at = segment.base_offset, durable.at
+    if base > at.segment_base:
+        return _Extent(0, 0, 0)
+    if base == at.segment_base:
+        return _Extent(at.position, durable.start, at.log_end_offset)
+    until = min(limit, at.segment_base) if limit >= 0 else at.segment_base
+    return _Extent(segment.size, durable.start, until)
+
+
+def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) -> dict[int, int]:
     """Check every batch; the base offset of each by its position."""
     places: dict[int, int] = {}
     records = 0
     end = segment.base_offset
+    reached = end
 
     def on_hole(hole: Hole) -> None:
+        nonlocal reached
         known = hole.next_position >= 0 or hole.next_offset < (1 << 63) - 1
         until = f" to {hole.next_offset - 1}" if known else " on"
-        if hole.position < durable:
+        reached = hole.next_offset
+        if hole.position < extent.position:
             message = f"damaged: records {hole.first_offset}{until} cannot be read"
             report.add("damage", hole.position, message)
         else:
@@ -280,9 +359,16 @@ def _verify_segment(segment: Segment, report: FileReport, *, durable: int) -> di
     for found in walk(segment, on_hole=on_hole):
         places[found.position] = found.header.base_offset
         records += found.header.record_count
-        if found.header.base_offset < end:
+        base = found.header.base_offset
+        if base < end:
             report.add("damage", found.position, "offsets go back")
-        end = found.header.next_offset
+        elif max(reached, extent.first) < base and found.position < extent.position:
+            lost = f"records {max(reached, extent.first)} to {base - 1} are missing"
+            report.add("damage", found.position, lost)
+        end = reached = found.header.next_offset
+    if max(reached, extent.first) < extent.until:
+        lost = f"records {max(reached, extent.first)} to {extent.until - 1} are missing"
+        report.add("damage", segment.size, lost)
     report.facts |= {"next_offset": end, "batches": len(places), "records": records}
     return places
 
@@ -327,15 +413,15 @@ def _dump_journal(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, in
     for file in scan.files:
         for entry in file.entries():
             parts = entry.parts(file.view)
-            yield (
-                entry.position,
-                {
-                    "sequence": entry.sequence,
-                    "synced_sequence": entry.synced_sequence,
-                    "length": entry.length,
-                    "parts": " ".join(f"{log_id}:{len(part)}" for log_id, part in parts),
-                },
-            )
+            fields: dict[str, int | str] = {
+                "sequence": entry.sequence,
+                "synced_sequence": entry.synced_sequence,
+                "length": entry.length,
+                "parts": " ".join(f"{log_id}:{len(part)}" for log_id, part in parts),
+            }
+            if not batches_intact(entry, file.view):
+                fields["has_damaged_batch"] = "true"
+            yield entry.position, fields
 
 
 def _dump_segment(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:

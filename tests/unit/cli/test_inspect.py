@@ -106,6 +106,70 @@ def test_damaged_metadata_does_not_hide_the_rest(stopped, run):
         metadata.write_bytes(intact)
 
 
+def test_missing_metadata_is_told(stopped, run):
+    """Records without the file that says of which streams: the rest is listed, exit code 1."""
+    metadata = stopped / "metadata.json"
+    intact = metadata.read_bytes()
+    metadata.unlink()
+    try:
+        result = run(stopped)
+        assert result.exit_code == 1
+        assert "metadata.json" in result.stderr
+        assert f"records={RECORDS}" in result.stdout
+    finally:
+        metadata.write_bytes(intact)
+
+
+def test_a_missing_log_is_named(stopped, run):
+    """A stream's directory that is gone is damage, in a listing for programs too."""
+    logs = segment_of(stopped).parent
+    aside = stopped / "aside"
+    logs.rename(aside)
+    try:
+        result = run(stopped)
+        assert result.exit_code == 1
+        assert f"records 0 to {RECORDS - 1} are missing" in result.stdout
+        [damaged] = [
+            report
+            for report in map(json.loads, run(stopped, "--output", "json").stdout.splitlines())
+            if report["damaged"]
+        ]
+        assert damaged["partition"] == "orders/0"
+    finally:
+        aside.rename(logs)
+    assert run(stopped).exit_code == 0
+
+
+def test_a_damaged_file_by_itself_is_told(stopped, run, tmp_path):
+    """The dump of a file with a flipped bit in its last batch goes on, and exits with code 1."""
+    copy = tmp_path / segment_of(stopped).name
+    intact = segment_of(stopped).read_bytes()
+    copy.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+    result = run(copy)
+    assert result.exit_code == 1
+    assert "damaged_until" in result.stdout
+
+
+def test_a_compacted_and_a_deleted_stream_are_not_missed(run, tmp_path):
+    """Nor what retention took, and a stream that never had a record."""
+    often = {"cleaner_interval_ms": 50, "journal": {"checkpoint_interval_ms": 50}}
+    with Server(data_dir=tmp_path, **often) as url, strandline.connect(url) as client:
+        client.create_stream("keys", compact=True, segment_bytes=64 << 10)
+        client.create_stream("short", retention_records=5, segment_bytes=64 << 10)
+        client.create_stream("gone")
+        client.create_stream("empty")
+        for number in range(200):
+            client.append("keys", bytes(2000), key=b"%d" % (number % 3))
+            client.append("short", bytes(2000))
+        client.append("gone", b"v")
+        client.delete_stream("gone")
+        client.truncate_before("keys", 60)
+        while sum(log.stat().st_size for log in tmp_path.glob("logs/00000001/*.log")) > 200_000:
+            client.list_streams()  # until it is compacted
+    result = run(tmp_path)
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize("content", [b"", b"x" * 100])
 def test_what_is_not_ours_is_refused(run, tmp_path, content):
     """Another directory or file is an error with a code, not a listing of nothing."""

@@ -1,11 +1,15 @@
 """Inspection: every file listed, damage named by file and position, nothing changed."""
 
+import shutil
+
 import pytest
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import read_header
+from strandline.storage.checkpoint import load_checkpoint
 from strandline.storage.disk import Disk
 from strandline.storage.inspect import dump_file, inspect_directory
+from strandline.storage.log_birth import note_birth
 from strandline.storage.recovery import LogPlan, recover
 from strandline.types import LogId
 
@@ -132,6 +136,97 @@ def test_torn_journal_entry(data_dir):
     report.file.write_bytes(data)
     found = [f for f in findings(data_dir) if f.file == report.file]
     assert [(f.position, f.severity) for f in found] == [(last, "torn")]
+
+
+def damage(path, **options):
+    """File, position and message of all damage in a directory."""
+    reports = inspect_directory(path, verify=True, **options)
+    found = [f for report in reports for f in report.findings if f.severity == "damage"]
+    return [(f.file.name, f.position, f.message) for f in found]
+
+
+def checkpointed(data_dir):
+    """The segment that the checkpoint ends in, and what it says of it."""
+    at = load_checkpoint(data_dir, disk=Disk()).logs[1]
+    return data_dir / "logs" / "00000001" / f"{at.segment_base:020d}.log", at
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_segment_cut_below_the_checkpoint_is_damage(data_dir, verify):
+    """Also where it is cut between two batches, and without reading what is left."""
+    segment, at = checkpointed(data_dir)
+    first = read_header(segment.read_bytes()).length
+    for later in segment.parent.glob("*.log"):
+        if later > segment:
+            later.unlink()
+    segment.write_bytes(segment.read_bytes()[:first])
+    found = [f for f in findings(data_dir, verify=verify) if f.severity == "damage"]
+    assert [(f.file, f.position) for f in found] == [(segment, first)]
+    assert f"ends {at.position - first} bytes early" in found[0].message
+
+
+def test_a_segment_cut_behind_the_checkpoint_is_not(data_dir):
+    """What follows the checkpoint is the journal's to bring back, also whole segments."""
+    segment, at = checkpointed(data_dir)
+    for later in segment.parent.glob("*.log"):
+        if later > segment:
+            later.unlink()
+    segment.write_bytes(segment.read_bytes()[: at.position])
+    assert damage(data_dir) == []
+
+
+def test_missing_segments_are_damage(data_dir):
+    """The last that the checkpoint knows, and one in the middle, by the records they held."""
+    segment, at = checkpointed(data_dir)
+    whole = segment.read_bytes()
+    segment.unlink()
+    told = f"records {at.segment_base} to {at.log_end_offset - 1} are missing, or some of them"
+    assert damage(data_dir) == [(segment.name, 0, told)]
+    segment.write_bytes(whole)
+    before, middle, after = sorted(segment.parent.glob("*.log"))[:3]
+    middle.unlink()
+    told = f"records {int(middle.stem)} to {int(after.stem) - 1} are missing"
+    assert damage(data_dir) == [(before.name, before.stat().st_size, told)]
+
+
+def test_a_missing_log_is_damage_unless_it_was_deleted(data_dir):
+    """Where nobody can tell it is noted."""
+    shutil.rmtree(data_dir / "logs" / "00000001")
+    [(_, _, message)] = damage(data_dir, known={1})
+    assert message == "records 0 to 29 are missing, or some of them"
+    assert damage(data_dir, known=()) == []
+    assert damage(data_dir) == []
+    [finding] = findings(data_dir)
+    assert "unless this copy was deleted" in finding.message
+
+
+def test_what_was_removed_on_purpose_is_not_missed(data_dir, make_batch):
+    """Cut, truncated, restarted, compacted or made anew since the checkpoint, and then killed."""
+    plans = {LogId(n): LogPlan(data_dir / "logs" / f"{n:08d}", 1000, 0) for n in range(1, 6)}
+    storage = recover(data_dir, plans, disk=Disk(), file_bytes=32 << 10)
+    for number in range(2, 6):
+        for turn in range(30):
+            batch = make_batch(turn, size=100)
+            storage.logs[number].append(batch, read_header(batch))
+            storage.journal.append([(LogId(number), batch)])
+    storage.journal.sync()
+    for _ in range(2):
+        pending = storage.checkpointer.begin(storage.logs)
+        storage.checkpointer.write(pending)
+        storage.checkpointer.finish(pending)
+    storage.logs[1].truncate_to(12)
+    storage.logs[2].truncate_to(28)
+    storage.logs[3].truncate_before(30)
+    storage.logs[4].restart_at(100)
+    storage.logs[5].delete()
+    note_birth(plans[5].directory, storage.journal, disk=Disk())
+    assert damage(data_dir, known=set(plans)) == []
+    for number, turn in ((1, 12), (2, 28), (3, 30), (4, 100)):
+        batch = make_batch(turn, size=900)
+        storage.logs[number].append(batch, read_header(batch))
+        storage.journal.append([(LogId(number), batch)])
+    storage.journal.sync()
+    assert damage(data_dir, known=set(plans)) == []
 
 
 def test_strange_files_are_noted(data_dir):
