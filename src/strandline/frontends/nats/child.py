@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
-from strandline.frontends.nats.routes import Routes, tls_lines
+from strandline.frontends.nats.routes import Routes, quoted, tls_lines
 from strandline.frontends.tasks import end_task, start_task
 from strandline.storage.disk import FULL
 
@@ -244,14 +244,14 @@ class NatsServerChild:
         return lines[-1] if lines else "its log is empty"
 
     def _configuration(self) -> str:
-        """Its configuration file. Strings are quoted as JSON, which its format accepts."""
-        log_file = json.dumps(str(self._directory / "nats-server.log"))
+        """Its configuration file."""
+        log_file = quoted(str(self._directory / "nats-server.log"))
         return "\n".join(
             (
                 "# Written by Strandline at every start; changes are lost.",
-                f"host: {json.dumps(self._host)}",
+                f"host: {quoted(self._host)}",
                 f"port: {self.port or -1}",
-                f"ports_file_dir: {json.dumps(str(self._directory))}",
+                f"ports_file_dir: {quoted(str(self._directory))}",
                 f"log_file: {log_file}",
                 f"logfile_size_limit: {LOG_BYTES_MAX}",
                 "logfile_max_num: 2",
@@ -277,8 +277,8 @@ def _patience_s(error: UnavailableError | OSError) -> float:
 def _write_private(file: Path, text: str) -> None:
     """Write what only its owner may read: nats-servers show each other a secret that is in it."""
     file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        opened.write(text)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(os.fsencode(text))
 
 
 async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -> bool:

@@ -1,6 +1,6 @@
 """How nats-servers of a cluster meet, as lines of a nats-server's configuration.
 
-Strings are quoted as JSON, which its format accepts. Must not know the process.
+Must not know the process.
 """
 
 import json
@@ -37,15 +37,15 @@ class Routes(NamedTuple):
     def configuration(self) -> Iterator[str]:
         """The lines of nats-server's configuration."""
         yield "cluster {"
-        yield f"  name: {json.dumps(self.cluster)}"
-        yield f"  host: {json.dumps(self.host)}"
+        yield f"  name: {quoted(self.cluster)}"
+        yield f"  host: {quoted(self.host)}"
         yield f"  port: {self.port}"
         login = ""
         if self.secret:
             login = f"{ROUTE_USER}:{quote(self.secret, safe='')}@"
-            yield f"  authorization {{ user: {ROUTE_USER}, password: {json.dumps(self.secret)} }}"
+            yield f"  authorization {{ user: {ROUTE_USER}, password: {quoted(self.secret)} }}"
         urls = [f"nats-route://{login}{bracketed(host)}:{port}" for host, port in self.others]
-        yield f"  routes: {json.dumps(urls)}"
+        yield f"  routes: {quoted(urls)}"
         if self.tls.authority:
             yield from tls_lines(self.tls, indent="  ")
         yield "}"
@@ -63,5 +63,10 @@ def tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
     yield f"{indent}}}"
 
 
+def quoted(value: str | list[str]) -> str:
+    """A string, or a list of them, as its format has it: JSON with every letter as it is."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _quoted_path(file: str) -> str:
-    return json.dumps(str(Path(file).resolve()))
+    return quoted(str(Path(file).resolve()))

@@ -56,6 +56,13 @@ async def test_starts_on_a_free_port_and_stops(start_child):
     assert child.pid is None
 
 
+@pytest.mark.parametrize("name", ["ключ d'\"#$x", os.fsdecode(b"z\xff")])
+async def test_its_directory_may_have_any_name(start_child, tmp_path, name):
+    """Letters of any language, quotes, and bytes that are no text at all."""
+    child = await start_child(directory=tmp_path / name)
+    assert child.port > 0
+
+
 async def test_is_restarted_on_the_same_port(start_child, until):
     """Killed again and again, it comes back where it was."""
     restarts = []

@@ -17,6 +17,12 @@ def test_names_the_others():
     ]
 
 
+def test_names_may_be_of_any_language():
+    """They stand there as they are: nats-server does not read JSON's escapes."""
+    lines = list(Routes("nørd", "h", 1, ()).configuration())
+    assert '  name: "nørd"' in lines
+
+
 def test_secret_is_quoted_twice():
     """In the address as part of a URL, in the login as a string."""
     routes = Routes("c", "h", 1, (("o", 2),), secret='a/"@')
