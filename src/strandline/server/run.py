@@ -1,7 +1,8 @@
 """A broker as a process: event loop, signals, exit code.
 
-SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0; a second one ends
-the process at once, which loses nothing that was acked. SIGHUP has certificates looked at.
+SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0, also while it is
+starting; a second one ends the process at once, which loses nothing that was acked. SIGHUP has
+certificates looked at.
 """
 
 import asyncio
@@ -90,7 +91,8 @@ def _run(
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, request_stop, number)
         app = BrokerApp(config, clock=clock, disk=disk)
-        await app.start()
+        if not await _start(app, stop):
+            return
         if certificate_files(config):  # else it ends the process, as ever
             loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
         ready = {**app.ready_line(), "pid": os.getpid()}
@@ -101,6 +103,25 @@ def _run(
     uvloop.run(main())
     logger.info("stopped")
     return 0
+
+
+async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
+    """Start; False if ``stop`` was set first: then nothing is left running.
+
+    Raises:
+        StrandlineError: it cannot start.
+    """
+    starting = asyncio.create_task(app.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+    try:
+        await starting
+    except asyncio.CancelledError:
+        return False
+    return True
 
 
 def raise_open_files_limit() -> None:

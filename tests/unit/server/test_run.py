@@ -5,10 +5,14 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
+import threading
 
 import pytest
+from msgspec.structs import replace
 
+from strandline.broker.lock import DataDirLock
 from strandline.config import BrokerConfig, NatsConfig
 from strandline.errors import UnavailableError
 from strandline.server.run import raise_open_files_limit, run_broker
@@ -57,6 +61,27 @@ def test_a_signal_ends_it_with_code_0(config, number):
     assert line["pid"] == os.getpid()
     assert line["nats_port"]
     assert signal.getsignal(number) == signal.SIG_DFL, "a second one would end it at once"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_start_that_waits(config, tmp_path, number):
+    """With code 0, before anything was announced; the data directory is free."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def signal_once_it_waits():
+            waiting.append(silent.accept())
+            os.kill(os.getpid(), number)
+
+        waiting, lines = [], []
+        accepting = threading.Thread(target=signal_once_it_waits)
+        accepting.start()
+        servers = (f"nats://127.0.0.1:{silent.getsockname()[1]}",)
+        config = replace(config, nats=NatsConfig(servers=servers, ingest_port=-1))
+        assert run_broker(config, on_ready=lines.append) == 0
+        accepting.join()
+        waiting[0][0].close()
+    assert not lines
+    DataDirLock(tmp_path / "data").release()
 
 
 def test_a_broker_that_cannot_start_raises(config, tmp_path):
