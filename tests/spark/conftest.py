@@ -64,8 +64,8 @@ def class_archive(directory, base):
     stamps = "".join(f"{file}{file.stat().st_mtime_ns}" for file in made_of)
     archive = directory / f"{hashlib.sha256(stamps.encode()).hexdigest()[:16]}.jsa"
     if not archive.exists():
-        for old in directory.iterdir():
-            old.unlink()
+        for old in directory.glob("*.jsa"):
+            old.unlink(missing_ok=True)
         making = directory / f"{os.getpid()}"
         command = [sys.executable, str(JOBS / "archive.py"), str(making)]
         subprocess.run(command, stdout=sys.stderr, timeout=300, check=False)

@@ -3,7 +3,7 @@
     python archive.py FILE
 
 It does a little of what tests do: reads a stream, counts over windows of time, writes a table.
-Java 13 and later write such an archive when they exit, which whoever runs this has to wait for.
+Java 13 and later write such an archive when they exit, which this waits for.
 """
 
 import os
@@ -39,4 +39,7 @@ with Server() as server, tempfile.TemporaryDirectory() as directory:
         .start(f"{directory}/table")
     )
     query.awaitTermination()
+    java = spark.sparkContext._gateway.proc
     spark.stop()
+java.stdin.close()
+java.wait()
