@@ -175,7 +175,7 @@ class _Inspection:
         if not number.isdigit() or not self._checkpoint.sequence or int(number) in self._cut:
             return None
         try:
-            return durable_part(directory, int(number), self._checkpoint, self._disk)
+            return durable_part(directory, int(number), self._checkpoint, disk=self._disk)
         except CorruptBatchError:
             return None  # the file that is damaged says so itself
 

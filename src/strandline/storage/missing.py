@@ -53,7 +53,7 @@ class Missing(NamedTuple):
 
 
 def durable_part(
-    directory: Path, log_id: int, checkpoint: Checkpoint, disk: Disk
+    directory: Path, log_id: int, checkpoint: Checkpoint, *, disk: Disk
 ) -> Durable | None:
     """What must be in a log's files; None if nothing is known to be.
 
@@ -97,7 +97,7 @@ def find_missing(
             if name.endswith(LOG_SUFFIX) and name.removesuffix(LOG_SUFFIX).isdigit()
         }
         try:
-            durable = durable_part(directory, log_id, checkpoint, disk)
+            durable = durable_part(directory, log_id, checkpoint, disk=disk)
         except CorruptBatchError:
             continue  # that is told elsewhere, and what it hides is not known
         if durable is None or not durable.has_records:
