@@ -22,7 +22,7 @@ from strandline.cli import (
     stream,
     token,
 )
-from strandline.cli.output import OutputFormat, OutputOption, examples, print_done
+from strandline.cli.output import OutputFormat, OutputOption, examples, print_done, reports_errors
 
 app = typer.Typer(
     add_completion=False,
@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 
 
+@reports_errors
 def version(*, output: OutputOption = OutputFormat.text) -> None:
     """Print the version."""
     from strandline.version import __version__

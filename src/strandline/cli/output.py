@@ -4,6 +4,7 @@ Rules: with ``--output json`` every line on standard output is one JSON document
 line on standard error either way, with the stable code from docs/errors.md.
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -16,7 +17,12 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from strandline.errors import InvalidConfigError, StrandlineError
+from strandline.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    StrandlineError,
+    UnavailableError,
+)
 
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -120,7 +126,10 @@ def print_error(error: StrandlineError, output: OutputFormat) -> None:
 
 
 def reports_errors(command: Command) -> Command:
-    """Turn a ``StrandlineError`` of a command into one line and exit code 1."""
+    """Turn a ``StrandlineError`` of a command into one line and exit code 1.
+
+    So, too, what files, the output and the arguments do to it: bugs alone show where they are.
+    """
 
     @functools.wraps(command)
     def run(*args: Any, output: OutputFormat = OutputFormat.text, **kwargs: Any) -> None:
@@ -132,11 +141,35 @@ def reports_errors(command: Command) -> Command:
         except ModuleNotFoundError as error:
             print_error(_not_installed(error), output)
             raise typer.Exit(EXIT_ERROR) from error
+        except UnicodeEncodeError as error:
+            print_error(_not_encodable(error), output)
+            raise typer.Exit(EXIT_ERROR) from error
         except BrokenPipeError:
-            # The reader of our output has gone, as `| head` does; nobody is left to tell.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget_output()  # its reader has gone, as `| head` does; nobody is left to tell
+        except OSError as error:
+            place = "standard output" if error.filename is None else repr(error.filename)
+            print_error(UnavailableError(f"cannot use {place}: {error.strerror}"), output)
+            if error.filename is None:
+                _forget_output()
+            raise typer.Exit(EXIT_ERROR) from error
 
     return run  # type: ignore[return-value] # functools.wraps keeps the signature
+
+
+def _forget_output() -> None:
+    """Let what is still to be written go nowhere, or Python would fail in writing it at the end."""
+    with contextlib.suppress(OSError):  # it is no file, in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _not_encodable(error: UnicodeEncodeError) -> StrandlineError:
+    """Which text is to blame: arguments that are not UTF-8 have surrogates for those bytes."""
+    text = error.object[max(error.start - 20, 0) : error.end + 20]
+    if any("\ud800" <= letter <= "\udfff" for letter in error.object[error.start : error.end]):
+        return InvalidRequestError(f"an argument is not UTF-8: {text!a}")
+    return InvalidConfigError(
+        f"{text!a} cannot be written in {error.encoding}: set PYTHONUTF8=1, or another locale"
+    )
 
 
 def _not_installed(error: ModuleNotFoundError) -> StrandlineError:

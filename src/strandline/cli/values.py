@@ -50,8 +50,11 @@ def parse_place(text: str, now: datetime | None = None) -> Place:
     if text.isdecimal():
         return int(text)
     if text.startswith("-"):
-        ago = timedelta(milliseconds=parse_duration(text[1:]))
-        return (now or datetime.now(UTC)) - ago
+        try:
+            ago = timedelta(milliseconds=parse_duration(text[1:]))
+            return (now or datetime.now(UTC)) - ago
+        except OverflowError as error:
+            raise typer.BadParameter(f"{text!r} is longer ago than any record") from error
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:

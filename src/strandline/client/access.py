@@ -7,6 +7,7 @@ import secrets
 import time
 
 from strandline.client.brokers import Brokers
+from strandline.errors import InvalidRequestError
 from strandline.protocol import access
 from strandline.security.acl import Kind, Operation, Rule, check_rule
 from strandline.security.principal import check_user_name
@@ -74,12 +75,15 @@ class AccessControl:
             days: after which it is worth nothing; None: never.
 
         Raises:
-            InvalidRequestError: not a name for a principal.
+            InvalidRequestError: not a name for a principal, or days that no clock can count.
             NotAllowedError: the caller does not administer the cluster.
         """
         check_user_name(principal)
         text = token_text(secrets.token_bytes(ID_BYTES + SECRET_BYTES))
-        expires_ns = 0 if days is None else time.time_ns() + int(days * S_PER_DAY * 1e9)
+        try:
+            expires_ns = 0 if days is None else time.time_ns() + int(days * S_PER_DAY * 1e9)
+        except (OverflowError, ValueError) as error:
+            raise InvalidRequestError(f"days is {days}; None is for ever") from error
         body = access.AddToken(
             id=token_id(text) or "",
             principal=principal,

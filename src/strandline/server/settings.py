@@ -244,6 +244,8 @@ def _refuse_impossible(config: BrokerConfig) -> None:
     _refuse_half_tls(config.tls)
     _refuse_open_auth(config.auth, config)
     _refuse_impossible_cluster(config.cluster)
+    if not config.host:
+        raise InvalidConfigError("host is empty; 0.0.0.0 listens on every address of this machine")
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
     if not 0 <= config.scrub_bytes_per_s <= NUMBER_MAX:

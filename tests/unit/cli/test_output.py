@@ -1,6 +1,9 @@
 """What commands print."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -94,6 +97,43 @@ def test_a_command_that_fails_exits_1(capsys):
     assert "no space" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         buggy()
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (OSError(28, "No space left on device"), "standard output: No space left on device"),
+        (FileExistsError(17, "File exists", "/a/b"), "'/a/b': File exists"),
+        (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "no"), "not UTF-8: 'a\\udcff' (invalid_requ"),
+        (UnicodeEncodeError("ascii", "caf\u00e9", 3, 4, "no"), "cannot be written in ascii"),
+    ],
+)
+def test_what_files_and_arguments_do_is_one_line(capsys, failure, said):
+    """A full disk behind the output, a file in the way, bytes that are no text: exit code 1."""
+
+    @reports_errors
+    def command(*, output=OutputFormat.text):
+        raise failure
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_output_that_cannot_be_written_is_one_line():
+    """Also where the rest is written as Python ends."""
+    with Path("/dev/full").open("w") as full:
+        command = (sys.executable, "-m", "strandline.cli", "version")
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    wanted = "error: cannot use standard output: No space left on device (unavailable)\n"
+    assert done.stderr == wanted
 
 
 def test_progress_stays_off_standard_output(capsys):

@@ -63,7 +63,9 @@ def test_places_in_a_stream(text, place):
     assert parse_place(text, NOW) == place
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-", "1.5", "2026-13-01"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-", "1.5", "2026-13-01", "-9999999w", "-999999999999999w"]
+)
 def test_what_is_no_place_is_a_usage_error(text):
     """The error lists what a place may be."""
     with pytest.raises(typer.BadParameter):

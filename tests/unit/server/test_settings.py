@@ -142,6 +142,7 @@ def test_variables_of_the_cli_and_of_kubernetes_are_not_settings():
         ({"flight_port": -1}, "flight_port is -1"),
         ({"http_port": -2}, "a port is -1 to 65535"),
         ({"http_port": 9293}, "http_port and flight_port are both 9293"),
+        ({"host": ""}, "host is empty"),
         ({"data_dir": ""}, "data_dir is empty"),
         ({"limits": {"turn_records": 0}}, "limits.turn_records is 0; it must be at least 1"),
         ({"journal": {"file_bytes": 10**40}}, "is 10{40}; it must be at most"),

@@ -127,7 +127,6 @@ class NatsServerChild:
             UnavailableError: there is no binary, or it ends (a port in use, mostly), or cannot
                 write its files, on a full disk for a minute.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._binary = find_binary()
         await self._launch_first()
         self._keeper = start_task(self._keep(), "nats-server-keeper")
@@ -197,6 +196,7 @@ class NatsServerChild:
             TimeoutError: its port is not known in time.
             OSError: its configuration cannot be written.
         """
+        self._directory.mkdir(parents=True, exist_ok=True)
         config = self._directory / "nats-server.conf"
         _write_private(config, self._configuration())
         launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()))

@@ -63,6 +63,13 @@ async def test_its_directory_may_have_any_name(start_child, tmp_path, name):
     assert child.port > 0
 
 
+async def test_a_file_in_its_directorys_place_is_told(start_child, tmp_path):
+    """At once: it will not go away by itself."""
+    (tmp_path / "nats").write_text("")
+    with pytest.raises(UnavailableError, match="File exists"):
+        await start_child()
+
+
 async def test_is_restarted_on_the_same_port(start_child, until):
     """Killed again and again, it comes back where it was."""
     restarts = []
