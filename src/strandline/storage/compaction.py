@@ -5,9 +5,9 @@ to ``.cleaned``, is synced, and takes the old name; readers of the old file keep
 their offsets, and logs stay dense (``compaction_rewrite``). Records without a key stay. A null
 value stays visible for the delay, so that readers learn of the deletion, and until every replica
 has it, so that none keeps what was deleted; then it goes. What retries are told by stays as long as
-they may come: young batches with message ids, and one record of numbered ones. A segment with
-damage in it is left as it is. Deciding and writing may take long and run on any thread; ``apply``
-belongs to the log's thread.
+they may come: young batches with message ids, and a record of each producer's last batch (as Kafka
+keeps it). A segment with damage in it is left as it is. Deciding and writing may take long and run
+on any thread; ``apply`` belongs to the log's thread.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ class Scope(NamedTuple):
         tombstones_below: null values from here on may not have been seen by every replica.
         oldest_tombstone_ns: null values that are not older stay.
         ids_from_ns: batches with message ids that are not older stay whole.
-        numbers_from_ns: of numbered batches that are not older a record stays.
+        numbers_from_ns: of a producer's last numbered batch, if it is not older, a record stays.
     """
 
     below: Offset
@@ -65,17 +65,23 @@ class Keys:
         newest: the offset of each key's newest record.
         deleted: whose newest record is a null value.
         shadowed: of those, whose older records are still in the log.
+        last_numbered: of each producer that is still known, where its last batch begins.
         is_whole: False if some of the log is damaged: then nobody knows what else there is.
     """
 
     newest: dict[bytes, int] = field(default_factory=dict)
     deleted: set[bytes] = field(default_factory=set)
     shadowed: set[bytes] = field(default_factory=set)
+    last_numbered: dict[int, Offset] = field(default_factory=dict)
     is_whole: bool = True
 
     def may_forget(self, key: bytes) -> bool:
         """Whether a key's null value is all that is left of it."""
         return self.is_whole and key not in self.shadowed
+
+    def tells_numbers(self, header: BatchHeader) -> bool:
+        """Whether it is by this batch that a producer's next one is known."""
+        return self.last_numbered.get(header.producer_id) == header.base_offset
 
     def note(self, key: bytes, offset: int, *, is_null: bool) -> None:
         """A record, newer than those before."""
@@ -107,6 +113,8 @@ def survey(scope: Scope) -> Keys:
         for found in walk(segment, on_hole=on_hole):
             if found.header.next_offset > scope.below:
                 break
+            if scope.numbers_held_ns(found.header) >= 0:
+                keys.last_numbered[found.header.producer_id] = found.header.base_offset
             if found.header.attributes & Attributes.KEYS and scope.counts(found.header):
                 _note_batch(keys, found, scope.log)
     return keys

@@ -135,7 +135,11 @@ class Rewrite:
             return found.view
         batch = rows(self._scope.log.opened(found.view))
         keep = self._keep(batch, header)
-        if not any(keep) and self._is_held(self._scope.numbers_held_ns(header)):
+        if (
+            not any(keep)
+            and self._keys.tells_numbers(header)
+            and self._is_held(self._scope.numbers_held_ns(header))
+        ):
             keep[-1] = True
         kept = keep.count(True)
         if kept == len(keep) or self._is_held(self._scope.ids_held_ns(header)):

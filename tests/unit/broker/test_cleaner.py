@@ -98,15 +98,17 @@ async def test_a_retry_is_known_after_compaction_and_a_restart(
     broker = await open_broker(cleaner_interval_ms=10**9)
     partition = await make_stream(broker, compact=True)
 
-    def number(sequence, token):
+    def number(sequence, token, who=7):
         rows = pa.RecordBatch.from_pydict({"key": [b"n"], "value": [b"." * 2000]})
-        stamp = ProducerStamp(7, 0, sequence)
+        stamp = ProducerStamp(who, 0, sequence)
         partition.append_arrow(rows, responder=answers, token=token, producer=stamp)
 
     for turn in range(2):
         kit.put(partition, answers, f"id-{turn}", key=b"k", message_id=f"id-{turn}", **ID[turn])
         number(turn, f"number-{turn}")
         await answers.wait(2 * turn + 2)
+    number(0, "newer", who=8)
+    await answers.wait(5)
     partition.log.roll()
     await broker._checkpoints.checkpoint()
     await broker._cleaner.clean()
@@ -114,10 +116,10 @@ async def test_a_retry_is_known_after_compaction_and_a_restart(
     broker = await open_broker(cleaner_interval_ms=10**9)
     partition = broker.stream("s").partition(0)
     kit.put(partition, answers, "id again", key=b"k", message_id="id-0", **ID[0])
-    number(0, "number again")
-    await answers.wait(6)
+    number(1, "number again")
+    await answers.wait(7)
     assert answers.duplicates == {"id again", "number again"}
-    assert (answers.acks["id again"], answers.acks["number again"]) == (0, 1)
+    assert (answers.acks["id again"], answers.acks["number again"]) == (0, 3)
     clock.advance_ms(PRODUCER_MEMORY_S * 1000 + 1)
     partition.log.roll()
     await broker._checkpoints.checkpoint()

@@ -284,20 +284,22 @@ def test_ids_that_do_not_count_hold_nothing_up(log, compact):
 
 
 def test_the_numbers_of_producers_stay_as_long_as_they_count(log, remembering):
-    """Something stays of each young batch, and with it the numbers of all its records."""
-    first, second, third = (ProducerStamp(7, 1, sequence) for sequence in (0, 2, 3))
-    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)], producer=first)
-    put(log, [(b"a", b"2" + VALUE)], producer=second)
+    """Something stays of a producer's last batch, and the numbers of what is written anew."""
+    first, second, third = (ProducerStamp(7, 1, sequence) for sequence in (0, 1, 3))
+    other = ProducerStamp(8, 0, 0)
+    put(log, [(b"a", b"1" + VALUE)], producer=first)
+    put(log, [(b"a", b"2" + VALUE), (b"b", b"1" + VALUE)], producer=second)
     put(log, [(b"a", b"3" + VALUE)], producer=third)
+    put(log, [(b"a", b"4" + VALUE)], producer=other)
     settle(log)
-    assert run(remembering, now_ns=5_000_000) == 1
-    assert [offset for offset, _, _ in rows(log)] == [1, 2, 3]
+    assert run(remembering, now_ns=5_000_000) == 2
+    assert [offset for offset, _, _ in rows(log)] == [2, 3, 4]
     headers = [h for _, h in iter_headers(log.read(0, 1 << 20).buffer)]
-    assert [h.producer for h in headers] == [first, second, third]
-    assert [h.last_offset_delta + 1 for h in headers] == [2, 1, 1]
+    assert [h.producer for h in headers] == [NOBODY, second, third, other]
+    assert [h.last_offset_delta + 1 for h in headers] == [1, 2, 1, 1]
     assert remembering.is_due(now_ns=5_000_001, tombstones_below=OFFSET_MAX)
     assert run(remembering, now_ns=5_000_001) == 1
-    assert [offset for offset, _, _ in rows(log)] == [1, 3]
+    assert [offset for offset, _, _ in rows(log)] == [2, 4]
 
 
 def test_a_deleted_key_stays_deleted_while_its_records_are_held(log, remembering):
