@@ -16,6 +16,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from strandline.spark.pipelines.config import Common
 from strandline.spark.pipelines.failures import query_failure
 from strandline.spark.pipelines.unread import oldest_unread_ms
+from strandline.spark.planning import decode_offsets
 
 _POLL_S = 0.2
 
@@ -166,8 +167,8 @@ def _decoded(encoded: str | None) -> dict[tuple[str, int], int]:
     found = json.loads(encoded) if encoded else None
     if not isinstance(found, dict) or "stream" not in found:
         return {}
-    stream = str(found.pop("stream")).rpartition("@")[0]
-    return {(stream, int(partition)): offset for partition, offset in found.items()}
+    stream = str(found["stream"]).rpartition("@")[0]
+    return {(stream, partition): offset for partition, offset in decode_offsets(found).items()}
 
 
 def _await(query: StreamingQuery) -> None:
