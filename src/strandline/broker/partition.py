@@ -22,7 +22,7 @@ from strandline.broker.seat import Seat
 from strandline.broker.transactions.ledger import Ledger, has_transactions
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, StrandlineError
-from strandline.record.batch import Buffer, header_of
+from strandline.record.batch import Buffer, Extent
 from strandline.record.codec import Stamp
 from strandline.record.sealed import Sealer
 from strandline.storage.log import Log
@@ -71,8 +71,10 @@ class Partition(PartitionAppends):
 
     def _mark_dirty(self) -> None:
         self._is_dirty = True
-        self._admission.dirty.append(self)
-        self._admission.wake()
+        dirty = self._admission.dirty
+        dirty.append(self)
+        if len(dirty) == 1:  # else a turn is to come, or goes on with what it finds when it ends
+            self._admission.wake()
 
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
         """The chunks for this turn, at least one, up to so many bytes and records.
@@ -86,10 +88,13 @@ class Partition(PartitionAppends):
             if taken and (next_size > bytes_max or next_records > records_max):
                 break
             taken, size, records = taken + 1, next_size, next_records
-        chunks, self._chunks = self._chunks[:taken], self._chunks[taken:]
-        if not self._chunks:
+        chunks = self._chunks
+        if taken == len(chunks):
+            self._chunks = []
             self._open = None
             self._is_dirty = False
+        else:
+            chunks, self._chunks = chunks[:taken], chunks[taken:]
         self._admission.pending_bytes -= size
         return chunks, size, records
 
@@ -103,21 +108,22 @@ class Partition(PartitionAppends):
             DiskFullError: nothing of the chunk was kept.
             LogPoisonedError: a write failed.
         """
-        self._last_timestamp = max(now_ns, self._last_timestamp)
-        stamp = Stamp(
-            chunk.base_offset, self.leader_epoch, self._last_timestamp, self.config.compression
-        )
+        now_ns = self._last_timestamp = max(now_ns, self._last_timestamp)
+        stamp = Stamp(chunk.base_offset, self.leader_epoch, now_ns, self.config.compression)
         batch = chunk.encode(stamp)
         if self.log.sealer is not None:
             batch = self.log.sealer.seal(batch)
-        self.log.append(batch, header_of(batch))
+        base = chunk.base_offset
+        extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
+        self.log.append(batch, extent)
         if self.ledger is not None:
             self.ledger.written(batch)
         return batch
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
-        assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
+        end = self.log.log_end_offset
+        assert self.high_watermark <= offset <= end, "commit only what is written"
         if self.ledger is not None:
             self.ledger.commit(offset)
         self.high_watermark = offset

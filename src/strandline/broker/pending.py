@@ -17,6 +17,7 @@ from strandline.record.codec import (
     Headers,
     Stamp,
     encode_arrow,
+    encode_one,
     encode_records,
 )
 from strandline.types import Offset, ProducerStamp
@@ -99,6 +100,10 @@ class RecordChunk:
 
     def encode(self, stamp: Stamp) -> bytearray:
         """The chunk as a batch."""
+        value = self.values[0]
+        is_plain = len(self.values) == 1 and self.keys is None and self.headers is None
+        if is_plain and value is not None and stamp.compression == "none":
+            return encode_one(value, self.subjects[0], stamp)
         return encode_records(
             self.values, self.subjects, stamp, keys=self.keys, headers=self.headers
         )

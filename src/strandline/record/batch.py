@@ -96,6 +96,19 @@ class BatchHeader(NamedTuple):
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
 
+class Extent(NamedTuple):
+    """Which offsets and times a batch covers, and how long it is: all that a log asks of it.
+
+    Whoever has just made a batch knows, and need not decode its header again.
+    """
+
+    base_offset: Offset
+    next_offset: Offset
+    length: int
+    first_timestamp: TimestampNs
+    last_timestamp: TimestampNs
+
+
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Decode and sanity-check the header at ``position``; does not check the CRC.
 

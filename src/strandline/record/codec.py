@@ -14,6 +14,7 @@ from strandline.record.encode import (
     as_id,
     encode_arrow,
     encode_filler,
+    encode_one,
     encode_records,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "decode_batches",
     "encode_arrow",
     "encode_filler",
+    "encode_one",
     "encode_records",
 ]

@@ -88,10 +88,6 @@ def encode_records(
     """
     count = len(values)
     assert 0 < count <= BATCH_RECORDS_MAX, "the caller splits batches"
-    if count == 1 and keys is None and headers is None and stamp.compression == "none":
-        value = values[0]
-        if value is not None:
-            return _encode_one(value, subjects[0], stamp)
     attributes = 0
     parts: list[Buffer] = [b"", struct.pack("<q", stamp.timestamp_ns) * count]
     subject_count, subject_bytes = _put_subjects(parts, subjects, count)
@@ -112,10 +108,10 @@ def encode_records(
     return _seal(parts, stamp, shape)
 
 
-def _encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
-    """A single plain record: what each turn makes by the hundred when it spreads over partitions.
+def encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
+    """A single record without key and headers, uncompressed: each turn makes a hundred of them.
 
-    The same bytes as the general way makes, in a third of the time.
+    The same bytes as ``encode_records`` makes, in a third of the time.
     """
     name = subject.encode()
     named, size = len(name), len(value)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from strandline.errors import DiskFullError, LogPoisonedError
-from strandline.record.batch import HEADER_BYTES, TIMESTAMP_MIN, BatchHeader
+from strandline.record.batch import HEADER_BYTES, TIMESTAMP_MIN, BatchHeader, Extent
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.journal import Journal
@@ -108,12 +108,12 @@ class Log(LogDurability):
 
     # -- writing (one thread) --------------------------------------------------------------------
 
-    def append(self, batch: Bytes, header: BatchHeader) -> None:
+    def append(self, batch: Bytes, extent: BatchHeader | Extent) -> None:
         """Add a batch at the end; not synced, and readable at once.
 
         Args:
             batch: exactly one batch, which is kept and must not change.
-            header: its decoded header; the base offset is the log end offset.
+            extent: what it covers, as its header says; from the log end offset on.
 
         Raises:
             DiskFullError: no space; the log is as before and may be appended to later.
@@ -124,21 +124,21 @@ class Log(LogDurability):
         if self._is_held_up:
             self.write_pending()
         active = self._layout.segments[-1]
-        assert header.base_offset == active.next_offset, "offsets are dense"
+        assert extent.base_offset == active.next_offset, "offsets are dense"
         try:
-            if active.size and self._is_due(active, header):
+            if active.size and self._is_due(active, extent):
                 active = self._roll(active)
-            active.append(batch, header)
+            active.append(batch, extent)
         except LogPoisonedError:
             self.poisoned = True
             raise
 
-    def _is_due(self, active: Segment, header: BatchHeader) -> bool:
-        if active.size + header.length > self.segment_bytes:
+    def _is_due(self, active: Segment, extent: BatchHeader | Extent) -> bool:
+        if active.size + extent.length > self.segment_bytes:
             return True
         if active.first_timestamp == TIMESTAMP_MIN:
             return False  # only fillers yet
-        span = header.last_timestamp - active.first_timestamp
+        span = extent.last_timestamp - active.first_timestamp
         return span > self.segment_age_ms * 1_000_000 > 0
 
     def roll(self) -> None:

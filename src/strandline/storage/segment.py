@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strandline.errors import DiskFullError
-from strandline.record.batch import BatchHeader
+from strandline.record.batch import BatchHeader, Extent
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, IndexFile
 from strandline.storage.segment_reads import INDEX_SUFFIX, TIMES_SUFFIX, SegmentReads
@@ -46,7 +46,7 @@ class Segment(SegmentReads):
         segment._tail = (size, [])
         return segment
 
-    def append(self, batch: Bytes, header: BatchHeader) -> None:
+    def append(self, batch: Bytes, extent: BatchHeader | Extent) -> None:
         """Add a batch at the end; in memory until enough has come together.
 
         Raises:
@@ -55,14 +55,14 @@ class Segment(SegmentReads):
         """
         written, pending = self._tail
         size = self.size
-        length = header.length
+        length = extent.length
         if size + length - written > PENDING_BYTES_MAX:
             self._write([*pending, batch])
         else:
             pending.append(batch)
-        self.note(header, size)
+        self.note(extent, size)
         self.size = size + length
-        self.next_offset = header.base_offset + header.last_offset_delta + 1
+        self.next_offset = extent.next_offset
 
     @property
     def pending_bytes(self) -> int:

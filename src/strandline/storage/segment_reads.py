@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from strandline.errors import CorruptBatchError, LogPoisonedError, StrandlineError
-from strandline.record.batch import TIMESTAMP_MIN, BatchHeader
+from strandline.record.batch import TIMESTAMP_MIN, BatchHeader, Extent
 from strandline.storage.disk import Bytes, Disk, OpenFile
 from strandline.storage.offset_index import (
     INTERVAL_BYTES,
@@ -120,7 +120,7 @@ class SegmentReads:
         """Bytes that are in the file, not only in memory."""
         return self._tail[0]
 
-    def note(self, header: BatchHeader, position: int) -> None:
+    def note(self, extent: BatchHeader | Extent, position: int) -> None:
         """Take a batch at ``position`` into the indexes and the timestamps."""
         index, times = self.index, self.times
         assert index is not None, "an active segment has its index in memory"
@@ -128,10 +128,10 @@ class SegmentReads:
         positions = index.positions
         if not positions or position - positions[-1] >= INTERVAL_BYTES:
             times.add(self.max_timestamp, position)
-            index.add(header.base_offset, position)
+            index.add(extent.base_offset, position)
         if self.first_timestamp == TIMESTAMP_MIN:
-            self.first_timestamp = header.first_timestamp
-        self.max_timestamp = max(self.max_timestamp, header.last_timestamp)
+            self.first_timestamp = extent.first_timestamp
+        self.max_timestamp = max(self.max_timestamp, extent.last_timestamp)
 
     def view(self, position: int, length: int) -> memoryview:
         """The bytes from ``position``, at most ``length`` of them; sealed ones without a copy."""

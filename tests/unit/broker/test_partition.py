@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.broker.partition import RECORD_OVERHEAD_BYTES, Admission, Partition
+from strandline.broker.pending import MarkerChunk
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import (
     DiskFullError,
@@ -14,6 +15,7 @@ from strandline.errors import (
     ShuttingDownError,
     UnknownStreamError,
 )
+from strandline.record.batch import Extent, header_of
 from strandline.record.codec import BATCH_RECORDS_MAX
 from strandline.storage.log import Log
 from strandline.types import LeaderEpoch, LogId, PartitionName, ProducerStamp
@@ -327,6 +329,27 @@ async def test_a_turn_takes_whole_chunks_within_its_limits(partition, answers, k
     assert partition.has_pending
     assert len(partition.take(1 << 30, 1 << 30)[0]) == 1
     assert partition.take(1, 1) == ([], 0, 0)
+
+
+async def test_a_log_is_told_of_a_batch_what_its_header_says(partition, answers, kit, monkeypatch):
+    """Whatever the batch was made of: nobody decodes the header of what was just encoded."""
+    told = []
+    append = partition.log.append
+
+    def listen(batch, extent):
+        told.append((header_of(batch), extent))
+        append(batch, extent)
+
+    monkeypatch.setattr(partition.log, "append", listen)
+    kit.put(partition, answers, "one")
+    turn(partition)
+    kit.put(partition, answers, "two", "three")
+    partition.append_arrow(pa.record_batch({"value": [b"4", b"5", b"6"]}))
+    turn(partition)
+    partition.write(MarkerChunk(partition.log_end_offset, ProducerStamp(7, 1, -1), 0), 1)
+    assert [header.record_count for header, _ in told] == [1, 2, 3, 1]
+    for header, extent in told:
+        assert extent == Extent(*(getattr(header, name) for name in Extent._fields))
 
 
 async def test_timestamps_never_run_backwards(partition, answers, kit, admission, clock):

@@ -29,6 +29,27 @@ def test_keys_and_headers_stay_with_their_record():
     assert chunk.count == 4
 
 
+def test_a_single_record_keeps_what_it_has():
+    """A plain one is encoded the quick way; one with anything more to it is not."""
+    cases = [
+        (b"v", None, None),
+        (b"v", b"k", None),
+        (None, b"k", None),
+        (b"v", None, [("n", b"1")]),
+    ]
+    for value, key, headers in cases:
+        chunk = RecordChunk(7)
+        chunk.add(value, "s")
+        chunk.decorate(key, headers)
+        [row] = rows(chunk)
+        assert (row["value"], row["key"], row["headers"]) == (value, key, headers)
+    chunk = RecordChunk(7)
+    chunk.add(b"v" * 1000, "s")
+    packed = chunk.encode(Stamp(7, 0, 1_000, "zstd"))
+    assert len(packed) < 500
+    assert rows(chunk)[0]["value"] == b"v" * 1000
+
+
 def test_a_chunk_is_full_by_bytes_or_by_records():
     """The next record then begins another chunk, so that no batch is over its limits."""
     chunk = RecordChunk(0)
