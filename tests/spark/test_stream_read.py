@@ -37,11 +37,11 @@ def lags(progress):
 def run(tmp_path):
     """Runs a streaming read to the end of what is there; returns the query."""
 
-    def available_now(frame, *, checkpoint="c", table="t"):
+    def run(frame, *, checkpoint="c", table="t", trigger="availableNow"):
         query = (
             frame.writeStream.format("strandline-table")
             .option("checkpointLocation", str(tmp_path / checkpoint))
-            .trigger(availableNow=True)
+            .trigger(**{trigger: True})
             .start(str(tmp_path / table))
         )
         try:
@@ -51,7 +51,7 @@ def run(tmp_path):
             query.stop()
         return query
 
-    return available_now
+    return run
 
 
 @pytest.fixture
@@ -96,6 +96,17 @@ def test_available_now_reads_in_limited_batches_and_goes_on(
     log.append(stream, range(1000, 1100))
     second = run(frame)
     assert sum(progress["numInputRows"] for progress in second.recentProgress) == 100
+    assert landed(tmp_path / "t") == log.records(stream)
+
+
+def test_once_takes_what_there_is(stream_reader, log, landed, run, tmp_path):
+    """However much minBytesPerTrigger asks for: no later batch of the run would take it."""
+    stream = log.new_stream(10)
+    frame = stream_reader(stream, minBytesPerTrigger=1 << 30).load()
+    run(frame, trigger="once")
+    assert landed(tmp_path / "t") == log.records(stream)
+    log.append(stream, range(10, 20))
+    run(frame, trigger="once")
     assert landed(tmp_path / "t") == log.records(stream)
 
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -63,18 +64,24 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offsets(first, identity=state.identity)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
-        """The user's limit; Spark takes one kind, and ``latestOffset`` adds the other."""
+        """The user's limit; Spark takes one kind, and ``latestOffset`` adds the other.
+
+        Never to read all: Spark asks that of a query with the trigger ``once``, and nothing else
+        tells it from others.
+        """
         if self.options.records_per_trigger_max is not None:
             return ReadMaxRows(self.options.records_per_trigger_max)
         if self.options.bytes_per_trigger_max is not None:
             return ReadMaxBytes(self.options.bytes_per_trigger_max)
-        return ReadAllAvailable()
+        return ReadMinRows(1)
 
     def latestOffset(self, start: EncodedOffsets, limit: ReadLimit) -> EncodedOffsets:  # noqa: N802 -- Spark's name
         """The end of the next micro-batch; waits a little if there is nothing to read."""
         begin = decode_offsets(start)
-        state, end = self._wait_for_records(start)
-        if self._is_too_little(begin, end, state) or end == begin:
+        # With ``availableNow`` and ``once`` nobody comes back for what was left to gather.
+        goes_on = self.final_offsets is None and not isinstance(limit, ReadAllAvailable)
+        state, end = self._next_records(start, may_wait=goes_on)
+        if (goes_on and self._is_too_little(begin, end, state)) or end == begin:
             return start
         if isinstance(limit, ReadMaxRows):
             end = limit_records(begin, end, records_max=limit.max_rows)
@@ -108,8 +115,10 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, RangePartition), partition
         return read_task(self.options, partition.range, self.target)
 
-    def _wait_for_records(self, start: EncodedOffsets) -> tuple[StreamState, Offsets]:
-        """The stream and where it ends, once something is new or ``longPollMs`` is over.
+    def _next_records(
+        self, start: EncodedOffsets, *, may_wait: bool
+    ) -> tuple[StreamState, Offsets]:
+        """The stream and where it ends. It may wait for something new, for ``longPollMs``.
 
         Without the wait Spark would ask 60 times a second while nothing comes.
         """
@@ -121,7 +130,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_behind = any(
             each.high_watermark > begin.get(each.partition, 0) for each in state.partitions
         )
-        if not is_behind and self.final_offsets is None and self.options.long_poll_ms > 0:
+        if may_wait and not is_behind and self.options.long_poll_ms > 0:
             wait_for_records(self.options, begin)
             state = stream_state(self.options)
         refuse_other_stream(start, state)
@@ -135,7 +144,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Only this process knows since when they wait; a restart begins to wait anew.
         """
         bytes_min = self.options.bytes_per_trigger_min
-        if bytes_min is None or self.final_offsets is not None or end == begin:
+        if bytes_min is None or end == begin:
             self.waiting_since = None
             return False
         now = time.monotonic()

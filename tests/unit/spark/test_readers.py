@@ -6,7 +6,12 @@ import pickle
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
 from pyspark.sql.types import StructField, StructType
 
 from pyspark_strandline import DefaultSource as StreamFormat
@@ -23,6 +28,10 @@ from strandline.spark.table_io import Staged
 from strandline.spark.table_stage import StagedRows
 
 WRITE = parse_write_options({"server": "s:1", "stream": "x"})
+UNLIMITED = ReadMinRows(1)
+"""What Spark hands a query without limits that goes on, or has ``availableNow``."""
+ONCE = ReadAllAvailable()
+"""What it hands one with ``once``, and no other."""
 
 
 class Broker:
@@ -86,7 +95,7 @@ def test_the_formats_have_their_names():
 
 def test_a_first_batch_that_is_repeated_begins_where_it_began(broker):
     """A query that is killed in it asks for its first offsets again, and records have come."""
-    before, every = reader(startingOffsets="latest"), ReadAllAvailable()
+    before, every = reader(startingOffsets="latest"), UNLIMITED
     start = before.initialOffset()
     broker.extents = {0: (0, 120), 1: (0, 60)}
     end = json.loads(json.dumps(before.latestOffset(start, every)))
@@ -110,11 +119,11 @@ def test_a_batch_is_limited_by_records_and_bytes(broker):
     limited = reader(maxRecordsPerTrigger="30", maxBytesPerTrigger="150")
     assert limited.getDefaultReadLimit() == ReadMaxRows(30)
     assert limited.latestOffset(encoded(0, 0), ReadMaxRows(30)) == encoded(10, 5)
-    assert limited.latestOffset(encoded(0, 0), ReadAllAvailable()) == encoded(100, 50)
+    assert limited.latestOffset(encoded(0, 0), ONCE) == encoded(100, 50)
     by_bytes = reader(maxBytesPerTrigger="300")
     assert by_bytes.getDefaultReadLimit() == ReadMaxBytes(300)
     assert by_bytes.latestOffset(encoded(0, 0), ReadMaxBytes(300)) == encoded(20, 10)
-    assert reader().getDefaultReadLimit() == ReadAllAvailable()
+    assert reader().getDefaultReadLimit() == UNLIMITED
 
 
 def test_available_now_stops_at_what_was_there(broker):
@@ -122,10 +131,10 @@ def test_available_now_stops_at_what_was_there(broker):
     run = reader()
     run.prepareForTriggerAvailableNow()
     broker.extents = {0: (0, 500), 1: (0, 500)}
-    assert run.latestOffset(encoded(0, 0), ReadAllAvailable()) == encoded(100, 50)
-    assert run.latestOffset(encoded(100, 50), ReadAllAvailable()) == encoded(100, 50)
+    assert run.latestOffset(encoded(0, 0), UNLIMITED) == encoded(100, 50)
+    assert run.latestOffset(encoded(100, 50), UNLIMITED) == encoded(100, 50)
     # A replayed batch may have been planned beyond this run's target: never back.
-    assert run.latestOffset(encoded(200, 60), ReadAllAvailable()) == encoded(200, 60)
+    assert run.latestOffset(encoded(200, 60), UNLIMITED) == encoded(200, 60)
     assert broker.waits == []
 
 
@@ -135,26 +144,35 @@ def test_a_slow_stream_gathers_records(broker, monkeypatch):
     monkeypatch.setattr(stream_reader.time, "monotonic", lambda: now[0])
     slow = reader(minBytesPerTrigger="2000", maxTriggerDelayMs="60000", longPollMs="0")
     start = encoded(0, 0)
-    assert slow.latestOffset(start, ReadAllAvailable()) == start
+    assert slow.latestOffset(start, UNLIMITED) == start
     now[0] += 59
-    assert slow.latestOffset(start, ReadAllAvailable()) == start
+    assert slow.latestOffset(start, UNLIMITED) == start
     now[0] += 1
-    assert slow.latestOffset(start, ReadAllAvailable()) == encoded(100, 50)
-    assert slow.latestOffset(start, ReadAllAvailable()) == start, "a new wait begins"
+    assert slow.latestOffset(start, UNLIMITED) == encoded(100, 50)
+    assert slow.latestOffset(start, UNLIMITED) == start, "a new wait begins"
     broker.extents[0] = (0, 150)
-    assert slow.latestOffset(start, ReadAllAvailable()) == encoded(150, 50)
+    assert slow.latestOffset(start, UNLIMITED) == encoded(150, 50)
     run = reader(minBytesPerTrigger="1000000", longPollMs="0")
     run.prepareForTriggerAvailableNow()
-    assert run.latestOffset(start, ReadAllAvailable()) == encoded(150, 50)
+    assert run.latestOffset(start, UNLIMITED) == encoded(150, 50)
+
+
+def test_a_query_that_runs_once_leaves_nothing(broker):
+    """It takes what there is, however little, and waits for no more: it has no second batch."""
+    run = reader(minBytesPerTrigger="1000000")
+    assert run.getDefaultReadLimit() == UNLIMITED, "or nothing would tell it from others"
+    assert run.latestOffset(encoded(0, 0), ONCE) == encoded(100, 50)
+    assert run.latestOffset(encoded(100, 50), ONCE) == encoded(100, 50)
+    assert broker.waits == []
 
 
 def test_a_running_query_waits_for_records(broker):
     """One that has read everything waits on the broker, unless longPollMs is 0; others go on."""
-    reader().latestOffset(encoded(100, 50), ReadAllAvailable())
+    reader().latestOffset(encoded(100, 50), UNLIMITED)
     assert broker.waits == [{0: 100, 1: 50}]
-    reader().latestOffset(encoded(99, 50), ReadAllAvailable())
+    reader().latestOffset(encoded(99, 50), UNLIMITED)
     assert len(broker.waits) == 1
-    reader(longPollMs="0").latestOffset(encoded(100, 50), ReadAllAvailable())
+    reader(longPollMs="0").latestOffset(encoded(100, 50), UNLIMITED)
     assert len(broker.waits) == 1
 
 
@@ -162,13 +180,13 @@ def test_lost_records_and_other_streams_are_refused(broker):
     """Truncation, a shorter log and another stream of the name end the query."""
     broker.extents[0] = (20, 100)
     with pytest.raises(DataLossError, match="deleted before they were read"):
-        reader().latestOffset(encoded(10, 0), ReadAllAvailable())
-    assert reader(failOnDataLoss="false").latestOffset(
-        encoded(10, 0), ReadAllAvailable()
-    ) == encoded(100, 50)
+        reader().latestOffset(encoded(10, 0), UNLIMITED)
+    assert reader(failOnDataLoss="false").latestOffset(encoded(10, 0), UNLIMITED) == encoded(
+        100, 50
+    )
     broker.identity = "x@2"
     with pytest.raises(DataLossError, match="x@2"):
-        reader(failOnDataLoss="false").latestOffset(encoded(50, 0), ReadAllAvailable())
+        reader(failOnDataLoss="false").latestOffset(encoded(50, 0), UNLIMITED)
 
 
 def test_tasks_follow_from_offsets_alone(broker):
