@@ -27,6 +27,7 @@ from strandline.client.retry import is_worth_a_retry
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
+    OutOfOrderSequenceError,
     RequestTimeoutError,
     StrandlineError,
     UnavailableError,
@@ -247,7 +248,9 @@ class Delivery:
             self._is_gone = self._is_gone or isinstance(error, UnknownStreamError)
             if answered is None:
                 partition = self._outbox.partition_of(ack.sequence)
-                if error is not None and partition is not None and is_worth_a_retry(error):
+                # What is behind a lot that is sent again waits with it.
+                is_behind = isinstance(error, OutOfOrderSequenceError)
+                if error is not None and partition is not None and not is_behind:
                     self._leaders.look_up([partition], error)
                 self._changed.notify_all()
                 return

@@ -8,9 +8,17 @@ Rules: pure; the caller tells the time, holds the lock, and does what is asked.
   that is lost gives back what it had, in that order.
 - A lot keeps its numbers while it may be stored under them. It gets new ones, in the next epoch,
   only if it is known not to be: a broker that refuses a sequence does not have what went before.
+- A numbered lot that is given up and never stored leaves a gap, and numbers behind it are void.
+  Lots have them until a broker refuses their sequence: refusals alone would soon use up the epochs.
+- A lot that was refused for good is never stored, unless it is in doubt: then an earlier sending
+  may be stored, or arrive yet. What is wrong with its records was wrong then, too; but a full disk
+  does not end it.
 - The first lot of an epoch waits until nothing of its partition is in flight.
 
-Invariant: ``doubt`` is true of a lot that was sent and not answered, until it is certain again.
+Invariants:
+- ``doubt`` is true of a lot that was sent and not answered, until it is certain again;
+- ``is_void`` is true of a lot whose numbers are void, or were taken from it in flight: it is never
+  in doubt.
 """
 
 from collections import OrderedDict
@@ -21,9 +29,11 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from strandline.client.retry import is_refusal, is_worth_a_retry
 from strandline.errors import (
     DiskFullError,
+    InvalidRecordError,
     InvalidRequestError,
     OutOfOrderSequenceError,
     ProducerFencedError,
+    RecordTooLargeError,
     StrandlineError,
 )
 from strandline.protocol.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
@@ -62,7 +72,7 @@ class Numbers(NamedTuple):
 class Entry(Generic[LotT]):
     """A lot and how far it has come."""
 
-    __slots__ = ("doubt", "error", "lane", "lot", "number", "numbers")
+    __slots__ = ("doubt", "error", "is_void", "lane", "lot", "number", "numbers")
 
     def __init__(self, lot: LotT, number: int) -> None:
         self.lot = lot
@@ -70,8 +80,18 @@ class Entry(Generic[LotT]):
         self.numbers: Numbers | None = None
         self.lane: Lane | None = None
         self.doubt = False
+        self.is_void = False
+        """Whether it is never stored under the numbers it was sent with."""
         self.error: StrandlineError | None = None
         """The last refusal."""
+
+    def unanswered(self) -> None:
+        """It was sent, and nobody says what became of it."""
+        self.doubt = not self.is_void
+
+    def void(self) -> None:
+        """Nothing can have become of it, nor will, under its numbers."""
+        self.doubt, self.is_void = False, True
 
 
 class Expired(NamedTuple, Generic[LotT]):
@@ -87,7 +107,7 @@ class Expired(NamedTuple, Generic[LotT]):
 class _Partition(Generic[LotT]):
     """The lots of one partition, and its next numbers."""
 
-    __slots__ = ("entries", "epoch", "in_flight", "lane", "queued", "sequence", "waits")
+    __slots__ = ("entries", "epoch", "has_gap", "in_flight", "lane", "queued", "sequence", "waits")
 
     def __init__(self, epoch: int) -> None:
         self.entries: OrderedDict[int, Entry[LotT]] = OrderedDict()
@@ -96,6 +116,8 @@ class _Partition(Generic[LotT]):
         self.lane: Lane | None = None
         self.epoch = epoch
         self.sequence = 0
+        self.has_gap = False
+        """Whether what gets its numbers in this epoch is behind a gap."""
         self.waits = False
         """Whether an epoch is to begin."""
 
@@ -103,6 +125,7 @@ class _Partition(Generic[LotT]):
         """Number from 0 again."""
         self.epoch += 1
         self.sequence = 0
+        self.has_gap = False
         self.waits = True
 
 
@@ -215,6 +238,7 @@ class Outbox(Generic[LotT]):
             return False
         partition.waits = False
         entry.numbers = Numbers(partition.epoch, partition.sequence)
+        entry.is_void = partition.has_gap
         partition.sequence += lot.rows
         return True
 
@@ -278,6 +302,8 @@ class Outbox(Generic[LotT]):
             entry.error = error
             self._back([entry])
             return None
+        if error is not None and _is_never_stored(entry, error):
+            self._leave_gap(entry)
         self._release(entry)
         return entry.lot, error
 
@@ -285,24 +311,34 @@ class Outbox(Generic[LotT]):
         """Whether a lot that was refused is sent again."""
         partition = self._partitions[entry.lot.partition]
         if is_worth_a_retry(error):
-            entry.doubt = entry.doubt or not is_refusal(error)
+            if not is_refusal(error):
+                entry.unanswered()
             return True
-        if isinstance(error, OutOfOrderSequenceError):
-            if entry.numbers is None or next(iter(partition.entries)) != entry.number:
-                return True  # numbered anew meanwhile, or one before it is still to be stored
-            is_last = self._only_epoch is not None or partition.epoch == PRODUCER_EPOCH_MAX
-            if entry.doubt or is_last:
-                return False
-            partition.begin_epoch()
-            for each in partition.entries.values():
-                each.numbers, each.doubt = None, False
-            return True
-        is_certain = isinstance(error, InvalidRequestError | DiskFullError)
-        if is_certain and not isinstance(error, ProducerFencedError):
-            # It was never stored, and so nothing behind it was.
-            for each in partition.entries.values():
-                each.doubt = False
-        return False
+        if isinstance(error, DiskFullError):
+            return entry.doubt and entry.numbers is not None
+        if not isinstance(error, OutOfOrderSequenceError):
+            return False
+        if entry.numbers is None or next(iter(partition.entries)) != entry.number:
+            return True  # numbered anew meanwhile, or one before it is still to be stored
+        is_last = self._only_epoch is not None or partition.epoch == PRODUCER_EPOCH_MAX
+        if entry.doubt or is_last:
+            return False
+        partition.begin_epoch()
+        for each in partition.entries.values():
+            if each.numbers is not None:
+                each.void()
+                each.numbers = None
+        return True
+
+    def _leave_gap(self, entry: Entry[LotT]) -> None:
+        """A lot is given up and never stored: nor is what was, or will be, numbered after it."""
+        if entry.numbers is None:
+            return
+        partition = self._partitions[entry.lot.partition]
+        partition.has_gap = partition.has_gap or partition.epoch == entry.numbers.epoch
+        for each in partition.entries.values():
+            if each.number > entry.number and each.numbers is not None:
+                each.void()
 
     def lost(self, lane: Lane) -> None:
         """The lane is lost: what is in flight must be sent again, first and in order."""
@@ -312,7 +348,7 @@ class Outbox(Generic[LotT]):
         entries = [self._held[number] for number in window.numbers]
         for entry in entries:
             self._land(entry)
-            entry.doubt = True
+            entry.unanswered()
         self._back(entries)
 
     def expire(self, now_s: float) -> list[Expired[LotT]]:
@@ -329,8 +365,11 @@ class Outbox(Generic[LotT]):
         is_sent = entry.lane is not None
         if is_sent:
             self._land(entry)
+            entry.unanswered()
+        if not entry.doubt:
+            self._leave_gap(entry)
         self._release(entry)
-        return Expired(entry.lot, is_sent, is_sent or entry.doubt, entry.error)
+        return Expired(entry.lot, is_sent, entry.doubt, entry.error)
 
     def drop(self, takes: Callable[[int], bool]) -> list[LotT]:
         """Give up everything of some partitions, whatever has become of it."""
@@ -340,6 +379,14 @@ class Outbox(Generic[LotT]):
 
 def _number(entry: Entry[LotT]) -> int:
     return entry.number
+
+
+def _is_never_stored(entry: Entry[LotT], error: StrandlineError) -> bool:
+    """Whether a lot that was refused for good is not stored, nor will be."""
+    if isinstance(error, InvalidRecordError | RecordTooLargeError):
+        return True
+    is_certain = isinstance(error, InvalidRequestError | DiskFullError)
+    return is_certain and not (entry.doubt or isinstance(error, ProducerFencedError))
 
 
 def _may_go(partition: _Partition[LotT], lane: Lane) -> bool:

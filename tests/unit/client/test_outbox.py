@@ -16,14 +16,17 @@ from strandline.client.outbox import Numbers, Outbox
 from strandline.errors import (
     DiskFullError,
     InvalidRecordError,
+    InvalidRequestError,
     LogPoisonedError,
     NotLeaderError,
     OutOfOrderSequenceError,
     ProducerFencedError,
+    ReadonlyError,
+    RecordTooLargeError,
     StrandlineError,
     UnavailableError,
 )
-from strandline.protocol.put import SEQUENCE_MAX
+from strandline.protocol.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 from strandline.types import ProducerStamp
 
 GAP = OutOfOrderSequenceError("gap")
@@ -204,7 +207,7 @@ def test_what_was_refused_for_a_while_keeps_its_numbers(error):
     assert [entry.numbers for entry in send_all(box)] == before
 
 
-@pytest.mark.parametrize("error", [InvalidRecordError("i"), DiskFullError("d")])
+@pytest.mark.parametrize("error", [InvalidRecordError("i"), RecordTooLargeError("r")])
 def test_what_is_behind_a_refused_lot_begins_an_epoch(error):
     """Even if it was sent before on a lane that was lost: without the first it was not stored."""
     box = outbox()
@@ -217,6 +220,155 @@ def test_what_is_behind_a_refused_lot_begins_an_epoch(error):
     assert send(box) is None, "the old epoch is still in flight"
     assert box.answered("a", 2, GAP) is None
     assert [entry.numbers for entry in send_all(box)] == [Numbers(1, 0), Numbers(1, 1)]
+
+
+@pytest.mark.parametrize("error", [InvalidRecordError("i"), DiskFullError("d")])
+def test_what_is_behind_a_refused_lot_is_kept_when_its_lane_is_lost(error):
+    """It was sent under numbers that nobody takes: there is no doubt of it, and it is sent anew."""
+    box = outbox()
+    lots = put(box, FakeLot(), FakeLot(), FakeLot())
+    send_all(box)
+    assert box.answered("a", 0, error) == (lots[0], error)
+    box.lost("a")
+    assert [entry.numbers for entry in send_all(box)] == [Numbers(0, 1), Numbers(0, 2)]
+    assert box.answered("a", 1, GAP) is None
+    assert box.answered("a", 2, UnavailableError("u")) is None
+    assert [entry.numbers for entry in send_all(box)] == [Numbers(1, 0), Numbers(1, 1)]
+    box.lost("a")
+    send(box)
+    assert box.answered("a", 1, GAP) == (lots[1], GAP), "these numbers are good"
+
+
+def test_what_comes_after_a_refused_lot_is_not_in_doubt_either():
+    """Its number is one that nobody takes, until an epoch begins."""
+    box = outbox()
+    put(box, FakeLot(), FakeLot())
+    send(box)
+    box.answered("a", 0, DiskFullError("d"))
+    assert send(box).numbers == Numbers(0, 1)
+    box.lost("a")
+    send(box)
+    assert box.answered("a", 1, GAP) is None
+    assert send(box).numbers == Numbers(1, 0)
+    box.lost("a")
+    [last] = box.expire(100.0)
+    assert last.in_doubt
+
+
+def test_refusals_use_up_no_epochs():
+    """There are not so many, and a partition may be readonly for long."""
+    box = outbox()
+    for number in range(3):
+        put(box, FakeLot())
+        assert send(box).numbers == Numbers(0, number)
+        box.answered("a", number, ReadonlyError("r"))
+
+
+def test_a_refusal_says_nothing_of_what_was_sent_before():
+    """A wrong lot is answered at once, while those before it wait for the disk."""
+    box = outbox()
+    lots = put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
+    send_all(box)
+    box.lost("a")
+    box.expire(1.0)
+    send_all(box)
+    assert box.answered("a", 2, InvalidRecordError("i")) is not None
+    assert box.answered("a", 1, GAP) == (lots[1], GAP), "it and the first may be stored"
+
+
+def test_a_full_disk_does_not_end_what_may_be_stored():
+    """It was sent before: it and those behind it keep their numbers until they are answered."""
+    box = outbox()
+    lots = put(box, FakeLot(), FakeLot())
+    before = [entry.numbers for entry in send_all(box)]
+    box.lost("a")
+    send_all(box)
+    full = DiskFullError("d")
+    assert box.answered("a", 0, full) is None
+    assert box.answered("a", 1, GAP) is None
+    assert [entry.numbers for entry in send_all(box)] == before
+    assert box.answered("a", 0) == (lots[0], None)
+    box.answered("a", 1, full)
+    [last] = box.expire(100.0)
+    assert (last.in_doubt, last.error) == (True, full)
+
+
+def test_what_a_broker_does_not_take_now_may_be_stored_all_the_same():
+    """A readonly partition does not look for repeats: those behind one are not numbered anew."""
+    box = outbox()
+    lots = put(box, FakeLot(), FakeLot())
+    send_all(box)
+    box.lost("a")
+    send_all(box)
+    assert box.answered("a", 0, ReadonlyError("r")) is not None
+    assert box.answered("a", 1, GAP) == (lots[1], GAP)
+
+
+def test_what_was_numbered_anew_in_flight_is_not_in_doubt():
+    """What it was sent under was refused, whatever becomes of its lane."""
+    box = outbox()
+    put(box, FakeLot(), FakeLot(), FakeLot(), FakeLot())
+    send(box)
+    box.answered("a", 0)
+    send_all(box)
+    assert box.answered("a", 1, GAP) is None
+    assert box.answered("a", 2, UnavailableError("u")) is None
+    box.lost("a")
+    assert [each.in_doubt for each in box.expire(100.0)] == [False, False, False]
+
+
+def test_what_was_given_up_for_certain_leaves_no_doubt_behind_it():
+    """It was refused by who does not lead: nothing behind it was stored, or will be."""
+    box = outbox()
+    put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
+    send_all(box)
+    assert box.answered("a", 0, NotLeaderError("n")) is None
+    assert box.answered("a", 1, NotLeaderError("n")) is None
+    [first] = box.expire(1.0)
+    assert not first.in_doubt
+    send(box)
+    box.lost("a")
+    send_all(box)
+    assert box.answered("a", 1, GAP) is None
+    assert box.answered("a", 2, GAP) is None
+    assert [entry.numbers for entry in send_all(box)] == [Numbers(1, 0), Numbers(1, 1)]
+
+
+def test_a_refusal_says_nothing_of_what_has_no_numbers():
+    """Message ids, and lots of a producer that is not idempotent, are stored without the first."""
+    for is_numbered in (True, False):
+        box = outbox(is_numbered=is_numbered)
+        put(box, FakeLot(), FakeLot(has_ids=True))
+        send_all(box)
+        box.lost("a")
+        send_all(box)
+        error = InvalidRecordError("i")
+        assert box.answered("a", 0, error) is not None
+        box.answered("a", 1, NotLeaderError("n"))
+        [last] = box.expire(100.0)
+        assert last.in_doubt
+
+
+def test_there_is_no_other_epoch_in_a_transaction():
+    """What is behind a refused lot is given up: the transaction cannot be committed anyway."""
+    box = outbox(only_epoch=7)
+    lots = put(box, FakeLot(), FakeLot())
+    send_all(box)
+    assert box.answered("a", 0, InvalidRecordError("i")) is not None
+    put(box, FakeLot())
+    assert send(box).numbers == Numbers(7, 2)
+    assert box.answered("a", 1, GAP) == (lots[1], GAP)
+
+
+def test_epochs_come_to_an_end():
+    """In the last one what is behind a gap is given up."""
+    box = outbox()
+    [lot] = put(box, FakeLot())
+    for number in range(PRODUCER_EPOCH_MAX):
+        assert send(box).numbers == Numbers(number, 0)
+        assert box.answered("a", 0, GAP) is None
+    assert send(box).numbers == Numbers(PRODUCER_EPOCH_MAX, 0)
+    assert box.answered("a", 0, GAP) == (lot, GAP)
 
 
 def test_what_may_be_stored_is_not_numbered_anew():
@@ -267,6 +419,7 @@ PARTITIONS = LEADERS = (0, 1)
 ANY = st.sampled_from
 OFTEN_0 = (0, 0, 0, 1)
 SELDOM = ANY([False] * 9 + [True])
+TROUBLE = ANY([None] * 4 + [LogPoisonedError("p"), DiskFullError("d"), DiskFullError("d")])
 
 
 class Journey(RuleBasedStateMachine):
@@ -290,6 +443,10 @@ class Journey(RuleBasedStateMachine):
         self.stored = {partition: [] for partition in PARTITIONS}
         """Numbers of lots, in the order of the log."""
         self.acked, self.failed = set(), set()
+        self.refused = set()
+        """Those of the failed that are not stored, as their outcome says."""
+        self.unsure = {partition: [] for partition in PARTITIONS}
+        """Those of which nobody knows."""
         self.given = []
 
     def lane(self, leader):
@@ -311,21 +468,24 @@ class Journey(RuleBasedStateMachine):
             for entry in send_all(self.box, lane, lambda at, to=leader: self.leaders[at] == to):
                 self.sent[leader].append((lane, entry.number, entry.numbers, entry.lot))
 
-    @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4), is_poisoned=SELDOM)
-    def store(self, leader, most, is_poisoned):
-        """A broker takes batches off the wire, and answers."""
+    @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4), trouble=TROUBLE)
+    def store(self, leader, most, trouble):
+        """A broker takes batches off the wire; what it does not take at all, it answers first."""
         for sent in self.sent[leader][:most]:
-            self.answers[leader].append((*sent[:2], self._error_of(leader, sent, is_poisoned)))
+            error = self._error_of(leader, sent, trouble)
+            answers = self.answers[leader]
+            place = 0 if isinstance(error, InvalidRequestError) else len(answers)
+            answers.insert(place, (*sent[:2], error))
         del self.sent[leader][:most]
 
     @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4))
     def store_strays(self, leader, most):
         """A broker takes what a lost connection left; nobody hears the answer."""
         for sent in self.strays[leader][:most]:
-            self._error_of(leader, sent, False)
+            self._error_of(leader, sent, None)
         del self.strays[leader][:most]
 
-    def _error_of(self, leader, sent, is_poisoned):
+    def _error_of(self, leader, sent, trouble):
         _, number, numbers, lot = sent
         at = lot.partition
         if self.leaders[at] != leader:
@@ -334,12 +494,11 @@ class Journey(RuleBasedStateMachine):
             return InvalidRecordError("bad")
         stamp = ProducerStamp(1, *numbers)
         try:
-            if self.producers[at].check(stamp, lot.rows) is not None:
-                return None
+            is_repeat = self.producers[at].check(stamp, lot.rows) is not None
         except StrandlineError as error:
             return error
-        if is_poisoned:
-            return LogPoisonedError("p")
+        if trouble is not None or is_repeat:
+            return trouble  # a repeat may not be committed yet, and shares the fate of what is
         self.producers[at].note(stamp, lot.rows, offset=self.ends[at], now_ns=0)
         self.ends[at] += lot.rows
         self.stored[at].append(number)
@@ -350,9 +509,21 @@ class Journey(RuleBasedStateMachine):
         """Answers arrive."""
         for leader in LEADERS:
             for lane, number, error in self.answers[leader][:most]:
-                if self.box.answered(lane, number, error) is not None:
-                    (self.acked if error is None else self.failed).add(number)
+                answered = self.box.answered(lane, number, error)
+                if answered is not None:
+                    self._note_outcome(answered[0].partition, number, error)
             del self.answers[leader][:most]
+
+    def _note_outcome(self, partition, number, error):
+        """Whoever is given up for its sequence is behind something of which nobody knows."""
+        (self.acked if error is None else self.failed).add(number)
+        if isinstance(error, InvalidRecordError | DiskFullError):
+            self.refused.add(number)
+        elif error is not None:
+            is_gap = isinstance(error, OutOfOrderSequenceError)
+            assert not is_gap or any(each < number for each in self.unsure[partition])
+            assert not isinstance(error, ProducerFencedError)
+            self.unsure[partition].append(number)
 
     @rule(leader=ANY(OFTEN_0), arrives=st.integers(0, 4))
     def lose(self, leader, arrives):
@@ -362,6 +533,13 @@ class Journey(RuleBasedStateMachine):
         self.answers[leader].clear()
         self.box.lost(self.lane(leader))
         self.lives[leader] += 1
+
+    @rule(leader=ANY(OFTEN_0), trouble=TROUBLE, arrives=st.integers(0, 4))
+    def answer_and_lose(self, leader, trouble, arrives):
+        """A connection breaks just when the first of what was sent was answered."""
+        self.store(leader, most=1, trouble=trouble)
+        self.hear(most=len(self.given))
+        self.lose(leader, arrives)
 
     @rule(partition=ANY(OFTEN_0))
     def move(self, partition):
@@ -373,18 +551,34 @@ class Journey(RuleBasedStateMachine):
         """The oldest lot is given up."""
         held = [n for n in self.given if n not in self.acked and n not in self.failed]
         if held:
-            assert len(self.box.expire(float(held[0]))) == 1
+            [expired] = self.box.expire(float(held[0]))
             self.failed.add(held[0])
+            if expired.in_doubt:
+                self.unsure[expired.lot.partition].append(held[0])
+            else:
+                self.refused.add(held[0])
 
     @invariant()
     def stores_once_and_in_order(self):
-        """No lot twice, none out of order, and every acked lot is there."""
+        """No lot twice, none out of order, every acked lot is there, and none that was refused."""
         for numbers in self.stored.values():
             assert numbers == sorted(set(numbers))
-        assert self.acked <= {n for numbers in self.stored.values() for n in numbers}
+        stored = {n for numbers in self.stored.values() for n in numbers}
+        assert self.acked <= stored
+        assert not self.refused & stored
         assert bool(self.box) == (len(self.given) > len(self.acked | self.failed))
+
+    def teardown(self):
+        """Once nothing goes wrong any more, everybody gets an outcome."""
+        for _ in range(3 * len(self.given)):
+            self.send()
+            for leader in LEADERS:
+                self.store(leader, most=len(self.given), trouble=None)
+            self.hear(most=len(self.given))
+        assert not self.box
+        self.stores_once_and_in_order()
 
 
 TestJourney = Journey.TestCase
 TestJourney.__doc__ = Journey.__doc__
-TestJourney.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestJourney.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
