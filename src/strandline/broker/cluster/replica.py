@@ -19,7 +19,7 @@ from strandline.broker.cluster import lending, replica_publishers
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk
 from strandline.broker.raw_writes import RawWrite
-from strandline.errors import StrandlineError
+from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError
 from strandline.record.batch import header_of
 from strandline.replication import effects as fx
 from strandline.replication import events as ev
@@ -179,6 +179,13 @@ class ReplicaDriver:
             self._change_now(change)
 
     def _change_now(self, change: _Change) -> None:
+        """Change the log; if that fails all is reopened, as the replica has gone on already."""
+        try:
+            self._carry_out_on_log(change)
+        except (DiskFullError, LogPoisonedError) as error:
+            self._around.turn.poison(LogPoisonedError(error.message))
+
+    def _carry_out_on_log(self, change: _Change) -> None:
         match change:
             case fx.Append():
                 self._writes += 1

@@ -43,7 +43,9 @@ class Around:
     """Surroundings whose turn is taken apart: copies wait for ``write`` and ``sync``."""
 
     def __init__(self):
-        self.turn = SimpleNamespace(is_busy=False, submit=self._submit)
+        self.poisoned = []
+        poison = self.poisoned.append
+        self.turn = SimpleNamespace(is_busy=False, submit=self._submit, poison=poison)
         self.telemetry = Telemetry()
         self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
         self.driver = None
@@ -257,6 +259,20 @@ def test_a_sync_counts_only_what_was_not_cut_since(driver, around):
     assert driver.replica.log.durable_offset == 3
     around.sync()
     assert around.last(Fetch).end_offset == 3
+
+
+def test_a_log_that_cannot_be_cut_is_reopened(driver, around, disk):
+    """The replica believes that it was: nothing may be told of that log any more."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3), batch(3, 3))
+    around.write()
+    around.sync()
+    assign(driver, LEADER, 2)
+    driver.log.write_pending()
+    disk.fail("sync")
+    fetch = around.last(Fetch)
+    driver.step(ev.Received(LEADER, Diverged(2, fetch.session, 1, 3)))
+    assert [error.code for error in around.poisoned] == ["log_poisoned"]
 
 
 def write_chunks(driver):
