@@ -15,13 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadMinRows
 
 import strandline
+from pyspark_strandline import DefaultSource
 from strandline.client.connection import Connection
 from strandline.errors import InvalidRequestError, OffsetOutOfRangeError, UnavailableError
 from strandline.protocol import admin, cluster
 from strandline.protocol.cluster import ClusterStatus
 from strandline.server.ports import free_ports
+from strandline.spark.connection import forget_client
 from strandline.testing import ProcessServer
 
 PATIENCE_S = 90
@@ -344,8 +348,11 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     brokers.order(cluster.ELECT_LEADER, elect, at=third)
     found = brokers.until(lambda found: part(found).leader == second, at=third)
     assert part(found).replicas[0] == second, "or leaders shared again would undo it"
-    brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
-    brokers.append("orders", "x", partition=1)
+    with reading_by_spark(brokers, "orders") as read_on:
+        assert read_on() == list("abcdef")
+        brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
+        brokers.append("orders", "x", partition=1)
+        assert read_on() == ["x"], "a query whose checkpoint does not know the partition goes on"
     brokers.command("stream", "truncate", "orders", "--before", 4, at=second)
     for number in (1, 2, 3):
         assert brokers.values("orders", number, 2, start=4) == list("ef")
@@ -353,6 +360,24 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     with pytest.raises(OffsetOutOfRangeError):
         brokers.order(admin.TRUNCATE_BEFORE, beyond, at=second)
     elect_one_that_lacks_records(brokers)
+
+
+@contextmanager
+def reading_by_spark(brokers, name):
+    """What a streaming query does, as Spark would call it: each call reads one micro-batch."""
+    server = brokers.some().flight
+    source = DefaultSource(CaseInsensitiveDict({"server": server, "stream": name}))
+    reader = source.streamReader(schema=source.schema())
+    begin = reader.initialOffset()
+
+    def read_on():
+        nonlocal begin
+        start, begin = begin, reader.latestOffset(begin, ReadMinRows(1))
+        batches = [b for part in reader.partitions(start, begin) for b in reader.read(part)]
+        return [value.decode() for batch in batches for value in batch["value"].to_pylist()]
+
+    yield read_on
+    forget_client(server)
 
 
 def elect_one_that_lacks_records(brokers):

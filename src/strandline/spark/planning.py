@@ -186,6 +186,11 @@ def resolve_offsets(states: Sequence[PartitionState], spec: OffsetSpec, *, name:
     return found
 
 
+def with_added(offsets: Offsets, states: Sequence[PartitionState]) -> Offsets:
+    """Offsets that a query has come to, and the beginning of each partition that came later."""
+    return {state.partition: 0 for state in states} | offsets
+
+
 def high_watermarks(states: Sequence[PartitionState]) -> Offsets:
     """Where the committed records of each partition end."""
     ordered = sorted(states, key=lambda state: state.partition)
@@ -293,8 +298,11 @@ def split_ranges(
 
 
 def plan_ranges(start: Offsets, end: Offsets, options: ReadOptions) -> list[OffsetRange]:
-    """The pieces in which ``start`` to ``end`` is read: a pure function of its arguments."""
-    ranges = [OffsetRange(partition, start[partition], end[partition]) for partition in sorted(end)]
+    """The pieces in which ``start`` to ``end`` is read: a pure function of its arguments.
+
+    A partition that has no start was added to the stream since, and is read from its beginning.
+    """
+    ranges = [OffsetRange(p, start.get(p, 0), end[p]) for p in sorted(end)]
     return split_ranges(
         ranges,
         records_max=options.records_per_partition_max,

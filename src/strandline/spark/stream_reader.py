@@ -40,6 +40,7 @@ from strandline.spark.planning import (
     plan_ranges,
     refuse_other_stream,
     waiting_bytes,
+    with_added,
 )
 from strandline.spark.progress import Progress
 
@@ -77,10 +78,9 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: EncodedOffsets, limit: ReadLimit) -> EncodedOffsets:  # noqa: N802 -- Spark's name
         """The end of the next micro-batch; waits a little if there is nothing to read."""
-        begin = decode_offsets(start)
         # With ``availableNow`` and ``once`` nobody comes back for what was left to gather.
         goes_on = self.final_offsets is None and not isinstance(limit, ReadAllAvailable)
-        state, end = self._next_records(start, may_wait=goes_on)
+        state, begin, end = self._next_records(start, may_wait=goes_on)
         if (goes_on and self._is_too_little(begin, end, state)) or end == begin:
             return start
         if isinstance(limit, ReadMaxRows):
@@ -90,7 +90,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             bytes_max = self.options.bytes_per_trigger_max
             end = limit_bytes(begin, end, bytes_max=bytes_max, states=state.partitions)
-        began_at = begin if begin == self.initial_offsets else None
+        began_at = begin if decode_offsets(start) == self.initial_offsets else None
         return encode_offsets(end, identity=state.identity, began_at=began_at)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
@@ -117,26 +117,25 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next_records(
         self, start: EncodedOffsets, *, may_wait: bool
-    ) -> tuple[StreamState, Offsets]:
-        """The stream and where it ends. It may wait for something new, for ``longPollMs``.
+    ) -> tuple[StreamState, Offsets, Offsets]:
+        """The stream, where the query is in it and where it ends.
 
-        Without the wait Spark would ask 60 times a second while nothing comes.
+        It may wait for something new, for ``longPollMs``: else Spark would ask 60 times a second
+        while nothing comes.
         """
-        begin = decode_offsets(start)
         state = stream_state(self.options)
+        begin = with_added(decode_offsets(start), state.partitions)
         # Spark plans a batch when the one before is committed; its own ``commit`` comes one later.
         self.progress.reached(begin)
         # A query that is behind need not wait, and asks once for each micro-batch.
-        is_behind = any(
-            each.high_watermark > begin.get(each.partition, 0) for each in state.partitions
-        )
+        is_behind = any(each.high_watermark > begin[each.partition] for each in state.partitions)
         if may_wait and not is_behind and self.options.long_poll_ms > 0:
             wait_for_records(self.options, begin)
             state = stream_state(self.options)
+            begin = with_added(begin, state.partitions)
         refuse_other_stream(start, state)
-        return state, self._up_to_final(
-            available_end(state.partitions, self.options, start=begin), begin
-        )
+        end = available_end(state.partitions, self.options, start=begin)
+        return state, begin, self._up_to_final(end, begin)
 
     def _is_too_little(self, begin: Offsets, end: Offsets, state: StreamState) -> bool:
         """Whether to let records gather, so that a slow stream does not make small batches.
@@ -162,4 +161,5 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _up_to_final(self, end: Offsets, begin: Offsets) -> Offsets:
         if self.final_offsets is None:
             return end
-        return {p: max(begin[p], min(end[p], self.final_offsets[p])) for p in end}
+        final = self.final_offsets
+        return {p: max(begin[p], min(end[p], final.get(p, 0))) for p in end}

@@ -114,6 +114,45 @@ def test_a_query_starts_where_it_is_told(broker):
     assert reader(startingOffsets="latest").initialOffset() == encoded(100, 50)
 
 
+def test_partitions_that_are_added_are_read_from_their_beginning(broker):
+    """A query whose checkpoint does not know them goes on, and its replays read the same."""
+    query = reader(longPollMs="1000")
+    begin = json.loads(json.dumps(query.latestOffset(encoded(0, 0), UNLIMITED)))
+    broker.extents |= {2: (0, 0), 3: (0, 0)}
+    assert query.latestOffset(begin, UNLIMITED) == begin, "they are empty: nothing is new"
+    assert broker.waits[-1] == {0: 100, 1: 50, 2: 0, 3: 0}, "it waits for theirs, too"
+    broker.extents |= {2: (0, 7), 3: (0, 3)}
+    end = json.loads(json.dumps(query.latestOffset(begin, UNLIMITED)))
+    assert end == {"0": 100, "1": 50, "2": 7, "3": 3, "stream": "x@1"}
+    planned = [each.range for each in reader().partitions(begin, end)]
+    assert planned == [OffsetRange(2, 0, 7), OffsetRange(3, 0, 3)]
+    limited = reader(maxRecordsPerTrigger="5").latestOffset(begin, ReadMaxRows(5))
+    assert (limited["2"], limited["3"]) == (4, 1)
+    sized = reader(maxBytesPerTrigger="50").latestOffset(begin, UNLIMITED)
+    assert sized["2"] + sized["3"] == 5
+
+
+def test_records_that_were_deleted_from_an_added_partition_are_a_loss(broker):
+    """Nobody has read them."""
+    broker.extents[2] = (4, 7)
+    with pytest.raises(DataLossError, match="partition 2"):
+        reader().latestOffset(encoded(100, 50), UNLIMITED)
+    skipping = reader(failOnDataLoss="false")
+    assert skipping.latestOffset(encoded(100, 50), UNLIMITED)["2"] == 7
+
+
+def test_an_available_now_run_leaves_partitions_that_come_meanwhile(broker):
+    """It ends where the stream ended when it began; the next run reads them."""
+    query = reader()
+    query.prepareForTriggerAvailableNow()
+    broker.extents[2] = (0, 7)
+    end = query.latestOffset(encoded(0, 0), UNLIMITED)
+    assert (end["0"], end["1"], end.get("2", 0)) == (100, 50, 0)
+    again = reader()
+    again.prepareForTriggerAvailableNow()
+    assert again.latestOffset(end, UNLIMITED)["2"] == 7
+
+
 def test_a_batch_is_limited_by_records_and_bytes(broker):
     """The limit of the engine and the byte option both hold; take-all ignores the options."""
     limited = reader(maxRecordsPerTrigger="30", maxBytesPerTrigger="150")
