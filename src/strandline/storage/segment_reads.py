@@ -335,27 +335,28 @@ class SegmentReads:
         return None if self.sealed and found[0].log_bytes != self.size else found
 
     def _index_rest(self, into: Self, position: int) -> None:
-        """Walk the batches from ``position`` to the end; damage is stepped over."""
-        size = self.size
-        while position < size:
-            window = self.view(position, min(1 << 20, size - position))
-            start, at, room = position, 0, len(window)
-            while (header := header_at(window, at)) is not None and at + header.length <= room:
-                into.note(header, start + at)
-                at += header.length
-            position = start + at
-            if at == 0:
-                position = self._step_over(into, position, header)
+        """Walk the batches from ``position`` to the end; damage is stepped over.
 
-    def _step_over(self, into: Self, position: int, header: BatchHeader | None) -> int:
-        """Index one batch larger than the window, or find the end of the damage."""
-        size = self.size
-        if header is not None and header.length <= size - position:
-            into.note(header, position)
-            return position + header.length
-        view = self.view(position, size - position)
+        Offsets are dense: only a header that does not go on where the one before ends may lie,
+        and is believed if its checksum is right.
+        """
+        size, expected = self.size, -1
+        while position < size:
+            window, at = self._window(position, size), 0
+            while (header := header_at(window, at)) is not None:
+                if at + header.length > len(window):
+                    break
+                if header.base_offset == expected or intact_at(window, at) is not None:
+                    into.note(header, position + at)
+                    expected = header.next_offset
+                at += header.length
+            position = position + at if at else self._beyond_damage(position)
+
+    def _beyond_damage(self, position: int) -> int:
+        """Where the first intact batch after damage at ``position`` begins."""
+        view = self.view(position, self.size - position)
         found = find_intact(view, 0, after=self.base_offset - 1, below=self.next_offset)
-        return size if found < 0 else position + found
+        return self.size if found < 0 else position + found
 
 
 def segment_path(directory: Path, base_offset: int) -> Path:

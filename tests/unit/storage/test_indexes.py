@@ -2,6 +2,7 @@
 
 import pytest
 
+from strandline.errors import CorruptBatchError
 from strandline.record.batch import read_header
 from strandline.storage.offset_index import (
     INTERVAL_BYTES,
@@ -99,6 +100,40 @@ def test_reopened_indexes(open_log, make_batch, damage):
         assert again.offset_for_timestamp(wanted) == expected_offset(wanted)
     loaded = [segment.load_indexes() for segment in again.segments]
     assert [(index.positions, times.keys) for index, times in loaded] == before
+
+
+@pytest.mark.parametrize("byte", [16, 17, 21, 28, 30], ids="offset{}".format)
+@pytest.mark.parametrize("size", [500, INTERVAL_BYTES // 8, 2 * INTERVAL_BYTES])
+def test_a_rebuilt_index_believes_no_damaged_header(open_log, make_batch, byte, size):
+    """Whichever of its offset and count is flipped: its neighbours stay readable."""
+    count = max(8, 6 * INTERVAL_BYTES // size)
+    log = open_log(segment_bytes=1 << 30)
+    for _ in range(count):
+        batch = make_batch(log.log_end_offset, 2, size=size // 2)
+        log.append(batch, read_header(batch))
+    log.roll()
+    batch = make_batch(log.log_end_offset)
+    log.append(batch, read_header(batch))
+    at = log.checkpoint()
+    log.flush()
+    path = log.segments[0].path
+    positions = [log.segments[0].locate(offset).position for offset in range(0, 2 * count, 2)]
+    intact = path.read_bytes()
+    marked = log.segments[0].load_indexes()[0].positions
+    for victim in map(positions.index, marked):  # the others nobody asks for
+        data = bytearray(intact)
+        data[positions[victim] + byte] ^= 4
+        path.write_bytes(data)
+        for suffix in (".index", ".timeindex"):
+            path.with_suffix(suffix).unlink(missing_ok=True)
+        again = open_log(at, segment_bytes=1 << 30)
+        for turn in range(count):
+            if turn == victim:
+                with pytest.raises(CorruptBatchError) as caught:
+                    again.read(2 * turn, 1)
+                assert caught.value.next_offset == 2 * turn + 2
+            else:
+                assert again.read(2 * turn, 1).base_offset == 2 * turn
 
 
 def test_index_files_of_an_active_segment_lag(open_log, make_batch):
