@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadMinRows
@@ -21,7 +22,12 @@ from pyspark.sql.streaming.datasource import ReadMinRows
 import strandline
 from pyspark_strandline import DefaultSource
 from strandline.client.connection import Connection
-from strandline.errors import InvalidRequestError, OffsetOutOfRangeError, UnavailableError
+from strandline.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    UnavailableError,
+    UnknownPartitionError,
+)
 from strandline.protocol import admin, cluster
 from strandline.protocol.cluster import ClusterStatus
 from strandline.server.ports import free_ports
@@ -29,6 +35,8 @@ from strandline.spark.connection import forget_client
 from strandline.testing import ProcessServer
 
 PATIENCE_S = 90
+KEY_OF_THE_SECOND = "a"
+"""Its checksum is odd."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -348,11 +356,12 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     brokers.order(cluster.ELECT_LEADER, elect, at=third)
     found = brokers.until(lambda found: part(found).leader == second, at=third)
     assert part(found).replicas[0] == second, "or leaders shared again would undo it"
-    with reading_by_spark(brokers, "orders") as read_on:
+    with reading_by_spark(brokers, "orders") as read_on, appending(brokers, first) as append:
         assert read_on() == list("abcdef")
         brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
         brokers.append("orders", "x", partition=1)
         assert read_on() == ["x"], "a query whose checkpoint does not know the partition goes on"
+        append()
     brokers.command("stream", "truncate", "orders", "--before", 4, at=second)
     for number in (1, 2, 3):
         assert brokers.values("orders", number, 2, start=4) == list("ef")
@@ -360,6 +369,32 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     with pytest.raises(OffsetOutOfRangeError):
         brokers.order(admin.TRUNCATE_BEFORE, beyond, at=second)
     elect_one_that_lacks_records(brokers)
+
+
+@contextmanager
+def appending(brokers, number):
+    """A client and producers that found one partition, and are then told of another."""
+    with (
+        strandline.connect(brokers.running[number].flight) as client,
+        client.producer("orders") as records,
+        client.producer("orders") as tables,
+    ):
+        client.appender("orders")
+
+        def append():
+            acks = [
+                client.append("orders", "y", partition=1),
+                records.append("z", partition=1).result(PATIENCE_S),
+            ]
+            assert [(ack.partition, ack.offset) for ack in acks] == [(1, 1), (1, 2)]
+            table = tables.append_batch(pa.table({"value": ["t"]}), partition=1)
+            assert table.result(PATIENCE_S).ranges == ((1, 3, 1),)
+            keyed = client.append("orders", "k", key=KEY_OF_THE_SECOND)
+            assert keyed.partition == 1, "who knows of it sends it its share, too"
+            with pytest.raises(UnknownPartitionError, match="partitions 0 to 1, not 2"):
+                records.append("no", partition=2)
+
+        yield append
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from strandline.errors import (
     InvalidRequestError,
     StaleMemberError,
     StrandlineError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.types import PartitionName
@@ -329,6 +330,8 @@ class Consumer:
             fresh = self._source.offsets(stream, self._options.start)
             for name in coming:
                 if name.stream == stream and name not in starts:
+                    if name.partition not in fresh:  # added a moment ago
+                        raise UnavailableError(f"the broker does not know {name} yet")
                     starts[name] = fresh[name.partition]
         return starts
 

@@ -152,6 +152,11 @@ class Delivery:
             self._outbox.put(lot)
             self._changed.notify_all()
 
+    def add_partitions(self, routes: Routes) -> None:
+        """Know the leaders of partitions that the stream was given meanwhile."""
+        with self._changed:
+            self._leaders.take(routes)
+
     @property
     def is_usable(self) -> bool:
         """Whether it takes records, of a stream that is there as far as it knows."""

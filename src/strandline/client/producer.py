@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import pyarrow as pa
 
 from strandline.client.arguments import whole_number
@@ -85,7 +86,9 @@ class Producer:
                 "brokers remember what it sent for a limited time; shorten delivery_timeout_s, or "
                 "give idempotent=False and message ids"
             )
+        self._brokers = brokers
         self._stream = stream.name
+        self._config = stream.config
         self._record_bytes_max = server.record_bytes_max
         self._batch_bytes = min(batch_bytes, max(1, server.batch_bytes_max // 2))
         self._router = Router(stream.config)
@@ -262,12 +265,23 @@ class Producer:
     def _checked(self, number: int) -> int:
         """A partition given by number."""
         number = whole_number(number, "partition")
+        if number >= self._router.partitions:
+            self._look_for_more()
         if not 0 <= number < self._router.partitions:
             raise UnknownPartitionError(
                 f"stream {self._stream!r} has partitions 0 to {self._router.partitions - 1}, "
                 f"not {number}"
             )
         return number
+
+    def _look_for_more(self) -> None:
+        """Know the partitions that the stream was given since it was looked at."""
+        known = self._router.partitions
+        added = {n: each for n, each in self._brokers.routes(self._stream).items() if n >= known}
+        if added:
+            self._delivery.add_partitions(added)
+            config = msgspec.structs.replace(self._config, partitions=known + len(added))
+            self._router = Router(config)
 
     def _split(
         self, batch: pa.RecordBatch, partition: int | None

@@ -203,14 +203,15 @@ def available_end(
     """Where everything committed ends, never below ``start``.
 
     Args:
-        states: every partition of the stream.
+        states: every partition of the stream that the broker knows.
         options: whether lost records are an error.
-        start: an offset for each partition.
+        start: an offset for each partition, also for added ones that this broker does not know
+            yet: they stay where they are.
 
     Raises:
         DataLossError: records after ``start`` are gone, unless ``failOnDataLoss`` is off.
     """
-    end: Offsets = {}
+    end = dict(start)
     for state in sorted(states, key=lambda state: state.partition):
         begin = start[state.partition]
         if options.fail_on_data_loss:

@@ -246,6 +246,28 @@ def test_partitions_are_begun_with_again_when_the_callback_failed():
     consumer.close()
 
 
+def test_a_partition_that_a_broker_does_not_know_yet_is_begun_with_later():
+    """It was added to the stream a moment ago, and the coordinator was told first."""
+
+    class Late(Source):
+        known = (0,)
+
+        def offsets(self, stream, at="latest"):
+            return {
+                number: at
+                for number, at in super().offsets(stream, at).items()
+                if number in self.known
+            }
+
+    source = Late()
+    consumer = Consumer(source, Coordinator(), "g", streams=["s"], options=Options())
+    assert consumer.poll(0.5) == []
+    source.known = (0, 1)
+    assert consumer.poll(5)
+    assert consumer.assignment() == {PartitionName("s", 0), PartitionName("s", 1)}
+    consumer.close()
+
+
 def test_damage_is_told_at_every_poll_and_loses_nothing():
     """Batches that came before it are handed out first; seeking past it goes on."""
     source, coordinator = Source(), Coordinator()

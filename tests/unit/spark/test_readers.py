@@ -132,6 +132,14 @@ def test_partitions_that_are_added_are_read_from_their_beginning(broker):
     assert sized["2"] + sized["3"] == 5
 
 
+def test_a_broker_that_has_not_heard_of_an_added_partition_takes_nothing_back(broker):
+    """Else a query would forget what it has read of it, and read that again."""
+    read = encoded(100, 50) | {"2": 7}
+    assert reader().latestOffset(read, UNLIMITED) == read
+    broker.extents[0] = (0, 120)
+    assert reader().latestOffset(read, UNLIMITED) == encoded(120, 50) | {"2": 7}
+
+
 def test_records_that_were_deleted_from_an_added_partition_are_a_loss(broker):
     """Nobody has read them."""
     broker.extents[2] = (4, 7)

@@ -8,6 +8,7 @@ Rules: no more than a window of bytes is under way per call, and none while the 
 by one thread.
 """
 
+import contextlib
 import itertools
 import logging
 import queue
@@ -25,7 +26,12 @@ from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.config import Acks, StreamConfig
-from strandline.errors import InvalidRecordError, InvalidRequestError, StrandlineError
+from strandline.errors import (
+    InvalidRecordError,
+    InvalidRequestError,
+    StrandlineError,
+    UnknownStreamError,
+)
 from strandline.frontends.flight.checks import BatchChecker
 from strandline.frontends.flight.life import LISTENER, POLL_S, Life
 from strandline.frontends.flight.tracking import BatchInFlight, Row, rows_of
@@ -159,6 +165,7 @@ class PutSession:
             if chunk.data is None or not chunk.data.num_rows:
                 raise InvalidRecordError("metadata without records")
             batch = self._checker.check(chunk.data)
+            self._look_for_more_partitions()
             pieces = self._pieces(batch, tag, spread=place)
         except StrandlineError as error:
             self._acks.put(PutAck(sequence=tag.sequence, error=to_body(error)))
@@ -174,6 +181,14 @@ class PutSession:
             self._submit(waiting, number, piece)
         if self._allowance is not None:
             self._life.pause(self._allowance.publish(size), self._is_cancelled)
+
+    def _look_for_more_partitions(self) -> None:
+        """Know the partitions that the stream was given since the put began."""
+        with contextlib.suppress(UnknownStreamError):  # told by its partitions
+            found, known = self._broker.stream(self._request.stream), self._stream
+            is_same = found.created_ns == known.created_ns
+            if is_same and len(found.partitions) > len(known.partitions):
+                self._stream, self._router = found, Router(found.config)
 
     def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[Piece]:
         """Where the rows of a checked batch go.

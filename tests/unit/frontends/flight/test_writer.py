@@ -85,6 +85,27 @@ def test_rows_find_their_partitions(broker):
     assert sum(item.high_watermark for item in stream.partitions) == 3
 
 
+def test_partitions_that_are_added_during_a_put_get_their_share(broker, stream):
+    """By their number, and of rows that name none; not those of another stream of the name."""
+
+    def added():
+        broker.make_stream("s", partitions=3, partition_by="key")
+        return Chunk(values(b"a"), encode(BatchTag(sequence=1, partition=2)))
+
+    def made_anew():
+        broker.make_stream("s", partitions=9).created_ns = 2
+        return Chunk(values(b"a"), encode(BatchTag(sequence=3, partition=8)))
+
+    many = values(*[b"v"] * 30, key=[b"%d" % number for number in range(30)])
+    acks = Put(broker).run(
+        Chunk(values(b"a")), added, Chunk(many, encode(BatchTag(sequence=2))), made_anew
+    )
+    first, second, third, fourth = sorted(acks, key=lambda ack: ack.sequence)
+    assert (first.ranges, second.ranges) == (((0, 0, 1),), ((2, 0, 1),))
+    assert {stored.partition for stored in third.ranges} == {0, 1, 2}
+    assert fourth.error.code == "unknown_partition"
+
+
 NUMBERS = ProducerTag(7, 1, 40)
 
 
