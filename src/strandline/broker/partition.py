@@ -71,10 +71,8 @@ class Partition(PartitionAppends):
 
     def _mark_dirty(self) -> None:
         self._is_dirty = True
-        dirty = self._admission.dirty
-        dirty.append(self)
-        if len(dirty) == 1:  # else a turn is to come, or goes on with what it finds when it ends
-            self._admission.wake()
+        self._admission.dirty.append(self)
+        self._admission.wake()
 
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
         """The chunks for this turn, at least one, up to so many bytes and records.
@@ -88,13 +86,10 @@ class Partition(PartitionAppends):
             if taken and (next_size > bytes_max or next_records > records_max):
                 break
             taken, size, records = taken + 1, next_size, next_records
-        chunks = self._chunks
-        if taken == len(chunks):
-            self._chunks = []
+        chunks, self._chunks = self._chunks[:taken], self._chunks[taken:]
+        if not self._chunks:
             self._open = None
             self._is_dirty = False
-        else:
-            chunks, self._chunks = chunks[:taken], chunks[taken:]
         self._admission.pending_bytes -= size
         return chunks, size, records
 
@@ -122,8 +117,7 @@ class Partition(PartitionAppends):
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
-        end = self.log.log_end_offset
-        assert self.high_watermark <= offset <= end, "commit only what is written"
+        assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
         if self.ledger is not None:
             self.ledger.commit(offset)
         self.high_watermark = offset

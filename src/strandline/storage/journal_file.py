@@ -91,8 +91,7 @@ def entry_struct(part_count: int) -> struct.Struct:
 
 def pack_checksums(parts: Iterable[Bytes]) -> bytes:
     """The rows of the part table that say which batches are meant."""
-    checksums = [part[BATCH_CRC] for part in parts]
-    return _ZERO.join([*checksums, b""])
+    return _ZERO.join([*(part[BATCH_CRC] for part in parts), b""])
 
 
 def pack_file_header(header: FileHeader) -> bytes:

@@ -61,8 +61,7 @@ class LogDurability(LogReads):
     @property
     def can_write_pending(self) -> bool:
         """Whether they are worth a system call."""
-        pending_bytes = self._layout.segments[-1].pending_bytes
-        return pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
+        return self.pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
 
     def write_pending(self) -> None:
         """Write the batches that are in memory only; not synced.
