@@ -109,9 +109,9 @@ class LogRedo:
         at = self._at
         boundary = at.segment_base if at else max(sizes, default=0)
         before = [base for base in sizes if base < boundary]
-        if before and boundary not in sizes and boundary > start:
-            # Cut away since, or nothing was written to it yet: go on in the one before.
-            self._is_shorter = at is not None and at.position > 0
+        if at is not None and at.position and before and boundary not in sizes and boundary > start:
+            # Cut away since: go on in the one before.
+            self._is_shorter = True
             return max(before)
         return boundary
 

@@ -20,6 +20,7 @@ from strandline.storage.checkpoint import (
 from strandline.storage.faulty_disk import keep_all
 from strandline.storage.log import Log
 from strandline.storage.log_birth import BIRTH_NAME, note_birth
+from strandline.storage.mending import mend
 from strandline.storage.recovery import LogPlan, recover
 from strandline.types import LogId
 
@@ -748,6 +749,24 @@ def test_a_recovery_that_is_cut_short_finds_its_own_segments(data):
     with pytest.raises(LogPoisonedError):
         data.recover()
     assert data.recover().report.damage == []
+    data.check(A)
+
+
+def test_offsets_of_damaged_batches_before_an_empty_segment_are_not_used_again(data):
+    """They stay told as damaged, and can be mended, as damage anywhere else."""
+    for _ in range(3):
+        data.turn(A)
+    data.now.logs[A].roll()
+    data.checkpoint()
+    sealed = data.now.logs[A].segments[0]
+    flip(sealed.path, sealed.size - 1)
+    data.die()
+    log = data.now.logs[A]
+    assert log.log_end_offset == 3
+    with pytest.raises(CorruptBatchError, match="records 2 to 2 are damaged"):
+        log.read(2, 1000)
+    assert mend(log, data.written[A][2:])
+    data.turn(A)
     data.check(A)
 
 
