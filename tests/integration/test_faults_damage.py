@@ -146,6 +146,23 @@ def test_a_flipped_bit_in_a_sealed_segment_costs_its_batch(stopped, serve, regio
     assert COUNT in readable(client)
 
 
+@pytest.mark.parametrize("kept", [None, 0, 10_000], ids=["removed", "emptied", "cut"])
+def test_offsets_of_a_lost_end_are_not_given_to_other_records(stopped, serve, kept, caplog):
+    """Whoever has read those records knows them by their offsets."""
+    file = segments(stopped)[-1]
+    lost = sorted(places(file))
+    if kept is None:
+        file.unlink()
+    else:
+        with file.open("r+b") as end:
+            end.truncate(kept)
+    client = serve(stopped)
+    assert f"records {lost[0]} to {lost[-1]} are lost" in caplog.text
+    assert readable(client) == ALL[: lost[0] - 1]
+    assert client.append("s", value(COUNT)) == COUNT
+    assert readable(client) == [*ALL[: lost[0] - 1], COUNT]
+
+
 def test_lost_and_damaged_indexes_are_made_anew(stopped, serve):
     """Indexes are only a help: without them it takes longer, and nothing else changes."""
     for number, index in enumerate(sorted(segments(stopped)[0].parent.glob("*index"))):

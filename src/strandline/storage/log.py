@@ -89,7 +89,7 @@ class Log(LogDurability):
         Raises:
             LogPoisonedError: the files cannot be read or cut.
         """
-        redo = LogRedo(directory, disk=disk, segment_bytes=segment_bytes, at=at)
+        redo = LogRedo(directory, disk=disk, segment_bytes=segment_bytes, at=at, is_only_copy=False)
         return cls.redone(redo, disk=disk, segment_age_ms=segment_age_ms)
 
     @classmethod

@@ -4,10 +4,10 @@ Rules: nothing that might be the only copy is cut before the journal has been re
 batch is redone by position: found intact where it belongs, it is only counted, else it is written
 there. Where the journal is damaged, intact batches that continue the log on disk fill the gap, and
 what neither has is a hole that is reported. A batch below the end means the log was truncated
-before it was written. Where the file of the checkpoint's segment is gone the log was cut to below
-it, and what the journal has of before that cut is passed over. What intact batches follow the last
-journaled one are kept: they were written in order and their outcome was open. One thread; used
-before the log is.
+before it was written. Where the file of the checkpoint's segment is gone, the only copy goes on
+behind what is lost, so that no offset is used twice; one of several forgets what comes after, too,
+for its leader has it all. What intact batches follow the last journaled one are kept: they were
+written in order and their outcome was open. One thread; used before the log is.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,13 @@ class LogRedo:
     """
 
     def __init__(
-        self, directory: Path, *, disk: Disk, segment_bytes: int, at: LogCheckpoint | None
+        self,
+        directory: Path,
+        *,
+        disk: Disk,
+        segment_bytes: int,
+        at: LogCheckpoint | None,
+        is_only_copy: bool,
     ) -> None:
         self.directory = directory
         self.damage: list[Damage] = []
@@ -59,13 +65,14 @@ class LogRedo:
         self._disk = disk
         self.segment_bytes = segment_bytes
         self._at = at
+        self._is_only_copy = is_only_copy
         self._was_cut = False
         self._has_removed = False
         self._unreadable: list[_Unreadable] = []
         """Damaged batches of the journal since the last intact one."""
         disk.make_directory(directory)
-        self._is_shorter = False
-        """Cut to below where the checkpoint's segment began, for all the journal has told yet."""
+        self._lacks_file = False
+        """Whether the checkpoint's segment is gone, and a leader has what was in it."""
         sizes = self._log_files()
         # Records below the first file went away on purpose, unless the checkpoint counts on them.
         start = max(self._stored_start(), at.log_start_offset if at else 0)
@@ -109,11 +116,10 @@ class LogRedo:
         at = self._at
         boundary = at.segment_base if at else max(sizes, default=0)
         before = [base for base in sizes if base < boundary]
-        if at is not None and at.position and before and boundary not in sizes and boundary > start:
-            # Cut away since: go on in the one before.
-            self._is_shorter = True
-            return max(before)
-        return boundary
+        if at is None or boundary in sizes or not (before and at.position and boundary > start):
+            return boundary
+        self._lacks_file = not self._is_only_copy
+        return max(before) if self._lacks_file else boundary
 
     def _begin_at(self, base_offset: int) -> None:
         """Continue in the segment of this name, in its file if there is one."""
@@ -232,6 +238,8 @@ class LogRedo:
         if at is not None and end < at.log_end_offset and not self._was_cut:
             lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
             self._report(self._active.path, self._active.size, lost)
+            if self._is_only_copy:
+                self._go_on_at(at.log_end_offset)
         return [*self._sealed, self._active]
 
     def _remove(self, segment: Segment) -> None:
@@ -245,10 +253,8 @@ class LogRedo:
         base = header.base_offset
         if header.next_offset <= self.log_start_offset or self._is_known(batch, header):
             return
-        if self._is_shorter and base > self.log_end_offset:
-            self._was_cut = True  # this, too, was there before
+        if self._lacks_file and base > self.log_end_offset:
             return
-        self._is_shorter = False
         if self._count_if_there(batch, header):
             self._counted(header)
         elif intact_at(batch, 0) is None:
@@ -277,13 +283,18 @@ class LogRedo:
         if end >= self.log_start_offset:
             lost = f"records {end} to {base_offset - 1} are lost"
             self._report(self._active.path, self._active.size, lost)
-        elif not self._active.size:
-            # The records before were removed on purpose, and their segments with them.
+        # Else they were removed on purpose, all or but for the first of them.
+        self._go_on_at(base_offset)
+
+    def _go_on_at(self, base_offset: int) -> None:
+        """Leave a gap between two segments: within one offsets are dense."""
+        if self._active.size:
+            self._roll(base_offset)
+        else:
             self._remove(self._active)
             self._begin_at(base_offset)
-        else:
-            # The same, but for the first of them; within a segment offsets are dense.
-            self._roll(base_offset)
+        if not self._sealed:
+            self.log_start_offset = Offset(max(self.log_start_offset, base_offset))
 
     def _skip_removed(self) -> None:
         """Go on in the segment that the log starts in, if those before were removed on purpose."""

@@ -123,6 +123,7 @@ def recover(
     *,
     disk: Disk,
     file_bytes: int,
+    are_only_copies: bool = True,
     on_progress: Callable[[int], None] | None = None,
 ) -> Recovered:
     """Open the journal and all logs of a data directory, or create them.
@@ -132,6 +133,7 @@ def recover(
         plans: the logs of all streams that exist, and no others.
         disk: the file system.
         file_bytes: size of a journal file.
+        are_only_copies: no other broker has what is lost here, so its offsets stay used.
         on_progress: told the bytes replayed so far, now and then.
 
     Raises:
@@ -157,7 +159,11 @@ def recover(
             states[log_id], births[log_id] = cut.state, cut.sequence
     redos = {
         log_id: LogRedo(
-            plan.directory, disk=disk, segment_bytes=plan.segment_bytes, at=states[log_id]
+            plan.directory,
+            disk=disk,
+            segment_bytes=plan.segment_bytes,
+            at=states[log_id],
+            is_only_copy=are_only_copies,
         )
         for log_id, plan in plans.items()
     }

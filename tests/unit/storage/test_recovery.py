@@ -37,10 +37,10 @@ class Data:
         self.written = {A: [], B: []}
         self.now = self.recover()
 
-    def recover(self):
+    def recover(self, **options):
         self.now = None
         plans = {i: LogPlan(self.path / "logs" / str(i), 2000, 0) for i in self.ids}
-        self.now = recover(self.path, plans, disk=self.disk, file_bytes=FILE_BYTES)
+        self.now = recover(self.path, plans, disk=self.disk, file_bytes=FILE_BYTES, **options)
         return self.now
 
     def turn(self, *ids, count=1, size=50, sync=True):
@@ -767,6 +767,78 @@ def test_offsets_of_damaged_batches_before_an_empty_segment_are_not_used_again(d
         log.read(2, 1000)
     assert mend(log, data.written[A][2:])
     data.turn(A)
+    data.check(A)
+
+
+def lose_the_active_file(data):
+    """Somebody removes it while the broker is down; the journal goes on behind it."""
+    for _ in range(20):
+        data.turn(A)
+    data.checkpoint()
+    data.turn(A)
+    active = data.now.logs[A].segments[-1]
+    assert active.base_offset > 0
+    data.now = None
+    data.disk.crash()
+    active.path.unlink()
+    return active.base_offset
+
+
+def test_the_only_copy_goes_on_behind_a_segment_that_is_gone(data):
+    """What was in it is told as lost; what the journal has of after it is kept."""
+    first = lose_the_active_file(data)
+    report = data.recover().report
+    assert [damage.why for damage in report.damage] == [f"records {first} to 19 are lost"]
+    assert data.now.logs[A].log_end_offset == 21
+    del data.written[A][first:20]
+    data.check(A)
+    data.turn(A)
+    assert data.die().damage == []
+    data.check(A)
+
+
+def test_the_only_copy_uses_no_offset_twice_though_nothing_follows_what_is_gone(data):
+    """A checkpoint after the loss knows of it, too."""
+    for _ in range(20):
+        data.turn(A)
+    data.checkpoint()
+    active = data.now.logs[A].segments[-1]
+    data.now = None
+    data.disk.crash()
+    active.path.unlink()
+    report = data.recover().report
+    assert f"records {active.base_offset} to 19 are lost" in report.damage[0].why
+    assert data.now.logs[A].log_end_offset == 20
+    data.turn(A)
+    assert data.die().damage == []
+    del data.written[A][active.base_offset : 20]
+    data.check(A)
+
+
+def test_the_only_copy_that_is_gone_altogether_begins_behind_it(data):
+    """Its first offset is the one that nobody was told yet."""
+    for _ in range(3):
+        data.turn(A)
+    data.checkpoint()
+    data.now = None
+    data.disk.crash()
+    shutil.rmtree(data.path / "logs" / str(A))
+    report = data.recover().report
+    assert [damage.why for damage in report.damage] == ["records 0 to 2 are lost"]
+    log = data.now.logs[A]
+    assert (log.log_start_offset, log.log_end_offset) == (3, 3)
+    data.turn(A)
+    assert data.die().damage == []
+    data.check(A, data.written[A][3:])
+
+
+def test_one_copy_of_several_ends_where_a_segment_is_gone(data):
+    """Its leader has what was in it, and all that follows."""
+    first = lose_the_active_file(data)
+    report = data.recover(are_only_copies=False).report
+    assert [damage.why for damage in report.damage] == [f"records {first} to 19 are lost"]
+    assert data.now.logs[A].log_end_offset == first
+    del data.written[A][first:]
     data.check(A)
 
 

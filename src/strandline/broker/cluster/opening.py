@@ -34,4 +34,4 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
             plans[log_id] = plan
         else:
             delete_log_directory(plan.directory, disk=disk)
-    return recover(data_dir, plans, disk=disk, file_bytes=file_bytes)
+    return recover(data_dir, plans, disk=disk, file_bytes=file_bytes, are_only_copies=False)
