@@ -18,6 +18,7 @@ JOURNAL: Final = "strandline.storage.journal:Journal"
 SCAN: Final = "strandline.storage.journal_scan"
 DURABILITY: Final = "strandline.storage.log_durability:LogDurability"
 LOG: Final = "strandline.storage.log:Log"
+OPENING: Final = "strandline.storage.log_opening:LogOpening"
 REDO: Final = "strandline.storage.log_redo:LogRedo"
 RECOVERY: Final = "strandline.storage.recovery"
 
@@ -137,7 +138,7 @@ RECOVERY_BUGS: Final = (
     # Recovery
     Rewrite(
         "recovery trusts what a failed sync left in memory",
-        f"{REDO}._begin",
+        f"{OPENING}._begin",
         "self._disk.drop_cache(file.fd)",
         "pass",
     ),

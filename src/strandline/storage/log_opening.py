@@ -1,0 +1,244 @@
+"""A log as its files have it, before the journal has been read.
+
+It begins in the segment that the checkpoint names; what lies before is as it has to be. Without a
+checkpoint everything up to the last intact batch counts.
+
+Rules: nothing that might be the only copy is cut here, only what counts is counted: intact batches
+that continue the log. Within a segment offsets are dense; gaps lie between segments. One thread.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from strandline.record.batch import BatchHeader
+from strandline.storage.checkpoint import LogCheckpoint
+from strandline.storage.disk import Disk
+from strandline.storage.journal_scan import Damage
+from strandline.storage.log_start import START_NAME, parse_start
+from strandline.storage.scan import OFFSET_MAX, find_intact, header_at, intact_at
+from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import LOG_SUFFIX
+from strandline.types import Offset, Position
+
+
+class LogOpening:
+    """A log that is being opened.
+
+    Args:
+        directory: of the log; made if missing.
+        disk: the file system.
+        segment_bytes: roll to a new segment before it would grow beyond this.
+        at: how far it is known to be durable; None: nobody knows.
+        is_only_copy: no leader has what is lost here.
+
+    Attributes:
+        log_start_offset: the largest start offset that was ever made durable.
+        damage: what could not be restored.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        disk: Disk,
+        segment_bytes: int,
+        at: LogCheckpoint | None,
+        is_only_copy: bool,
+    ) -> None:
+        self.directory = directory
+        self.damage: list[Damage] = []
+        self.segment_bytes = segment_bytes
+        self._disk = disk
+        self._at = at
+        self._is_only_copy = is_only_copy
+        self._has_removed = False
+        disk.make_directory(directory)
+        sizes = self._log_files()
+        # Records below the first file went away on purpose, unless the checkpoint counts on them.
+        start = max(self._stored_start(), at.log_start_offset if at else 0)
+        boundary = self._boundary(sizes, start)
+        self._lacks_file = at is not None and boundary < at.segment_base
+        """Whether the checkpoint's segment is gone, and a leader has what was in it."""
+        self._later = {base: size for base, size in sizes.items() if base > boundary}
+        earlier = sorted(base for base in sizes if base < boundary)
+        self._sealed = [
+            Segment.sealed_on_disk(
+                directory, base, disk=disk, size=sizes[base], next_offset=next_offset
+            )
+            for base, next_offset in zip(earlier, [*earlier, boundary][1:], strict=True)
+        ]
+        first = min((base for base in sizes if base <= boundary), default=0)
+        self.log_start_offset = Offset(max(start, first))
+        self._begin(Segment(directory, boundary, disk=disk), sizes.get(boundary, 0))
+        self._load_active()
+
+    def _log_files(self) -> dict[int, int]:
+        """Base offset and size of each segment file; what a crash left half-made is removed."""
+        sizes: dict[int, int] = {}
+        for name, size in self._disk.listing(self.directory).items():
+            stem, dot, suffix = name.partition(".")
+            if dot + suffix == LOG_SUFFIX and stem.isdigit():
+                sizes[int(stem)] = size
+            elif suffix.endswith(("new", "cleaned")):
+                self._disk.unlink(self.directory / name)
+        return sizes
+
+    def _stored_start(self) -> int:
+        path = self.directory / START_NAME
+        data = self._disk.read_bytes(path)
+        if data is None:
+            return 0
+        start = parse_start(data)
+        if start is None:
+            self._report(path, 0, "the log start offset is damaged; the checkpoint's is used")
+        return start or 0
+
+    def _boundary(self, sizes: dict[int, int], start: int) -> int:
+        """The base offset of the segment to begin in: all before it are as they have to be."""
+        at = self._at
+        boundary = at.segment_base if at else max(sizes, default=0)
+        before = [base for base in sizes if base < boundary]
+        if at is None or boundary in sizes or not (before and at.position and boundary > start):
+            return boundary
+        return boundary if self._is_only_copy else max(before)
+
+    def _load_active(self) -> None:
+        """Take the active segment as the checkpoint has it, or as far as it is intact."""
+        segment, at = self._active, self._at
+        if (
+            at is not None
+            and at.segment_base == segment.base_offset
+            and self._on_disk >= at.position
+        ):
+            segment.size, segment.next_offset = at.position, at.log_end_offset
+            segment.load_indexes()
+            segment.first_timestamp = at.first_timestamp
+            segment.max_timestamp = max(segment.max_timestamp, at.max_timestamp)
+            segment.synced_bytes = at.position
+            segment.has_durable_name = at.position > 0
+            if not self._has_other_batches(at):
+                return
+            # It was cut since, and has grown again: the batches of another leader are there now.
+            self._begin(
+                Segment(self.directory, segment.base_offset, disk=self._disk), self._on_disk
+            )
+        self._take_all()
+
+    def _has_other_batches(self, at: LogCheckpoint) -> bool:
+        """Whether intact batches go on across, or otherwise to, where the checkpoint ends.
+
+        Damage is no proof of that: the checkpoint is believed, and no offset is used twice.
+        """
+        index = self._active.index
+        marks = reversed(index.positions) if index is not None else ()
+        position = next((p for p in marks if any(True for _ in self._intact_from(p))), 0)
+        end = at.log_end_offset
+        for header in self._intact_from(position):
+            if position >= at.position:
+                break
+            position, end = position + header.length, header.next_offset
+        return position > at.position or (position == at.position and end != at.log_end_offset)
+
+    def _take_all(self) -> None:
+        """Without a checkpoint: everything up to the last intact batch, with the holes in it."""
+        self._extend(OFFSET_MAX)
+        while (rest := self._on_disk - self._active.size) > 0:
+            segment = self._active  # another one since it was extended, perhaps
+            view = self._seen(segment.size, rest)
+            found = find_intact(view, 0, after=segment.next_offset, below=OFFSET_MAX)
+            if found < 0:
+                return
+            why = "damaged batches were stepped over while opening without a checkpoint"
+            self._report(segment.path, segment.size, why)
+            segment.size += found
+            header = intact_at(view, found)
+            assert header is not None, "it was found intact"
+            segment.advance(header)
+            self._extend(OFFSET_MAX)
+
+    @property
+    def log_end_offset(self) -> int:
+        """As far as the log has been restored."""
+        return self._active.next_offset
+
+    def _begin_at(self, base_offset: int) -> None:
+        """Continue in the segment of this name, in its file if there is one."""
+        on_disk = self._later.pop(base_offset, 0)
+        self._begin(Segment(self.directory, base_offset, disk=self._disk), on_disk)
+
+    def _begin(self, segment: Segment, on_disk: int) -> None:
+        """Continue in ``segment``, whose file has ``on_disk`` bytes of which none count yet."""
+        self._active = segment
+        self._on_disk = on_disk
+        segment.adopt(on_disk)
+        at = self._at
+        durable = at.position if at is not None and at.segment_base == segment.base_offset else 0
+        if on_disk > durable:
+            file = segment.file
+            self._disk.drop_cache(file.fd)
+
+    def _extend(self, limit: int) -> None:
+        """Count intact batches on disk that continue the log, up to offset ``limit``."""
+        while True:
+            for header in self._intact_from(self._active.size):
+                if header.base_offset != self.log_end_offset or header.next_offset > limit:
+                    return
+                self._active.advance(header)
+            if self._active.next_offset not in self._later or not self._active.size:
+                return
+            self._roll(self._active.next_offset)
+
+    def _intact_from(self, position: int) -> Iterator[BatchHeader]:
+        size = self._on_disk
+        while position < size:
+            window = self._seen(position, min(1 << 20, size - position))
+            at = 0
+            while (header := intact_at(window, at)) is not None:
+                yield header
+                at += header.length
+            if at == 0:
+                first = header_at(window, 0)
+                if first is None or first.length <= len(window) or first.length > size - position:
+                    return
+                if intact_at(self._seen(position, first.length), 0) is None:
+                    return
+                yield first
+                at = first.length
+            position += at
+
+    def _seen(self, position: int, length: int) -> memoryview:
+        return memoryview(self._disk.pread(self._active.file.fd, length, position))
+
+    def _roll(self, base_offset: int) -> None:
+        """Go on in the next segment, in the file that has this name if there is one."""
+        self._trim()
+        self._active.seal()
+        self._sealed.append(self._active)
+        self._begin_at(base_offset)
+
+    def _go_on_at(self, base_offset: int) -> None:
+        """Leave a gap between two segments: within one offsets are dense."""
+        if self._active.size:
+            self._roll(base_offset)
+        else:
+            self._remove(self._active)
+            self._begin_at(base_offset)
+        if not self._sealed:
+            self.log_start_offset = Offset(max(self.log_start_offset, base_offset))
+
+    def _trim(self) -> None:
+        """Cut the active file to what counts."""
+        active = self._active
+        if self._on_disk > active.size:
+            self._disk.truncate(active.file.fd, active.size)
+            self._on_disk = active.size
+            active.synced_bytes = min(active.synced_bytes, active.size)
+        active.adopt(active.size)
+
+    def _remove(self, segment: Segment) -> None:
+        """Take a file away, whose name must not come back where the log will have got to."""
+        segment.remove_files()
+        self._has_removed = True
+
+    def _report(self, file: Path, position: int, why: str) -> None:
+        self.damage.append(Damage(file, Position(position), why))
