@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from strandline.broker.admission import Admission
 from strandline.broker.bulk_writes import BulkWrites
-from strandline.broker.busy_poll import BusyPoll
+from strandline.broker.entry_sync import EntrySync
 from strandline.broker.late_writes import LateWrites
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk, Waiting, reject_waiting
@@ -85,7 +85,6 @@ class Turn:
         self._telemetry = telemetry
         self._on_poisoned = on_poisoned
         self._journal: Journal | None = None
-        self._syncer: Syncer | None = None
         self._is_scheduled = False
         self.takes = Takes(loop, admission)
         self._under_way: list[Taken] = []
@@ -98,10 +97,15 @@ class Turn:
             go_on=self._submit,
             is_busy=self._raw.has,
         )
-        self._busy_poll = BusyPoll(loop)
+        self._entry_sync = EntrySync(
+            loop,
+            clock=clock,
+            telemetry=telemetry,
+            late=self._late,
+            send_answers=self._send_answers,
+            end_with=self._end_with,
+        )
         self._is_busy = False
-        self._last_source: Responder | None = None
-        """The connection that all of the last turn came over, if there was but one."""
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.answered_callbacks: list[Callable[[], None]] = []
@@ -113,7 +117,7 @@ class Turn:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
         assert not self._is_busy, "a turn ends with the journal it began with"
         self._journal = journal
-        self._syncer = syncer
+        self._entry_sync.attach(journal, syncer)
 
     @property
     def is_busy(self) -> bool:
@@ -271,85 +275,34 @@ class Turn:
             self._late.note(item.partition.log)
 
     def _sync(self, written: list[Written], *, size: int, is_sending: bool) -> None:
-        """Make the entry durable, in the way that suits it and the disk, then answer.
+        """Make the entry durable if anything in it has to be, then answer.
 
         Args:
             written: the turn's chunks.
             size: bytes of the entry's batches.
-            is_sending: frames leave when the loop comes round: sync after that, so that the disks
-                of all replicas work at the same time.
+            is_sending: frames leave when the loop comes round.
 
         Raises:
             LogPoisonedError: the sync failed.
         """
-        journal = self._journal
-        assert journal is not None
-        assert self._syncer is not None, "attached together"
         needs_sync = any(item.partition.needs_sync for item in written)
         if not needs_sync and self._raw.is_idle:
             self._complete(written)
             return
-        source, before = _only_source(written), self._last_source
-        self._last_source = source
-        is_from_one = source is not None and source is before
-        if self._syncer.is_inline(size, is_from_one=is_from_one):
-            if is_sending or self._late.has_any:  # else there is nothing to do meanwhile
-                journal.begin_sync()
-            if is_sending:
-                self._loop.call_soon(self._sync_next, written)
-            else:
-                self._sync_here(written)
-            return
-        fd, sequence = journal.sync_target()
-
-        def finish(error: StrandlineError | None, took_ms: float) -> None:
-            if error is not None:
-                raise LogPoisonedError(error.message) from error
-            journal.mark_synced(sequence)
-            self._synced(took_ms)
-            self._complete(written)
-
-        def done(error: StrandlineError | None, took_ms: float) -> None:
-            self._end_with(lambda: finish(error, took_ms))
-
-        self._syncer.submit(fd, done)
-        self._loop.call_soon(self._send_answers)
-        self._late.write()
-
-    def _sync_next(self, written: list[Written]) -> None:
-        """Frames have left and the disk is busy: send answers meanwhile, then sync and answer."""
-        try:
-            self._send_answers()
-        finally:
-            self._end_with(lambda: self._sync_here(written))
-
-    def _sync_here(self, written: list[Written]) -> None:
-        """Sync on the loop, then answer.
-
-        Raises:
-            LogPoisonedError: the sync failed.
-        """
-        assert self._journal is not None, "a turn ends with the journal it began with"
-        self._late.write()
-        began_ms = self._clock.monotonic_ms()
-        self._journal.sync()
-        ended_ms = self._clock.monotonic_ms()
-        self._synced(ended_ms - began_ms)
         # With replicas the ack waits for others, who need the CPU.
-        if len(written) == 1 and written[0].chunk.count == 1 and self.replication is None:
-            self._busy_poll.synced(began_ms, ended_ms)
-        self._complete(written)
+        is_alone = len(written) == 1 and written[0].chunk.count == 1 and self.replication is None
+        self._entry_sync.begin(
+            size,
+            source=_only_source(written),
+            is_alone=is_alone,
+            is_sending=is_sending,
+            then=lambda: self._complete(written),
+        )
 
     def _end_with(self, last_step: Callable[[], None]) -> None:
         """End a turn that took more than one round of the loop."""
         self._guarded(last_step)
         self._end()
-
-    def _synced(self, took_ms: float) -> None:
-        """Count a sync and learn how long it took."""
-        assert self._syncer is not None, "attached with the journal"
-        self._syncer.observe(took_ms)
-        self._telemetry.sync_seconds.observe(took_ms / 1e3)
 
     def _complete(self, written: list[Written]) -> None:
         """Commit, answer and wake."""

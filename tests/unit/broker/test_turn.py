@@ -285,7 +285,9 @@ async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
     """Larger turns have others to read from, and who asks for acks 'memory' has no sync."""
     in_memory = await make_stream(broker, "m", acks="memory")
     behind = []
-    monkeypatch.setattr(broker.turn._busy_poll, "synced", lambda *times: behind.append(times))
+    monkeypatch.setattr(
+        broker.turn._entry_sync.busy_poll, "synced", lambda *times: behind.append(times)
+    )
     kit.put(partition, answers, "a")
     await answers.wait(1)
     kit.put(partition, answers, "b", "c")
