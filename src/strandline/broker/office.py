@@ -20,10 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from strandline.broker.office_log import read_entries
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.clock import Clock
-from strandline.config import StreamConfig
+from strandline.config import BrokerConfig, StreamConfig
 from strandline.decisions import Answer, Decision, Forget, Refuse, Store
 from strandline.errors import (
     RequestTimeoutError,
@@ -32,7 +33,6 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.record.decode import decode_batches
 from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset, PartitionName
 
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
 """Whole segments are deleted when the state was written anew."""
-LOAD_READ_BYTES = 4 << 20
 LOAD_WAIT_S = 1.0
 TICK_S = 0.1
 POLL_S = 0.005
@@ -52,6 +51,7 @@ class Surroundings(Protocol):
     """What an office needs of its broker."""
 
     clock: Clock
+    config: BrokerConfig
     telemetry: Telemetry
 
     @property
@@ -273,7 +273,8 @@ class Office(ABC, Generic[MachineT]):
                     return
                 await asyncio.sleep(POLL_S)
             end = partition.next_offset
-            entries = await asyncio.to_thread(_entries, partition, end)
+            skips = self.broker.config.skip_damaged_decisions
+            entries = await asyncio.to_thread(read_entries, partition, end, skips_damaged=skips)
             if partition.refusal is not None or partition.leader_epoch != epoch:
                 return
             assert partition.next_offset == end, "only who holds the office writes here"
@@ -372,21 +373,3 @@ class Office(ABC, Generic[MachineT]):
             await self.broker.truncate_before(self.stream_name, 0, before)
         except StrandlineError as error:
             logger.warning("old entries of the %s stay: %s", self._title, error)
-
-
-def _entries(partition: Partition, end: Offset) -> list[bytes]:
-    """The values of a partition's records below ``end``; any thread.
-
-    Raises:
-        StrandlineError: they cannot be read.
-    """
-    found: list[bytes] = []
-    offset = first = partition.log_start_offset
-    while offset < end:
-        part = partition.log.read(offset, LOAD_READ_BYTES, below=end)
-        for batch in decode_batches(part.buffer, columns=["offset", "value"]):
-            offsets, values = (column.to_pylist() for column in batch.columns)
-            # The first batch may begin with entries that were forgotten.
-            found += [value for at, value in zip(offsets, values, strict=True) if at >= first]
-        offset = part.next_offset
-    return found

@@ -158,7 +158,9 @@ class CoordinatorState:
         for transaction in entry.transactions:
             self._put(transaction)
         for outcome in entry.outcomes:
-            known = self.transactions[outcome.id]
+            known = self.transactions.get(outcome.id)
+            if known is None:
+                continue  # its beginning is lost with a damaged entry
             self._put(msgspec.structs.replace(known, status=outcome.status, reason=outcome.reason))
         for publication in entry.publications:
             self.publications[publication.transaction_id] = publication
