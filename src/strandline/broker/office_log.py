@@ -32,7 +32,7 @@ def read_entries(partition: Partition, end: Offset, *, skips_damaged: bool) -> l
     offset = first = partition.log_start_offset
     while offset < end:
         try:
-            part = partition.log.read(offset, READ_BYTES, below=end)
+            part = partition.log.read_dense(offset, READ_BYTES, below=end)
         except CorruptBatchError as damage:
             partition.met_damage(damage)
             if not skips_damaged:

@@ -223,8 +223,6 @@ class LogOpening:
         else:
             self._remove(self._active)
             self._begin_at(base_offset)
-        if not self._sealed:
-            self.log_start_offset = Offset(max(self.log_start_offset, base_offset))
 
     def _trim(self) -> None:
         """Cut the active file to what counts."""

@@ -46,6 +46,22 @@ async def test_damaged_positions_are_done_without_only_if_the_operator_says_so(o
     assert await fourth.groups.positions("g") == {"s": {0: 7}}
 
 
+async def test_entries_that_are_gone_are_damage_too(open_broker):
+    """A file that was removed leaves no checksum behind that could be wrong."""
+    first = await open_broker()
+    await first.groups.commit("g", {"s": {0: 5}}, number=1)
+    await first.stop()
+    first.stream(GROUPS_STREAM).partition(0).log.segments[0].path.unlink()
+    second = await open_broker()
+    with pytest.raises(CorruptBatchError, match="skip_damaged_decisions"):
+        await second.groups.positions("g")
+    await second.stop()
+    third = await open_broker(skip_damaged_decisions=True)
+    assert await third.groups.positions("g") == {}
+    await third.groups.commit("g", {"s": {0: 7}}, number=2)
+    assert await third.groups.positions("g") == {"s": {0: 7}}
+
+
 async def test_a_transaction_whose_beginning_is_damaged_is_not_known(
     open_broker, make_stream, tx, kit
 ):
