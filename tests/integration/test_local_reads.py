@@ -2,6 +2,7 @@
 
 import base64
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -175,10 +176,70 @@ def test_streams_with_transactions_are_the_brokers(client):
     assert not isinstance(client.open_read("traded"), LocalStream)
 
 
-def test_compacted_streams_are_the_brokers(client):
-    """Their files hold what readers do not see."""
-    fill(client, "compacted", subject="compacted.>", compact=True)
-    assert not isinstance(client.open_read("compacted"), LocalStream)
+@pytest.mark.parametrize("options", [{}, {"start": 4_321, "stop": 64_000}, {"keys": [b"odd 7"]}])
+def test_a_compacted_stream_gives_what_is_left(changelog, options):
+    """Fillers stand for what is gone in its files, and are no records."""
+    client, left = changelog
+    stream = client.open_read("changes", partition=0, **options)
+    assert isinstance(stream, LocalStream)
+    found = stream.reader().read_all()
+    assert 0 < found.num_rows <= left
+    assert (
+        found.to_pylist()
+        == broker_stream(client, "changes", partition=0, **options).reader().read_all().to_pylist()
+    )
+
+
+def test_a_stream_that_is_compacted_meanwhile_gives_each_key_its_last_value(changelog):
+    """Files are replaced while they are read; the rest of such a read is the broker's."""
+    client, _ = changelog
+    stop = threading.Event()
+
+    def publish() -> None:
+        with strandline.connect(client.address) as other:
+            while not stop.is_set():
+                other.append_batch("changes", changes(range(100)))
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        for _ in range(20):
+            found = client.read("changes", columns=["offset", "key"]).read_all()
+            offsets = found["offset"].to_pylist()
+            assert offsets == sorted(set(offsets))
+            assert set(found["key"].to_pylist()) == KEYS
+    finally:
+        stop.set()
+        publisher.join()
+
+
+KEYS = {b"even %d" % n for n in range(0, 4_000, 2)} | {b"odd %d" % n for n in range(1, 4_000, 2)}
+
+
+def changes(numbers) -> pa.RecordBatch:
+    """Records with a key for each number, in runs of one kind."""
+    names = [b"%s %d" % (b"odd" if n % 2 else b"even", n) for n in numbers]
+    return pa.record_batch({"value": [bytes(VALUE_BYTES)] * len(names), "key": names})
+
+
+@pytest.fixture(scope="module")
+def changelog():
+    """A stream of some keys written often and some once, which was compacted; what is left."""
+    with Server(cleaner_interval_ms=100) as url, strandline.connect(url) as connected:
+        connected.create_stream("changes", segment_bytes=SEGMENT_BYTES, compact=True)
+        connected.append_batch("changes", changes(range(1, 4_000, 2)))
+        for _ in range(20):
+            connected.append_batch("changes", changes(range(0, 4_000, 2)))
+        connected.append_batch("changes", changes([0] * 3_000))
+        for _ in range(10):
+            connected.append_batch("changes", changes(range(1, 4_000, 2)))
+        deadline = time.monotonic() + 30
+        before, left = 0, 65_000
+        while left == 65_000 or left != before:
+            assert time.monotonic() < deadline, f"not compacted: {left} records"
+            time.sleep(0.5)
+            before, left = left, connected.read("changes", columns=["offset"]).read_all().num_rows
+        yield connected, left
 
 
 def test_encrypted_streams_are_the_brokers(tmp_path):

@@ -14,6 +14,7 @@ from strandline.broker.visible import read_visible
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError, StrandlineError
 from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader
+from strandline.record.visible import always_counts
 from strandline.storage.log import Log
 from strandline.storage.scan import header_at
 from strandline.types import Offset, PartitionName, TimestampNs
@@ -95,7 +96,7 @@ class PartitionReads(ABC):
             if self.ledger is not None:
                 return self.log.opened(self.ledger.readable(offset, bytes_max, below=end))
             if self.config.compact:
-                seen = read_visible(self.log, offset, bytes_max, below=end, counts=_always)
+                seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
                 return self.log.opened(seen)
             return self.log.opened(self.log.read_dense(offset, bytes_max, below=end).buffer)
         except CorruptBatchError as error:
@@ -148,8 +149,3 @@ class PartitionReads(ABC):
         """Wake who waits for records; they leave the list meanwhile, on their own threads."""
         for waiter in tuple(self._waiters):
             waiter.set()
-
-
-def _always(_producer_id: int, _base_offset: int) -> bool:
-    """Without transactions every batch counts."""
-    return True

@@ -1,24 +1,13 @@
 """Reading a log as readers may see it: without markers, fillers, and what was aborted.
 
 Rules: any thread; batches as they are in the log, whole and in order, perhaps with gaps between
-them. Must not know how transactions end.
+them.
 """
 
-import struct
-from collections.abc import Callable
-from typing import Final
-
-from strandline.record.batch import Attributes, Buffer
+from strandline.record.batch import Buffer
+from strandline.record.visible import Counts, visible_stretches
 from strandline.storage.log import Log
 from strandline.types import Offset
-
-_PARTS: Final = struct.Struct("<8xIxxHq32xq")
-"""Length, attributes, base offset, producer id."""
-_HIDDEN: Final = int(Attributes.MARKER | Attributes.REMOVED)
-_SPECIAL: Final = int(_HIDDEN | Attributes.TRANSACTIONAL)
-
-Counts = Callable[[int, int], bool]
-"""Whether the batch of a transaction counts, by its producer's id and its base offset."""
 
 
 def read_visible(
@@ -41,7 +30,7 @@ def read_visible(
     """
     while True:
         found = log.read(offset, bytes_max, below=below)
-        pieces = _stretches(found.buffer, counts)
+        pieces = visible_stretches(found.buffer, counts)
         if len(pieces) == 1:
             return pieces[0]
         if pieces:
@@ -49,21 +38,3 @@ def read_visible(
         if not found.buffer or found.next_offset >= below:
             return b""
         offset = found.next_offset
-
-
-def _stretches(batches: memoryview, counts: Counts) -> list[memoryview]:
-    """The stretches of batches that readers may see."""
-    unpack, size = _PARTS.unpack_from, len(batches)
-    pieces: list[memoryview] = []
-    position = start = 0
-    while position < size:
-        length, attributes, base, producer_id = unpack(batches, position)
-        end = position + length
-        if attributes & _SPECIAL and (attributes & _HIDDEN or not counts(producer_id, base)):
-            if start < position:
-                pieces.append(batches[start:position])
-            start = end
-        position = end
-    if start < size:
-        pieces.append(batches[start:size])
-    return pieces

@@ -5,8 +5,7 @@
 | local_files | ReadRequest | LocalFiles |
 
 Rules: what is listed is committed, never changes and is readable by whoever may read the files.
-Nothing is listed that only the broker can judge: records of transactions, of compacted streams, and
-encrypted ones.
+Nothing is listed that only the broker can judge: records of transactions, and encrypted ones.
 """
 
 from typing import Final
@@ -45,6 +44,8 @@ class LocalPart(Answer, frozen=True):
     log_start_offset: int
     may_move: bool
     """``start`` was not an offset of the reader's."""
+    is_compacted: bool
+    """Whether there may be fillers among the batches."""
 
 
 class LocalFiles(Answer, frozen=True):

@@ -20,6 +20,7 @@ from strandline.protocol.local import LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest
 from strandline.reading.cursor import Cursor, PartitionRange
 from strandline.record.batch import HEADER_BYTES
+from strandline.record.visible import always_counts, visible_stretches
 from strandline.storage.scan import OFFSET_MAX, header_at, scan
 from strandline.types import Offset, PartitionName
 
@@ -83,28 +84,45 @@ class LocalPartition:
         self.name = name
         self.log_start_offset = Offset(part.log_start_offset)
         self.stable_offset = Offset(part.end)
+        self._is_compacted = part.is_compacted
         self._files = iter(part.files)
         self._file: _File | None = None
+        self._next_offset = 0
+        """Where the batches that were read end."""
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
-        """The next whole batches, the first of which holds ``offset``.
+        """The next whole batches, the first of which holds ``offset`` if it is still there.
+
+        Returns:
+            Batches; empty if compaction has left nothing from ``offset`` on.
 
         Raises:
             UnavailableError: a file is not there any more, or is not what it was.
             CorruptBatchError: the next batch is damaged.
         """
+        while not (self._is_compacted and self._next_offset >= self.stable_offset):
+            view = self._next_batches(offset, bytes_max)
+            if not self._is_compacted:
+                return pa.py_buffer(view)
+            if pieces := visible_stretches(view, always_counts):
+                return pa.py_buffer(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return pa.py_buffer(b"")
+
+    def _next_batches(self, offset: Offset, bytes_max: int) -> memoryview:
         file = self._file
         while file is None or file.is_at_end:
             listed = next(self._files, None)
             if listed is None:
                 raise UnavailableError(f"the files of {self.name} end before offset {offset}")
             file = self._file = _File(listed)
-        view = file.next_batches(bytes_max)
+        view, next_offset = file.next_batches(bytes_max)
         header = header_at(view, 0)
         assert header is not None, "only intact batches are returned"
-        if header.base_offset > offset:
-            raise CorruptBatchError(f"records {offset} to {header.base_offset - 1} are missing")
-        return pa.py_buffer(view)
+        expected = max(offset, self._next_offset)
+        if header.base_offset > expected:
+            raise CorruptBatchError(f"records {expected} to {header.base_offset - 1} are missing")
+        self._next_offset = next_offset
+        return view
 
 
 class _File:
@@ -133,8 +151,8 @@ class _File:
     def is_at_end(self) -> bool:
         return self._position >= self._size
 
-    def next_batches(self, bytes_max: int) -> memoryview:
-        """Whole intact batches, about ``bytes_max`` of them and one at least."""
+    def next_batches(self, bytes_max: int) -> tuple[memoryview, int]:
+        """Whole intact batches, about ``bytes_max`` of them and one at least; where they end."""
         self._ask_ahead()
         view = self._pread(self._position, self._length_ahead(bytes_max))
         run = scan(view, 0, len(view), below=OFFSET_MAX)
@@ -143,7 +161,7 @@ class _File:
                 "no intact batch where one must be", file=self._path, position=self._position
             )
         self._position += run.end
-        return view[: run.end]
+        return view[: run.end], run.next_offset
 
     def _length_ahead(self, bytes_max: int) -> int:
         """How much to read next: a batch at least, and of large ones no byte in vain."""

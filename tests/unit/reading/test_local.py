@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from strandline.protocol.local import LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest
 from strandline.reading import local
 from strandline.reading.local import is_here, local_batches, local_cursor
-from strandline.record.codec import Stamp, encode_records
+from strandline.record.codec import Stamp, encode_arrow, encode_filler, encode_records
 from strandline.record.schema import project
 
 NAMES = project(None).names
@@ -27,6 +28,8 @@ class Stored(NamedTuple):
     offsets: list[int]
     batches: list[tuple[Path, int, int]]
     """Of each batch its file, position and base offset."""
+    end: int
+    """The offset after the last that they stand for."""
 
 
 def store(directory: Path, sizes: list[list[int]], *, gap: int = 0) -> Stored:
@@ -44,7 +47,7 @@ def store(directory: Path, sizes: list[list[int]], *, gap: int = 0) -> Stored:
             base += count
         path.write_bytes(content)
         files.append(listed(path))
-    return Stored(files, offsets, batches)
+    return Stored(files, offsets, batches, base)
 
 
 def listed(path: Path, position: int = 0) -> LocalFile:
@@ -53,9 +56,16 @@ def listed(path: Path, position: int = 0) -> LocalFile:
     return LocalFile(path=str(path), inode=found.st_ino, position=position, size=found.st_size)
 
 
-def cursor_at(stored: Stored, *, start: int = 0, stop: int | None = None):
+def cursor_at(
+    stored: Stored,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    is_compacted: bool = False,
+    bytes_max: int = 4096,
+):
     """A cursor over what is stored, from the batch that holds ``start`` on."""
-    end = stored.offsets[-1] + 1
+    end = stored.end
     holds = [batch for batch in stored.batches if batch[2] <= start][-1:] or stored.batches[:1]
     [(path, position, _)] = holds
     first = [file.path for file in stored.files].index(str(path))
@@ -67,8 +77,9 @@ def cursor_at(stored: Stored, *, start: int = 0, stop: int | None = None):
         files=(listed(path, position), *stored.files[first + 1 :]),
         log_start_offset=0,
         may_move=False,
+        is_compacted=is_compacted,
     )
-    return local_cursor(ReadRequest(stream="s", batch_bytes=4096), part, NAMES)
+    return local_cursor(ReadRequest(stream="s", batch_bytes=bytes_max), part, NAMES)
 
 
 def rest_of(cursor) -> list[int]:
@@ -98,6 +109,61 @@ def test_any_range_is_read_exactly(tmp_path_factory, sizes, edges, large):
         start -= 1
     with mock.patch.object(local, "LARGE_BYTES", large):
         assert rest_of(cursor_at(stored, start=start, stop=stop)) == list(range(start, stop))
+
+
+def compact(directory: Path, sizes: list[list[list[bool]]]) -> Stored:
+    """Files of batches of which compaction has left the records that are True."""
+    files, offsets, batches, base = [], [], [], 0
+    for number, kept in enumerate(sizes):
+        path = directory / f"{number}.log"
+        content = bytearray()
+        for whole in kept:
+            batches.append((path, len(content), base))
+            left = [n for n, is_left in enumerate(whole) if is_left]
+            if left:
+                rows = pa.record_batch({"value": [b"%d" % (base + n) for n in left]})
+                content += encode_arrow(
+                    rows,
+                    Stamp(base, 0, 1_000 + base),
+                    default_subject="s",
+                    offset_deltas=left,
+                    last_offset_delta=len(whole) - 1,
+                )
+            else:
+                content += encode_filler(base, base + len(whole), leader_epoch=0)
+            offsets += [base + n for n in left]
+            base += len(whole)
+        path.write_bytes(content)
+        files.append(listed(path))
+    return Stored(files, offsets, batches, base)
+
+
+@given(
+    sizes=st.lists(
+        st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=6),
+        min_size=1,
+        max_size=3,
+    ),
+    edges=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    bytes_max=st.sampled_from([1, 300, 64 << 10]),
+)
+def test_any_range_is_read_of_what_compaction_has_left(tmp_path_factory, sizes, edges, bytes_max):
+    """Without a word of what is gone, wherever that is, and to the end."""
+    stored = compact(tmp_path_factory.mktemp("log"), sizes)
+    start, stop = sorted(int(edge * stored.end) for edge in edges)
+    if start == stored.end:
+        start -= 1
+    cursor = cursor_at(stored, start=start, stop=stop, is_compacted=True, bytes_max=bytes_max)
+    assert rest_of(cursor) == [offset for offset in stored.offsets if start <= offset < stop]
+    assert cursor.is_done
+
+
+def test_a_file_that_is_missing_between_compacted_ones_is_damage(tmp_path):
+    """Fillers keep them dense, too."""
+    stored = compact(tmp_path, [[[True, False]], [[True]], [[True]]])
+    del stored.files[1]
+    with pytest.raises(CorruptBatchError, match="2 to 2 are missing"):
+        rest_of(cursor_at(stored, is_compacted=True))
 
 
 def test_missing_records_are_damage(tmp_path):

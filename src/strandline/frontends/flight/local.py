@@ -1,8 +1,7 @@
 """Which files hold the records of a read, for readers on this machine.
 
 Rules: only what is committed and in the file: what grows behind it is not listed. Encrypted
-records, and those of compacted streams and of streams with transactions, are for the broker to
-serve.
+records, and those of streams with transactions, are for the broker to serve.
 """
 
 from collections.abc import Callable, Iterator
@@ -82,13 +81,13 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
         files=tuple(files),
         log_start_offset=partition.log_start_offset,
         may_move=may_move,
+        is_compacted=partition.config.compact,
     )
 
 
 def _is_plain(partition: Partition) -> bool:
-    """Whether every batch is for readers, as it is stored."""
-    is_for_all = partition.ledger is None and not partition.config.compact
-    return is_for_all and partition.log.sealer is None
+    """Whether it takes no more than the files to know what readers may see."""
+    return partition.ledger is None and partition.log.sealer is None
 
 
 def _files(partition: Partition, start: int, stop: int) -> Iterator[tuple[LocalFile, int]]:

@@ -1,0 +1,46 @@
+"""Which batches readers may see: no markers, no fillers, and nothing that was aborted.
+
+Must not know how transactions end.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from strandline.record.batch import Attributes
+
+_PARTS: Final = struct.Struct("<8xIxxHq32xq")
+"""Length, attributes, base offset, producer id."""
+_HIDDEN: Final = int(Attributes.MARKER | Attributes.REMOVED)
+_SPECIAL: Final = int(_HIDDEN | Attributes.TRANSACTIONAL)
+
+Counts = Callable[[int, int], bool]
+"""Whether the batch of a transaction counts, by its producer's id and its base offset."""
+
+
+def always_counts(_producer_id: int, _base_offset: int) -> bool:
+    """What counts where there are no transactions."""
+    return True
+
+
+def visible_stretches(batches: memoryview, counts: Counts) -> list[memoryview]:
+    """The stretches of whole batches that readers may see.
+
+    Args:
+        batches: whole and intact, in order.
+        counts: asked of the batches of transactions.
+    """
+    unpack, size = _PARTS.unpack_from, len(batches)
+    pieces: list[memoryview] = []
+    position = start = 0
+    while position < size:
+        length, attributes, base, producer_id = unpack(batches, position)
+        end = position + length
+        if attributes & _SPECIAL and (attributes & _HIDDEN or not counts(producer_id, base)):
+            if start < position:
+                pieces.append(batches[start:position])
+            start = end
+        position = end
+    if start < size:
+        pieces.append(batches[start:size])
+    return pieces
