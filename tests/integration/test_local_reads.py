@@ -168,12 +168,31 @@ def test_damage_is_found_and_named_as_by_the_broker(client):
     assert str(error) == str(expected)
 
 
-def test_streams_with_transactions_are_the_brokers(client):
-    """It alone knows which records count."""
-    fill(client, "traded", subject="traded.>")
-    with client.transaction("t") as transaction:
-        transaction.append("traded", b"x")
-    assert not isinstance(client.open_read("traded"), LocalStream)
+def test_a_stream_with_transactions_gives_what_counts(client):
+    """Committed ones as they are, nothing of aborted ones, and nothing behind one that is open."""
+    fill(client, "traded", subject="traded.>", records=4_000)
+    for number in range(10):
+        transaction = client.transaction(f"t{number % 3}")
+        transaction.append_batch("traded", rows(10_000 * number))
+        append(client, "traded", 4_000 + 500 * number, 500)
+        if number % 2:
+            transaction.commit()
+        else:
+            transaction.abort()
+    still_open = client.transaction("open")
+    still_open.append_batch("traded", rows(0))
+    append(client, "traded", 9_000, 1_000)
+    for options in ({}, {"partition": 0, "start": 4_100}, {"partition": 0, "start": 4_750}):
+        stream = client.open_read("traded", **options)
+        assert isinstance(stream, LocalStream)
+        found = stream.reader().read_all()
+        expected = broker_stream(client, "traded", **options).reader().read_all()
+        assert found.to_pylist() == expected.to_pylist()
+        [part] = stream._parts
+        assert part.end > 0.9 * part.stop, "most came from files"
+        assert stream._rest is None or stream._rest._request.start == part.end, "nothing failed"
+    assert client.read("traded").read_all().num_rows == 4_000 + 10 * 500 + 5 * 500
+    still_open.abort()
 
 
 @pytest.mark.parametrize("options", [{}, {"start": 4_321, "stop": 64_000}, {"keys": [b"odd 7"]}])
@@ -184,6 +203,8 @@ def test_a_compacted_stream_gives_what_is_left(changelog, options):
     assert isinstance(stream, LocalStream)
     found = stream.reader().read_all()
     assert 0 < found.num_rows <= left
+    [part] = stream._parts
+    assert stream._rest is None or stream._rest._request.start == part.end, "nothing failed"
     assert (
         found.to_pylist()
         == broker_stream(client, "changes", partition=0, **options).reader().read_all().to_pylist()

@@ -5,7 +5,7 @@
 | local_files | ReadRequest | LocalFiles |
 
 Rules: what is listed is committed, never changes and is readable by whoever may read the files.
-Nothing is listed that only the broker can judge: records of transactions, and encrypted ones.
+Nothing is listed that only the broker can judge, such as encrypted records.
 """
 
 from typing import Final
@@ -31,6 +31,14 @@ class LocalFile(Answer, frozen=True):
     """Where the last of them ends."""
 
 
+class AbortedRange(Answer, frozen=True):
+    """A transaction of a partition that was aborted; offsets are half-open."""
+
+    producer_id: int
+    start: int
+    end: int
+
+
 class LocalPart(Answer, frozen=True):
     """A partition's part of the read, half-open."""
 
@@ -44,8 +52,10 @@ class LocalPart(Answer, frozen=True):
     log_start_offset: int
     may_move: bool
     """``start`` was not an offset of the reader's."""
-    is_compacted: bool
-    """Whether there may be fillers among the batches."""
+    has_hidden: bool
+    """Whether there may be batches among them that readers do not see: fillers, markers, and"""
+    aborted: tuple[AbortedRange, ...]
+    """what these have written."""
 
 
 class LocalFiles(Answer, frozen=True):

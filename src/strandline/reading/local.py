@@ -16,11 +16,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from strandline.errors import CorruptBatchError, UnavailableError
-from strandline.protocol.local import LocalFile, LocalFiles, LocalPart
+from strandline.protocol.local import AbortedRange, LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest
 from strandline.reading.cursor import Cursor, PartitionRange
 from strandline.record.batch import HEADER_BYTES
-from strandline.record.visible import always_counts, visible_stretches
+from strandline.record.visible import visible_stretches
 from strandline.storage.scan import OFFSET_MAX, header_at, scan
 from strandline.types import Offset, PartitionName
 
@@ -84,7 +84,10 @@ class LocalPartition:
         self.name = name
         self.log_start_offset = Offset(part.log_start_offset)
         self.stable_offset = Offset(part.end)
-        self._is_compacted = part.is_compacted
+        self._has_hidden = part.has_hidden
+        self._aborted: dict[int, list[AbortedRange]] = {}
+        for each in part.aborted:
+            self._aborted.setdefault(each.producer_id, []).append(each)
         self._files = iter(part.files)
         self._file: _File | None = None
         self._next_offset = 0
@@ -94,19 +97,25 @@ class LocalPartition:
         """The next whole batches, the first of which holds ``offset`` if it is still there.
 
         Returns:
-            Batches; empty if compaction has left nothing from ``offset`` on.
+            Batches; empty if readers may see nothing from ``offset`` on.
 
         Raises:
             UnavailableError: a file is not there any more, or is not what it was.
             CorruptBatchError: the next batch is damaged.
         """
-        while not (self._is_compacted and self._next_offset >= self.stable_offset):
+        while not (self._has_hidden and self._next_offset >= self.stable_offset):
             view = self._next_batches(offset, bytes_max)
-            if not self._is_compacted:
+            if not self._has_hidden:
                 return pa.py_buffer(view)
-            if pieces := visible_stretches(view, always_counts):
+            if pieces := visible_stretches(view, self._counts):
                 return pa.py_buffer(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return pa.py_buffer(b"")
+
+    def _counts(self, producer_id: int, offset: int) -> bool:
+        """Whether a batch of a transaction does."""
+        return not any(
+            each.start <= offset < each.end for each in self._aborted.get(producer_id, ())
+        )
 
     def _next_batches(self, offset: Offset, bytes_max: int) -> memoryview:
         file = self._file

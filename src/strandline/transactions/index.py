@@ -121,6 +121,15 @@ class TransactionIndex:
         """Whether a producer's batch at ``offset`` does not count; any thread."""
         return any(each.first <= offset < each.end for each in self._ranges.get(producer_id, ()))
 
+    def aborted_between(self, start: int, stop: int) -> tuple[Aborted, ...]:
+        """The aborted transactions that may have batches there; any thread."""
+        return tuple(
+            each
+            for ranges in list(self._ranges.values())
+            for each in ranges
+            if each.first < stop and start < each.end
+        )
+
     @property
     def open_count(self) -> int:
         """How many transactions are open."""

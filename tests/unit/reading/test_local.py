@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import CorruptBatchError, UnavailableError
-from strandline.protocol.local import LocalFile, LocalFiles, LocalPart
+from strandline.protocol.local import AbortedRange, LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest
 from strandline.reading import local
 from strandline.reading.local import is_here, local_batches, local_cursor
@@ -61,7 +61,8 @@ def cursor_at(
     *,
     start: int = 0,
     stop: int | None = None,
-    is_compacted: bool = False,
+    has_hidden: bool = False,
+    aborted: tuple[AbortedRange, ...] = (),
     bytes_max: int = 4096,
 ):
     """A cursor over what is stored, from the batch that holds ``start`` on."""
@@ -77,7 +78,8 @@ def cursor_at(
         files=(listed(path, position), *stored.files[first + 1 :]),
         log_start_offset=0,
         may_move=False,
-        is_compacted=is_compacted,
+        has_hidden=has_hidden,
+        aborted=aborted,
     )
     return local_cursor(ReadRequest(stream="s", batch_bytes=bytes_max), part, NAMES)
 
@@ -153,7 +155,7 @@ def test_any_range_is_read_of_what_compaction_has_left(tmp_path_factory, sizes, 
     start, stop = sorted(int(edge * stored.end) for edge in edges)
     if start == stored.end:
         start -= 1
-    cursor = cursor_at(stored, start=start, stop=stop, is_compacted=True, bytes_max=bytes_max)
+    cursor = cursor_at(stored, start=start, stop=stop, has_hidden=True, bytes_max=bytes_max)
     assert rest_of(cursor) == [offset for offset in stored.offsets if start <= offset < stop]
     assert cursor.is_done
 
@@ -163,7 +165,7 @@ def test_a_file_that_is_missing_between_compacted_ones_is_damage(tmp_path):
     stored = compact(tmp_path, [[[True, False]], [[True]], [[True]]])
     del stored.files[1]
     with pytest.raises(CorruptBatchError, match="2 to 2 are missing"):
-        rest_of(cursor_at(stored, is_compacted=True))
+        rest_of(cursor_at(stored, has_hidden=True))
 
 
 def test_missing_records_are_damage(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strandline.transactions import index as index_module
 from strandline.transactions.effects import MarkerKind
-from strandline.transactions.index import TransactionIndex
+from strandline.transactions.index import Aborted, TransactionIndex
 from strandline.transactions.state import Producer
 
 BEGIN, COMMIT, ABORT = MarkerKind.BEGIN, MarkerKind.COMMIT, MarkerKind.ABORT
@@ -109,3 +109,15 @@ def test_an_index_that_is_kept_and_goes_on_is_the_same(history, cut):
     feed(again, history[cut:], len(history[:cut]))
     assert again.as_plain() == whole.as_plain()
     assert hidden == {(n, at) for n in range(3) for at in range(stable) if whole.is_aborted(n, at)}
+
+
+def test_what_was_aborted_is_listed_for_a_range():
+    """Each transaction that may have batches there, whoever wrote it, and no other."""
+    index = TransactionIndex(0)
+    for first, number, end in ((0, 1, ABORT), (10, 2, COMMIT), (20, 3, ABORT)):
+        index.note(BEGIN, Producer(number, 0), first)
+        index.note(end, Producer(number, 0), first + 5)
+    assert index.aborted_between(0, 30) == (Aborted(1, 0, 5), Aborted(3, 20, 25))
+    assert index.aborted_between(4, 20) == (Aborted(1, 0, 5),)
+    assert index.aborted_between(5, 20) == ()
+    assert index.aborted_between(24, 30) == (Aborted(3, 20, 25),)

@@ -20,7 +20,7 @@ from strandline.errors import CorruptBatchError, ProducerFencedError
 from strandline.record.batch import Attributes, Buffer
 from strandline.storage.log import Log
 from strandline.transactions.effects import MarkerKind
-from strandline.transactions.index import TransactionIndex
+from strandline.transactions.index import Aborted, TransactionIndex
 from strandline.transactions.state import Producer
 from strandline.types import Offset
 
@@ -184,6 +184,10 @@ class Ledger:
     def counts(self, producer_id: int, offset: int) -> bool:
         """Whether records of a transaction count; they are below the stable offset."""
         return not self._index.is_aborted(producer_id, offset)
+
+    def aborted(self, start: int, stop: int) -> tuple[Aborted, ...]:
+        """What readers of these offsets may not see, of what is below the stable offset."""
+        return self._index.aborted_between(start, stop)
 
     def readable(self, offset: Offset, bytes_max: int, *, below: Offset) -> Buffer:
         """As ``read_visible``, which says more."""

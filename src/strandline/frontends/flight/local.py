@@ -1,7 +1,7 @@
 """Which files hold the records of a read, for readers on this machine.
 
-Rules: only what is committed and in the file: what grows behind it is not listed. Encrypted
-records, and those of streams with transactions, are for the broker to serve.
+Rules: only what is committed and in the file: what grows behind it is not listed. Encrypted records
+are for the broker to serve.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,15 +12,17 @@ from strandline.broker.partition import Partition
 from strandline.errors import CorruptBatchError, UnavailableError
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import ends_needed, plan_read
-from strandline.protocol.local import LOCAL_FILES, LocalFile, LocalFiles, LocalPart
+from strandline.protocol.local import LOCAL_FILES, AbortedRange, LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest, check_request
 from strandline.protocol.wire import decode
 from strandline.reading.cursor import PartitionRange
 from strandline.storage.segment import Segment
+from strandline.types import Offset
 
 WORTH_BYTES = 4 << 20
 """With less in files than this, a read is as quick through the broker."""
 FILES_MAX = 4096
+ABORTED_MAX = 4096
 NOTHING = LocalFiles(proof_file="", proof="", has_partition_column=False, parts=())
 
 
@@ -67,8 +69,11 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
     partition, start, stop, may_move = extent
     assert stop is not None, "a read of files has an end"
     end, files = int(start), []
-    if _is_plain(partition):
-        for file, end_of_file in _files(partition, start, stop):
+    # After the stable offset, below which the broker knows what was aborted.
+    stable = partition.stable_offset
+    aborted = () if partition.ledger is None else partition.ledger.aborted(start, stop)
+    if partition.log.sealer is None and len(aborted) <= ABORTED_MAX:
+        for file, end_of_file in _files(partition, start, stop, stable=stable):
             files.append(file)
             end = end_of_file
             if len(files) == FILES_MAX:
@@ -81,16 +86,14 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
         files=tuple(files),
         log_start_offset=partition.log_start_offset,
         may_move=may_move,
-        is_compacted=partition.config.compact,
+        has_hidden=partition.config.compact or partition.ledger is not None,
+        aborted=tuple(AbortedRange(*each) for each in aborted),
     )
 
 
-def _is_plain(partition: Partition) -> bool:
-    """Whether it takes no more than the files to know what readers may see."""
-    return partition.ledger is None and partition.log.sealer is None
-
-
-def _files(partition: Partition, start: int, stop: int) -> Iterator[tuple[LocalFile, int]]:
+def _files(
+    partition: Partition, start: int, stop: int, *, stable: Offset
+) -> Iterator[tuple[LocalFile, int]]:
     """Files in a row that hold the records from ``start`` on, and the offset where each ends."""
     for segment in partition.log.segments:
         if segment.next_offset <= start:
@@ -102,7 +105,7 @@ def _files(partition: Partition, start: int, stop: int) -> Iterator[tuple[LocalF
             if segment.base_offset < start:
                 place = segment.locate(start, verify=False)
                 position = 0 if place is None else place.position
-            size, end = _committed(segment, partition.stable_offset)
+            size, end = _committed(segment, stable)
             inode = segment.inode
         except (UnavailableError, CorruptBatchError):
             return  # a read through the broker says what is wrong with it
