@@ -188,7 +188,7 @@ def _as_json(report: "FileReport", root: Path, names: Mapping[str, str]) -> dict
 
 def _dump(file: Path, output: OutputFormat) -> None:
     """A file piece by piece."""
-    from strandline.storage.inspect import DAMAGED, dump_file
+    from strandline.storage.dump import DAMAGED, dump_file
 
     is_damaged = False
     for position, fields in dump_file(file):

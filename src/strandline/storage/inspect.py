@@ -16,7 +16,6 @@ from strandline.storage.checkpoint import FILE_NAME as CHECKPOINT_NAME
 from strandline.storage.checkpoint import Checkpoint, load_checkpoint
 from strandline.storage.disk import Disk
 from strandline.storage.journal_scan import (
-    SUFFIX,
     JournalScan,
     ScannedFile,
     batches_intact,
@@ -35,10 +34,9 @@ from strandline.storage.missing import (
 )
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
-from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, Hole
-from strandline.storage.walk import walk
+from strandline.storage.walk import open_unindexed, walk
 
 Severity = Literal["note", "torn", "damage"]
 Kind = Literal[
@@ -86,9 +84,6 @@ class FileReport:
         """Note a finding."""
         self.findings.append(Finding(self.file, position, severity, message))
 
-
-DAMAGED = frozenset({"damaged_until", "has_damaged_batch"})
-"""What pieces of a dump have that are damaged."""
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""
@@ -240,7 +235,7 @@ class _Inspection:
         self, directory: Path, base: int, *, limit: int, durable: Durable | None
     ) -> Iterator[FileReport]:
         """A segment and its indexes; ``limit`` is the next one's first offset, -1 for the last."""
-        segment = _open(directory, base, disk=self._disk, limit=limit)
+        segment = open_unindexed(directory, base, disk=self._disk, limit=limit)
         report = self._report(segment.path, "segment")
         report.facts = {"base_offset": base}
         extent = _extent(segment, limit, durable)
@@ -305,15 +300,6 @@ class _Inspection:
 
     def _report(self, path: Path, kind: Kind) -> FileReport:
         return FileReport(path, kind, path.stat().st_size)
-
-
-def _open(directory: Path, base: int, *, disk: Disk, limit: int) -> Segment:
-    """A segment for reading whose indexes are not used."""
-    size = (directory / f"{base:020d}{LOG_SUFFIX}").stat().st_size
-    end = limit if limit >= 0 else (1 << 63) - 1
-    segment = Segment.sealed_on_disk(directory, base, disk=disk, size=size, next_offset=end)
-    segment.index, segment.times = SparseIndex(), SparseIndex()
-    return segment
 
 
 class _Extent(NamedTuple):
@@ -381,62 +367,3 @@ def _verify_index(
         base = places.get(position)
         if base is None or (of_offsets and base != key):
             report.add("note", 48 + 16 * number, f"no such batch at byte {position} of the segment")
-
-
-def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
-    """What a journal, segment or index file holds, piece by piece: (position, fields).
-
-    Raises:
-        CorruptBatchError: not a file of a kind that can be dumped.
-    """
-    disk = Disk()
-    if path.name.endswith(SUFFIX):
-        yield from _dump_journal(path, disk=disk)
-    elif path.name.endswith(LOG_SUFFIX):
-        yield from _dump_segment(path, disk=disk)
-    elif path.name.endswith((INDEX_SUFFIX, TIMES_SUFFIX)):
-        kind = KIND_OFFSETS if path.name.endswith(INDEX_SUFFIX) else KIND_TIMES
-        decoded = decode_index(disk.read_bytes(path) or b"", kind)
-        if decoded is None:
-            raise CorruptBatchError("checksum mismatch", file=str(path))
-        key_name = "offset" if kind == KIND_OFFSETS else "max_timestamp_before"
-        for number, (key, at) in enumerate(zip(decoded[1].keys, decoded[1].positions, strict=True)):
-            yield 48 + 16 * number, {key_name: key, "log_position": at}
-    else:
-        raise CorruptBatchError("neither a journal nor a segment nor an index", file=str(path))
-
-
-def _dump_journal(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:
-    """Entries in the order of the file, with the batches of each."""
-    scan = JournalScan()
-    scan.load(path, disk=disk)
-    for file in scan.files:
-        for entry in file.entries():
-            parts = entry.parts(file.view)
-            fields: dict[str, int | str] = {
-                "sequence": entry.sequence,
-                "synced_sequence": entry.synced_sequence,
-                "length": entry.length,
-                "parts": " ".join(f"{log_id}:{len(part)}" for log_id, part in parts),
-            }
-            if not batches_intact(entry, file.view):
-                fields["has_damaged_batch"] = "true"
-            yield entry.position, fields
-
-
-def _dump_segment(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:
-    """Batch headers, and holes as what they are."""
-    stem = path.name.removesuffix(LOG_SUFFIX)
-    if not stem.isdigit():
-        raise CorruptBatchError("not the name of a segment", file=str(path))
-    segment = _open(path.parent, int(stem), disk=disk, limit=-1)
-    holes: list[Hole] = []
-    for found in walk(segment, on_hole=holes.append):
-        for hole in holes:
-            yield hole.position, {"damaged_until": hole.next_position}
-        holes.clear()
-        header = header_at(found.view, 0)
-        assert header is not None, "the walk found it intact"
-        yield found.position, {name: int(value) for name, value in header._asdict().items()}
-    for hole in holes:
-        yield hole.position, {"damaged_until": segment.size}

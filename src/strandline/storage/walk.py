@@ -5,12 +5,15 @@ more memory than the largest batch. ``Log.read`` has its own, faster way.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from strandline.record.batch import BatchHeader
+from strandline.storage.disk import Disk
+from strandline.storage.offset_index import SparseIndex
 from strandline.storage.scan import header_at, intact_at
 from strandline.storage.segment import Segment
-from strandline.storage.segment_reads import Hole
+from strandline.storage.segment_reads import LOG_SUFFIX, Hole
 
 WINDOW_BYTES = 1 << 20
 
@@ -55,3 +58,19 @@ def walk(
             if hole.next_position < 0:
                 return
             position, expected = hole.next_position, hole.next_offset
+
+
+def open_unindexed(directory: Path, base: int, *, disk: Disk, limit: int) -> Segment:
+    """A segment to be walked through, whose index files are not believed.
+
+    Args:
+        directory: of the log.
+        base: offset that names the segment.
+        disk: the file system.
+        limit: the next segment's first offset; -1: it is the last.
+    """
+    size = (directory / f"{base:020d}{LOG_SUFFIX}").stat().st_size
+    end = limit if limit >= 0 else (1 << 63) - 1
+    segment = Segment.sealed_on_disk(directory, base, disk=disk, size=size, next_offset=end)
+    segment.index, segment.times = SparseIndex(), SparseIndex()
+    return segment
