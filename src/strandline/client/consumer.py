@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import NamedTuple, Self
 
 from strandline.client.commits import Commits
@@ -51,7 +52,8 @@ class Options(NamedTuple):
 
     Attributes:
         start: where to begin in partitions without a position: ``"earliest"``, ``"latest"`` or a
-            time; also where the log does not hold the position any more.
+            time; also where the log does not hold the position any more. Partitions that a stream
+            got after the group had begun with it are begun at their beginning.
         commit_interval_s: positions are committed in a ``poll`` once so much time has passed; None:
             only by ``commit``.
         instance: name of a static member: coming back within its session it finds its partitions.
@@ -326,14 +328,26 @@ class Consumer:
         else:
             starts = self._store.claim(self.group, coming, view.owner)
         self._commits.found(starts)
-        for stream in {name.stream for name in coming if name not in starts}:
-            fresh = self._source.offsets(stream, self._options.start)
-            for name in coming:
-                if name.stream == stream and name not in starts:
-                    if name.partition not in fresh:  # added a moment ago
+        fresh = coming - starts.keys()
+        counts = view.began_with
+        added = frozenset(name for name in fresh if name.partition >= counts.get(name.stream, inf))
+        return starts | self._places(added, "earliest") | self._places(fresh - added)
+
+    def _places(self, names: Partitions, at: Place | None = None) -> dict[PartitionName, int]:
+        """The offsets of a place, by default where members start.
+
+        Raises:
+            StrandlineError: they cannot be had now.
+        """
+        found: dict[PartitionName, int] = {}
+        for stream in {name.stream for name in names}:
+            offsets = self._source.offsets(stream, self._options.start if at is None else at)
+            for name in names:
+                if name.stream == stream:
+                    if name.partition not in offsets:  # added a moment ago
                         raise UnavailableError(f"the broker does not know {name} yet")
-                    starts[name] = fresh[name.partition]
-        return starts
+                    found[name] = offsets[name.partition]
+        return found
 
     def _lose(self) -> None:
         """Not a member any more: others consume what we had, so begin anew."""

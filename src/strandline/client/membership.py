@@ -47,6 +47,8 @@ class View(NamedTuple):
     """What it has not given up yet."""
     starts: dict[PartitionName, int]
     """What was committed where it begins."""
+    began_with: dict[str, int]
+    """How many partitions each stream had when the group began with it."""
     is_lost: bool
     """It is no member any more: others consume what it had."""
 
@@ -89,6 +91,7 @@ class Membership:
         self._assigned: frozenset[PartitionName] = frozenset()
         self._held: frozenset[PartitionName] = frozenset()
         self._starts: dict[PartitionName, int] = {}
+        self._began_with: dict[str, int] = {}
         self._is_lost = False
         self._is_waiting = False
         self._error: StrandlineError | None = None
@@ -125,8 +128,9 @@ class Membership:
         with self._lock:
             owner = Owner(self._member, self._epoch)
             if self._is_lost:
-                return View(owner, frozenset(), frozenset(), {}, is_lost=True)
-            return View(owner, self._assigned, self._held, dict(self._starts), is_lost=False)
+                return View(owner, frozenset(), frozenset(), {}, {}, is_lost=True)
+            starts, began_with = dict(self._starts), dict(self._began_with)
+            return View(owner, self._assigned, self._held, starts, began_with, is_lost=False)
 
     def give_up(self, partitions: Collection[PartitionName]) -> None:
         """The consumer consumes these no more, and has committed what it wanted to."""
@@ -253,6 +257,7 @@ class Membership:
             self._epoch, self._assigned = answer.epoch, assigned
             self._held |= assigned
             self._starts |= by_name(answer.positions)
+            self._began_with |= answer.began_with
             self._is_waiting = answer.is_waiting
         if is_new:
             self._on_change()

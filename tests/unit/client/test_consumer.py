@@ -87,14 +87,19 @@ class Source:
 class Coordinator(Office):
     """Gives one member everything, and remembers commits."""
 
-    def __init__(self):
+    def __init__(self, **began_with):
         self.committed = {}
+        self.began_with = began_with
 
     def ask(self, name, body, kind, *, timeout_s):
         if name == wire.COMMIT_POSITIONS:
             self.committed |= body.positions["s"]
         elif name != wire.LEAVE_GROUP:
-            return [wire.Assignment(epoch=1, partitions={"s": (0, 1)}, positions={})]
+            assigned = {"s": (0, 1)}
+            answer = wire.Assignment(
+                epoch=1, partitions=assigned, positions={}, began_with=self.began_with
+            )
+            return [answer]
         return []
 
 
@@ -265,6 +270,18 @@ def test_a_partition_that_a_broker_does_not_know_yet_is_begun_with_later():
     source.known = (0, 1)
     assert consumer.poll(5)
     assert consumer.assignment() == {PartitionName("s", 0), PartitionName("s", 1)}
+    consumer.close()
+
+
+def test_who_begins_late_leaves_nothing_of_an_added_partition_out():
+    """The group is older than the partition: what is in it was never there to be skipped."""
+    options = Options(start="latest")
+    consumer = Consumer(Source(), Coordinator(s=1), "g", streams=["s"], options=options)
+    found = []
+    while len(found) < END:
+        found += [(record.partition, record.offset) for b in consumer.poll(5) for record in b]
+    assert found == [(1, offset) for offset in range(END)]
+    assert set(consumer.positions().values()) == {END}
     consumer.close()
 
 
