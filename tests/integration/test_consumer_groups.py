@@ -217,6 +217,20 @@ def test_begin_at_the_end(client, stream):
         client.consumer("late", stream, start="sometime")
 
 
+def test_what_came_after_a_member_began_late_is_for_the_next(client, stream):
+    """Though nothing was committed of it, and whoever comes next begins late, too."""
+    for interval_s in (5.0, None):
+        group = f"late-{interval_s}"
+        options = {"start": "latest", "commit_interval_s": interval_s}
+        first = client.consumer(group, stream, **options)
+        until(lambda consumer=first: len(consumer.assignment()) == 4, first)
+        fill(client, stream, partitions=[1], records=2)
+        begun = take(first, 2)
+        first.close(commit=False)
+        with client.consumer(group, stream, **options) as second:
+            assert take(second, 2) == begun
+
+
 def test_a_position_that_is_gone_begins_anew(client, stream):
     """When the log does not hold the position any more, ``start`` says where to go on."""
     client.groups.commit("behind", {PartitionName(stream, 0): 1000})

@@ -36,6 +36,7 @@ from strandline.errors import (
     StaleMemberError,
     StrandlineError,
     UnavailableError,
+    UnknownMemberError,
     UnknownStreamError,
 )
 from strandline.types import PartitionName
@@ -55,7 +56,8 @@ class Options(NamedTuple):
             time; also where the log does not hold the position any more. Partitions that a stream
             got after the group had begun with it are begun at their beginning.
         commit_interval_s: positions are committed in a ``poll`` once so much time has passed; None:
-            only by ``commit``.
+            only by ``commit``. Where a member begins that does not start ``"earliest"`` is
+            committed at once.
         instance: name of a static member: coming back within its session it finds its partitions.
         session_timeout_s: a member that is not heard of for so long loses its partitions.
         poll_interval_max_s: a consumer that does not poll for so long leaves the group.
@@ -299,7 +301,7 @@ class Consumer:
         """Begin with partitions where the group has come to."""
         try:
             starts = self._starts(coming, view)
-        except StaleMemberError:
+        except (StaleMemberError, UnknownMemberError):
             self._membership.beat()  # something else has moved: look again at the next poll
             return
         except StrandlineError as error:
@@ -331,7 +333,11 @@ class Consumer:
         fresh = coming - starts.keys()
         counts = view.began_with
         added = frozenset(name for name in fresh if name.partition >= counts.get(name.stream, inf))
-        return starts | self._places(added, "earliest") | self._places(fresh - added)
+        late = self._places(fresh - added)
+        if late and self._options.start != "earliest":
+            # Or whoever came after us would begin later than we, and leave out what we were given.
+            self._commits.commit(late)
+        return starts | self._places(added, "earliest") | late
 
     def _places(self, names: Partitions, at: Place | None = None) -> dict[PartitionName, int]:
         """The offsets of a place, by default where members start.
