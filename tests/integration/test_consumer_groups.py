@@ -8,6 +8,7 @@ import pytest
 
 import strandline
 from strandline.errors import (
+    ClientClosedError,
     GroupInUseError,
     InvalidRequestError,
     MemberFencedError,
@@ -406,6 +407,25 @@ async def consume(consumer, count):
     while count > 0:
         for batch in await consumer.poll(0.2):
             count -= len(list(batch))
+
+
+def test_who_belongs_to_a_closed_client_says_so_at_once(server, stream):
+    """Nothing of it can come any more: neither records nor answers."""
+    client = strandline.connect(server)
+    consumer = client.consumer("closed", stream)
+    silent = client.consumer("closed", stream, commit_interval_s=None)
+    transaction = client.transaction("closed")
+    client.close()
+    started_s = time.monotonic()
+    with pytest.raises(ClientClosedError):
+        until(lambda: False, consumer)
+    with pytest.raises(ClientClosedError):
+        transaction.commit()
+    with pytest.raises(ClientClosedError):
+        client.groups.list()
+    consumer.close()
+    silent.close()
+    assert time.monotonic() - started_s < 15
 
 
 async def test_consumers_of_asyncio(server, client, stream):
