@@ -4,11 +4,13 @@ Numbers come from arrays and data frames, too: whatever Python itself takes as a
 """
 
 import operator
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from strandline.client.results import EPOCH
 from strandline.errors import InvalidRequestError
+from strandline.types import PartitionName
 
 
 def whole_number(value: Any, what: str) -> int:
@@ -23,6 +25,24 @@ def whole_number(value: Any, what: str) -> int:
         except TypeError:
             pass
     raise InvalidRequestError(f"{what} is a whole number, not {value!r}")
+
+
+def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]:
+    """Offsets of partitions as Python's own numbers.
+
+    Raises:
+        InvalidRequestError: they are none.
+    """
+    try:
+        given = [(stream, number, at) for (stream, number), at in offsets.items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"give offsets by stream and partition, such as {{('orders', 0): 17}}, not {offsets!r}"
+        ) from error
+    return {
+        PartitionName(stream, whole_number(number, "a partition")): whole_number(at, "an offset")
+        for stream, number, at in given
+    }
 
 
 def nanoseconds(moment: datetime) -> int:

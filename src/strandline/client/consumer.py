@@ -20,9 +20,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from math import inf
 from typing import NamedTuple, Self
 
+from strandline.client.arguments import offsets_by_partition, whole_number
 from strandline.client.commits import Commits
 from strandline.client.fetching import Source
 from strandline.client.membership import Membership, View
@@ -33,6 +35,7 @@ from strandline.client.reading import Place
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
+    OffsetOutOfRangeError,
     StaleMemberError,
     StrandlineError,
     UnavailableError,
@@ -114,6 +117,7 @@ class Consumer:
         self._paused: set[PartitionName] = set()
         self._is_interrupted = threading.Event()
         self._is_closed = False
+        self._has_left = False
         self._membership = Membership(
             coordinator,
             group,
@@ -190,11 +194,16 @@ class Consumer:
             to: an offset, ``"earliest"``, ``"latest"`` or a time.
 
         Raises:
-            InvalidRequestError: not one of this member's partitions.
+            InvalidRequestError: not one of this member's partitions, or no place in one.
             StrandlineError: the place cannot be found.
         """
         name = self._own(stream, partition)
-        at = to if isinstance(to, int) else self._source.offsets(stream, to)[partition]
+        if isinstance(to, str | datetime):
+            at = self._source.offsets(stream, to)[name.partition]
+        else:
+            at = whole_number(to, "an offset")
+        if at < 0:
+            raise OffsetOutOfRangeError(f"offset {at} is negative; offsets begin at 0")
         self._next[name] = at
         self._ahead.begin_anew(name)
 
@@ -241,13 +250,16 @@ class Consumer:
                 handed out is processed.
 
         Raises:
+            InvalidRequestError: these are no offsets of partitions.
+            DisconnectedError: it was closed.
             UnknownMemberError: this is no member any more; others consume those records again.
             StaleMemberError: one of the partitions is somebody else's by now.
             StrandlineError: whether they were noted is unknown; commit again.
         """
+        self._check_open()
         if offsets is None:
             offsets = self._commits.pending(self._next)
-        self._commits.commit(offsets)
+        self._commits.commit(offsets_by_partition(offsets))
 
     def commit_by(self, tell: Tell, offsets: Offsets) -> None:
         """Have offsets noted by a transaction of ours; what ``Transaction`` calls.
@@ -371,12 +383,22 @@ class Consumer:
         self._commits.forget(partitions)
 
     def _own(self, stream: str, partition: int) -> PartitionName:
-        name = PartitionName(stream, partition)
+        self._check_open()
+        name = PartitionName(stream, whole_number(partition, "a partition"))
         if name not in self._next:
             raise InvalidRequestError(f"{name} is not assigned to this consumer")
         return name
 
     # Life
+
+    def _check_open(self) -> None:
+        """Refuse what a consumer that has left cannot do; ``on_revoked`` is called before that.
+
+        Raises:
+            DisconnectedError: it has left.
+        """
+        if self._has_left:
+            raise DisconnectedError("this consumer is closed; make another")
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group; harmless when repeated.
@@ -398,6 +420,7 @@ class Consumer:
             if ours and self._options.on_revoked is not None:
                 self._options.on_revoked(self, ours)
         finally:
+            self._has_left = True
             self._ahead.close()
             self._membership.leave()
 

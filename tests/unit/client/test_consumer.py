@@ -3,16 +3,19 @@
 import queue
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from strandline.client.consumer import Consumer, Options
 from strandline.client.fetching import Fetch, split
 from strandline.client.office import Office
+from strandline.client.reading import bound_of
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS
 from strandline.errors import (
     CorruptBatchError,
     DisconnectedError,
+    InvalidRequestError,
     OffsetOutOfRangeError,
     StrandlineError,
 )
@@ -81,6 +84,7 @@ class Source:
         return Reading(self, starts)
 
     def offsets(self, stream, at="latest"):
+        bound_of(at)
         return dict.fromkeys((0, 1), END if at == "latest" else self.first)
 
 
@@ -283,6 +287,53 @@ def test_who_begins_late_leaves_nothing_of_an_added_partition_out():
     assert found == [(1, offset) for offset in range(END)]
     assert set(consumer.positions().values()) == {END}
     consumer.close()
+
+
+def test_numbers_of_arrays_are_taken_and_others_are_refused_by_name():
+    """A position that cannot be committed would end every later poll."""
+    coordinator = Coordinator()
+    options = Options(commit_interval_s=0.0)
+    consumer = Consumer(Source(), coordinator, "g", streams=["s"], options=options)
+    while len(consumer.assignment()) < 2:
+        consumer.poll(5)
+    consumer.seek("s", np.int64(1), np.int64(6))
+    consumer.commit({("s", np.int64(0)): np.int64(3)})
+    assert coordinator.committed[0] == 3
+    for given in ({"s": 3}, {("s", 0): 3.0}, {("s", 0): "3"}, {("s", "0"): 3}, 3):
+        with pytest.raises(InvalidRequestError):
+            consumer.commit(given)
+    for place in (None, 1.5, "sometime", True):
+        with pytest.raises(InvalidRequestError):
+            consumer.seek("s", 0, place)
+    with pytest.raises(OffsetOutOfRangeError, match="negative"):
+        consumer.seek("s", 0, -5)
+    while consumer.positions()[PartitionName("s", 1)] < END:
+        consumer.poll(5)
+    consumer.close()
+    assert coordinator.committed[1] == END
+
+
+def test_a_consumer_that_has_left_does_nothing_more():
+    """In ``on_revoked`` it has not left yet."""
+    coordinator = Coordinator()
+
+    def on_revoked(consumer, partitions):
+        consumer.commit(dict.fromkeys(partitions, 7))
+
+    options = Options(commit_interval_s=None, on_revoked=on_revoked)
+    consumer = Consumer(Source(), coordinator, "g", streams=["s"], options=options)
+    while len(consumer.assignment()) < 2:
+        consumer.poll(5)
+    consumer.close()
+    assert coordinator.committed == {0: 7, 1: 7}
+    for call in (
+        consumer.commit,
+        lambda: consumer.seek("s", 0, 3),
+        lambda: consumer.pause("s", 0),
+        lambda: consumer.resume("s", 0),
+    ):
+        with pytest.raises(DisconnectedError, match="closed"):
+            call()
 
 
 def test_damage_is_told_at_every_poll_and_loses_nothing():
