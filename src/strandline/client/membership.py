@@ -221,7 +221,11 @@ class Membership:
             instance=self._instance,
         )
         [answer] = self._coordinator.ask(
-            wire.JOIN_GROUP, body, wire.Assignment, timeout_s=JOIN_TIMEOUT_S
+            wire.JOIN_GROUP,
+            body,
+            wire.Assignment,
+            timeout_s=JOIN_TIMEOUT_S,
+            streams=self._streams,
         )
         with self._lock:
             self._member = member

@@ -95,7 +95,7 @@ class Coordinator(Office):
         self.committed = {}
         self.began_with = began_with
 
-    def ask(self, name, body, kind, *, timeout_s):
+    def ask(self, name, body, kind, *, timeout_s, streams=()):
         if name == wire.COMMIT_POSITIONS:
             self.committed |= body.positions["s"]
         elif name != wire.LEAVE_GROUP:
@@ -160,8 +160,8 @@ def test_a_membership_that_ends_by_a_bug_is_told():
     """Whoever polls hears of it: others are given its partitions by and by."""
 
     class Confused(Coordinator):
-        def ask(self, name, body, kind, *, timeout_s):
-            answer = super().ask(name, body, kind, timeout_s=timeout_s)
+        def ask(self, name, body, kind, *, timeout_s, streams=()):
+            answer = super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
             return answer if name != wire.GROUP_HEARTBEAT else [None]
 
     options = Options(session_timeout_s=0.2)
