@@ -9,6 +9,7 @@ import pytest
 import strandline
 from strandline.errors import (
     ClientClosedError,
+    DisconnectedError,
     GroupInUseError,
     InvalidRequestError,
     MemberFencedError,
@@ -407,6 +408,27 @@ async def consume(consumer, count):
     while count > 0:
         for batch in await consumer.poll(0.2):
             count -= len(list(batch))
+
+
+async def test_a_consumer_of_asyncio_that_did_not_get_to_join_is_no_member(server, client, stream):
+    """Who was cancelled before is gone again, and a closed one does not join late."""
+    async with await strandline.connect_async(server) as asynchronous:
+        late = asynchronous.consumer("hasty", stream)
+        entering = asyncio.ensure_future(late.__aenter__())
+        await asyncio.sleep(0)  # it begins; the loop looks at nothing more before the cancel
+        until(lambda: "hasty" in {each.group for each in client.groups.list()})
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        deadline = time.monotonic() + PATIENCE_S
+        while "hasty" in {each.group for each in await asynchronous.groups.list()}:
+            assert time.monotonic() < deadline, "it stays a member"
+        closed = asynchronous.consumer("hasty", stream)
+        await closed.close()
+        with pytest.raises(DisconnectedError, match="closed"):
+            await closed.poll()
+        with pytest.raises(InvalidRequestError, match="async with"):
+            await asynchronous.transaction("hasty").append(stream, b"too early")
 
 
 def test_who_belongs_to_a_closed_client_says_so_at_once(server, stream):
