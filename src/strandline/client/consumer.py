@@ -313,14 +313,15 @@ class Consumer:
         """Begin with partitions where the group has come to."""
         try:
             starts = self._starts(coming, view)
-        except (StaleMemberError, UnknownMemberError):
-            self._membership.beat()  # something else has moved: look again at the next poll
-            return
         except StrandlineError as error:
+            has_moved = isinstance(error, StaleMemberError | UnknownMemberError)
             # A stream that is gone is the coordinator's to take away.
-            if not error.retriable and not isinstance(error, UnknownStreamError):
+            is_gone = isinstance(error, UnknownStreamError)
+            if not (error.retriable or has_moved or is_gone):
                 raise
             logger.warning("group %s: cannot begin yet: %s", self.group, error)
+            if has_moved:
+                self._membership.beat_soon()  # and look again at the next poll
             return
         self._next |= starts
         try:

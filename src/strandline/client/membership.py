@@ -157,6 +157,10 @@ class Membership:
             if self._member and not self._is_lost:
                 self._heartbeat()
 
+    def beat_soon(self) -> None:
+        """Tell the coordinator, and hear, without waiting for it."""
+        self._wake.set()
+
     def leave(self) -> None:
         """End it; a static member only falls silent, so that it finds its partitions again."""
         self._is_over.set()

@@ -17,7 +17,9 @@ from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
     OffsetOutOfRangeError,
+    StaleMemberError,
     StrandlineError,
+    UnavailableError,
 )
 from strandline.protocol import groups as wire
 from strandline.types import PartitionName
@@ -286,6 +288,34 @@ def test_who_begins_late_leaves_nothing_of_an_added_partition_out():
         found += [(record.partition, record.offset) for b in consumer.poll(5) for record in b]
     assert found == [(1, offset) for offset in range(END)]
     assert set(consumer.positions().values()) == {END}
+    consumer.close()
+
+
+def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
+    """Even if the coordinator, which may know why, does not answer just then."""
+
+    class Away(Coordinator):
+        def ask(self, name, body, kind, *, timeout_s, streams=()):
+            if name == wire.GROUP_HEARTBEAT:
+                raise UnavailableError("moving")
+            return super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
+
+    refusals = [StaleMemberError("claimed under epoch 9")]
+
+    class Store:
+        def claim(self, group, partitions, owner):
+            if refusals:
+                raise refusals.pop()
+            return {}
+
+        def commit(self, group, offsets, owner):
+            """Take anything."""
+
+    options = Options(positions=Store())
+    consumer = Consumer(Source(), Away(), "g", streams=["s"], options=options)
+    assert consumer.poll(0.1) == []
+    assert "cannot begin yet: claimed under epoch 9" in caplog.text
+    assert consumer.poll(5)
     consumer.close()
 
 
