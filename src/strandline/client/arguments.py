@@ -3,6 +3,7 @@
 Numbers come from arrays and data frames, too: whatever Python itself takes as an index is one.
 """
 
+import math
 import operator
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -25,6 +26,20 @@ def whole_number(value: Any, what: str) -> int:
         except TypeError:
             pass
     raise InvalidRequestError(f"{what} is a whole number, not {value!r}")
+
+
+def milliseconds(seconds: Any, what: str) -> int:
+    """A time in milliseconds, one at least; ``what`` says which one it is.
+
+    Raises:
+        InvalidRequestError: it is none, or no positive one.
+    """
+    try:
+        if 0 < seconds < math.inf:
+            return max(1, int(seconds * 1e3))
+    except TypeError:
+        pass
+    raise InvalidRequestError(f"{what} is a positive number of seconds, not {seconds!r}")
 
 
 def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]:

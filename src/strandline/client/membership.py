@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from strandline.client.arguments import milliseconds
 from strandline.client.office import Office
 from strandline.client.positions import Owner, by_name
 from strandline.errors import MemberFencedError, StrandlineError, UnknownMemberError
@@ -221,7 +222,7 @@ class Membership:
             group=self._group,
             member=member,
             streams=self._streams,
-            session_ms=int(self._session_s * 1e3),
+            session_ms=milliseconds(self._session_s, "session_timeout_s"),
             instance=self._instance,
         )
         [answer] = self._coordinator.ask(

@@ -9,6 +9,7 @@ import secrets
 import time
 from typing import Any, TypeVar
 
+from strandline.client.arguments import milliseconds
 from strandline.client.brokers import Brokers
 from strandline.client.retry import Backoff, is_connection_loss, is_worth_a_retry
 from strandline.errors import (
@@ -51,7 +52,7 @@ class CoordinatorCalls:
         request = wire.BeginTransaction(
             id=id_,
             nonce=secrets.token_hex(16),
-            timeout_ms=max(1, int(timeout_s * 1e3)),
+            timeout_ms=milliseconds(timeout_s, "timeout_s"),
             after=after,
             batch=batch,
         )
