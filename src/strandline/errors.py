@@ -37,6 +37,7 @@ StrandlineError
 │   ├── PausedError             the partition is paused
 │   ├── EncryptionKeyError      a key is not here that records are encrypted with
 │   └── DisconnectedError       no connection to the broker
+│       └── ClientClosedError   the client was closed
 ├── CorruptBatchError           damaged bytes in a file; names the file and the position
 ├── DecryptionError             a batch is not what was encrypted, though its checksum is right
 ├── DataDirLockedError          another broker uses the data directory
@@ -290,6 +291,13 @@ class DisconnectedError(UnavailableError):
     """No connection to the broker."""
 
     code = "disconnected"
+
+
+class ClientClosedError(DisconnectedError):
+    """The client was closed, and what belongs to it with it."""
+
+    code = "client_closed"
+    retriable = False
 
 
 class NotLeaderError(UnavailableError):

@@ -97,6 +97,12 @@ class Story:
             text += f", to give up {shown(lost)}"
         if answer.positions:
             text += f", from {answer.positions}"
+        counts = answer.began_with
+        added = {
+            name for name in answer.partitions if name.partition >= counts.get(name.stream, 99)
+        }
+        if added:
+            text += f", added {shown(added)}"
         return text
 
     def do_streams(self, options):

@@ -1,5 +1,6 @@
 """The client when the broker goes away, comes back, pauses or stops."""
 
+import functools
 import signal
 import threading
 import time
@@ -7,7 +8,14 @@ import time
 import pytest
 
 import strandline
-from strandline.errors import DisconnectedError, RequestTimeoutError, StrandlineError
+from strandline.broker.partition_appends import PartitionAppends
+from strandline.client.outbox import Outbox
+from strandline.errors import (
+    DisconnectedError,
+    DiskFullError,
+    RequestTimeoutError,
+    StrandlineError,
+)
 from strandline.testing import ProcessServer, Server
 
 pytestmark = pytest.mark.slow
@@ -132,6 +140,22 @@ def test_a_read_in_the_middle_of_a_kill_is_an_error(process):
     with pytest.raises(StrandlineError):
         list(reader)
     client.close()
+
+
+def test_refusals_do_not_use_a_producer_up(monkeypatch):
+    """Each of a full disk takes an epoch; after the last one another producer id is used."""
+    full = [None] + [DiskFullError("full")] * 5 + [None] * 2
+    monkeypatch.setattr(PartitionAppends, "_batch_refusal", lambda *_: full[0])
+    monkeypatch.setattr("strandline.client.delivery.Outbox", functools.partial(Outbox, epoch_max=1))
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("s")
+        with client.producer("s", linger_ms=0, delivery_timeout_s=10) as producer:
+            outcomes = []
+            while full:
+                outcomes.append(type(producer.append(b"%d" % len(full)).exception()))
+                full.pop(0)
+        assert outcomes == [type(None)] + [DiskFullError] * 5 + [type(None)] * 2
+        assert values(client, "s") == [b"8", b"2", b"1"]
 
 
 def test_a_stop_answers_what_it_took_and_refuses_the_rest():

@@ -356,11 +356,16 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     brokers.order(cluster.ELECT_LEADER, elect, at=third)
     found = brokers.until(lambda found: part(found).leader == second, at=third)
     assert part(found).replicas[0] == second, "or leaders shared again would undo it"
-    with reading_by_spark(brokers, "orders") as read_on, appending(brokers, first) as append:
+    with (
+        reading_by_spark(brokers, "orders") as read_on,
+        appending(brokers, first) as append,
+        consuming(brokers, first) as consumed,
+    ):
         assert read_on() == list("abcdef")
         brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
         brokers.append("orders", "x", partition=1)
         assert read_on() == ["x"], "a query whose checkpoint does not know the partition goes on"
+        assert consumed() == "x", "a member that began late leaves nothing of the new one out"
         append()
     brokers.command("stream", "truncate", "orders", "--before", 4, at=second)
     for number in (1, 2, 3):
@@ -369,6 +374,19 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     with pytest.raises(OffsetOutOfRangeError):
         brokers.order(admin.TRUNCATE_BEFORE, beyond, at=second)
     elect_one_that_lacks_records(brokers)
+
+
+@contextmanager
+def consuming(brokers, number):
+    """A member of a group that has begun at the end; it tells the value that it gets next."""
+    with (
+        strandline.connect(brokers.running[number].flight) as client,
+        client.consumer("billing", "orders", start="latest") as consumer,
+    ):
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        batches = (batch for _ in range(100) for batch in consumer.poll(PATIENCE_S / 100))
+        yield lambda: next(record.value.decode() for batch in batches for record in batch)
 
 
 @contextmanager

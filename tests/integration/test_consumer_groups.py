@@ -8,6 +8,8 @@ import pytest
 
 import strandline
 from strandline.errors import (
+    ClientClosedError,
+    DisconnectedError,
     GroupInUseError,
     InvalidRequestError,
     MemberFencedError,
@@ -217,6 +219,20 @@ def test_begin_at_the_end(client, stream):
         client.consumer("late", stream, start="sometime")
 
 
+def test_what_came_after_a_member_began_late_is_for_the_next(client, stream):
+    """Though nothing was committed of it, and whoever comes next begins late, too."""
+    for interval_s in (5.0, None):
+        group = f"late-{interval_s}"
+        options = {"start": "latest", "commit_interval_s": interval_s}
+        first = client.consumer(group, stream, **options)
+        until(lambda consumer=first: len(consumer.assignment()) == 4, first)
+        fill(client, stream, partitions=[1], records=2)
+        begun = take(first, 2)
+        first.close(commit=False)
+        with client.consumer(group, stream, **options) as second:
+            assert take(second, 2) == begun
+
+
 def test_a_position_that_is_gone_begins_anew(client, stream):
     """When the log does not hold the position any more, ``start`` says where to go on."""
     client.groups.commit("behind", {PartitionName(stream, 0): 1000})
@@ -392,6 +408,46 @@ async def consume(consumer, count):
     while count > 0:
         for batch in await consumer.poll(0.2):
             count -= len(list(batch))
+
+
+async def test_a_consumer_of_asyncio_that_did_not_get_to_join_is_no_member(server, client, stream):
+    """Who was cancelled before is gone again, and a closed one does not join late."""
+    async with await strandline.connect_async(server) as asynchronous:
+        late = asynchronous.consumer("hasty", stream)
+        entering = asyncio.ensure_future(late.__aenter__())
+        await asyncio.sleep(0)  # it begins; the loop looks at nothing more before the cancel
+        until(lambda: "hasty" in {each.group for each in client.groups.list()})
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        deadline = time.monotonic() + PATIENCE_S
+        while "hasty" in {each.group for each in await asynchronous.groups.list()}:
+            assert time.monotonic() < deadline, "it stays a member"
+        closed = asynchronous.consumer("hasty", stream)
+        await closed.close()
+        with pytest.raises(DisconnectedError, match="closed"):
+            await closed.poll()
+        with pytest.raises(InvalidRequestError, match="async with"):
+            await asynchronous.transaction("hasty").append(stream, b"too early")
+
+
+def test_who_belongs_to_a_closed_client_says_so_at_once(server, stream):
+    """Nothing of it can come any more: neither records nor answers."""
+    client = strandline.connect(server)
+    consumer = client.consumer("closed", stream)
+    silent = client.consumer("closed", stream, commit_interval_s=None)
+    transaction = client.transaction("closed")
+    client.close()
+    started_s = time.monotonic()
+    with pytest.raises(ClientClosedError):
+        until(lambda: False, consumer)
+    with pytest.raises(ClientClosedError):
+        transaction.commit()
+    with pytest.raises(ClientClosedError):
+        client.groups.list()
+    consumer.close()
+    silent.close()
+    assert time.monotonic() - started_s < 15
 
 
 async def test_consumers_of_asyncio(server, client, stream):

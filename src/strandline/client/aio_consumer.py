@@ -10,6 +10,7 @@ from strandline.client.consumer import Consumer
 from strandline.client.positions import Offsets, Tell
 from strandline.client.read_ahead import ConsumedBatch
 from strandline.client.reading import Place
+from strandline.errors import DisconnectedError
 from strandline.types import PartitionName
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class AsyncConsumer:
         self._join = join
         self._thread = OneThread("strandline-consumer")
         self._consumer: Consumer | None = None
+        self._is_closed = False
 
     async def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
         """Records, as soon as there are any; as ``Consumer.poll``.
@@ -106,18 +108,24 @@ class AsyncConsumer:
 
     async def close(self, *, commit: bool = True) -> None:
         """Leave the group; as ``Consumer.close``."""
-
-        def leave() -> None:
-            if self._consumer is not None:
-                self._consumer.close(commit=commit)
-
+        self._is_closed = True
         try:
-            await self._thread.run(leave)  # behind who is joining
+            await self._thread.run(lambda: self._leave(commit=commit))  # behind who is joining
         finally:
             self._thread.end()
 
+    def _leave(self, *, commit: bool) -> None:
+        if self._consumer is not None:
+            self._consumer.close(commit=commit)
+
     async def __aenter__(self) -> Self:
-        await self._joined()
+        try:
+            await self._joined()
+        except asyncio.CancelledError:
+            # A context that was not entered is not left: it would hold its partitions for long.
+            self._is_closed = True
+            self._thread.submit(lambda: self._leave(commit=False))
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -126,6 +134,8 @@ class AsyncConsumer:
     async def _joined(self) -> Consumer:
         def join() -> Consumer:
             # Asked on the thread: several tasks may be the first, and those cancelled have joined.
+            if self._is_closed:
+                raise DisconnectedError("this consumer is closed; make another")
             if self._consumer is None:
                 self._consumer = self._join()
             return self._consumer

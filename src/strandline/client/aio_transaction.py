@@ -10,7 +10,7 @@ from strandline.client.positions import Offsets
 from strandline.client.results import Ack, BatchAck
 from strandline.client.stage import Stage, StagedPart
 from strandline.client.transaction import Transaction
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidRequestError, StrandlineError
 
 
 class AsyncTransaction:
@@ -30,7 +30,8 @@ class AsyncTransaction:
 
     @property
     def _begun(self) -> Transaction:
-        assert self._transaction is not None, "begin it with 'async with'"
+        if self._transaction is None:
+            raise InvalidRequestError(f"transaction {self._id!r} has not begun: 'async with' does")
         return self._transaction
 
     @property
@@ -126,7 +127,8 @@ class AsyncStage:
 
     @property
     def _begun(self) -> Stage:
-        assert self._stage is not None, "begin it with 'async with'"
+        if self._stage is None:
+            raise InvalidRequestError("the stage has not begun: 'async with' does")
         return self._stage
 
     @property

@@ -3,12 +3,15 @@
 Numbers come from arrays and data frames, too: whatever Python itself takes as an index is one.
 """
 
+import math
 import operator
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from strandline.client.results import EPOCH
 from strandline.errors import InvalidRequestError
+from strandline.types import PartitionName
 
 
 def whole_number(value: Any, what: str) -> int:
@@ -23,6 +26,38 @@ def whole_number(value: Any, what: str) -> int:
         except TypeError:
             pass
     raise InvalidRequestError(f"{what} is a whole number, not {value!r}")
+
+
+def milliseconds(seconds: Any, what: str) -> int:
+    """A time in milliseconds, one at least; ``what`` says which one it is.
+
+    Raises:
+        InvalidRequestError: it is none, or no positive one.
+    """
+    try:
+        if 0 < seconds < math.inf:
+            return max(1, int(seconds * 1e3))
+    except TypeError:
+        pass
+    raise InvalidRequestError(f"{what} is a positive number of seconds, not {seconds!r}")
+
+
+def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]:
+    """Offsets of partitions as Python's own numbers.
+
+    Raises:
+        InvalidRequestError: they are none.
+    """
+    try:
+        given = [(stream, number, at) for (stream, number), at in offsets.items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"give offsets by stream and partition, such as {{('orders', 0): 17}}, not {offsets!r}"
+        ) from error
+    return {
+        PartitionName(stream, whole_number(number, "a partition")): whole_number(at, "an offset")
+        for stream, number, at in given
+    }
 
 
 def nanoseconds(moment: datetime) -> int:

@@ -9,7 +9,7 @@ Rules: a change that may have happened is never sent again. Safe to use from sev
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from strandline.client.connection import Connection
@@ -154,6 +154,15 @@ class Brokers:
         if not copies.issubset(self._known):
             self._known = tuple(sorted(copies.union(self._known)))
         return {each.partition: each for each in info.partitions}
+
+    def know(self, partitions: Iterable[tuple[str, int]]) -> bool:
+        """Whether some of them know these, created a moment ago, though not all do yet."""
+        try:
+            return self.is_cluster and all(
+                number in self.routes(stream) for stream, number in partitions
+            )
+        except StrandlineError:
+            return False
 
     def leaders(self, routes: Routes) -> dict[int, str]:
         """Where the leader of each partition is; nowhere, if it has none now."""

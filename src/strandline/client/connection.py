@@ -17,7 +17,7 @@ import pyarrow.flight as fl
 from strandline.allocator import keep_freed_memory
 from strandline.client.tls import Credentials, token_given
 from strandline.errors import (
-    DisconnectedError,
+    ClientClosedError,
     InvalidRequestError,
     RequestTimeoutError,
 )
@@ -185,11 +185,11 @@ class Connection:
         """The Flight client behind this connection.
 
         Raises:
-            DisconnectedError: the connection was closed.
+            ClientClosedError: the connection was closed.
         """
         with self._lock:
             if self._is_closed:
-                raise DisconnectedError(f"this client of {self.address} is closed; connect again")
+                raise ClientClosedError(f"this client of {self.address} is closed; connect again")
             if self._flight is None:
                 keep_freed_memory()
                 self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS, **self._tls)

@@ -20,8 +20,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from math import inf
 from typing import NamedTuple, Self
 
+from strandline.client.arguments import offsets_by_partition, whole_number
 from strandline.client.commits import Commits
 from strandline.client.fetching import Source
 from strandline.client.membership import Membership, View
@@ -32,9 +35,11 @@ from strandline.client.reading import Place
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
+    OffsetOutOfRangeError,
     StaleMemberError,
     StrandlineError,
     UnavailableError,
+    UnknownMemberError,
     UnknownStreamError,
 )
 from strandline.types import PartitionName
@@ -51,9 +56,11 @@ class Options(NamedTuple):
 
     Attributes:
         start: where to begin in partitions without a position: ``"earliest"``, ``"latest"`` or a
-            time; also where the log does not hold the position any more.
+            time; also where the log does not hold the position any more. Partitions that a stream
+            got after the group had begun with it are begun at their beginning.
         commit_interval_s: positions are committed in a ``poll`` once so much time has passed; None:
-            only by ``commit``.
+            only by ``commit``. Where a member begins that does not start ``"earliest"`` is
+            committed at once.
         instance: name of a static member: coming back within its session it finds its partitions.
         session_timeout_s: a member that is not heard of for so long loses its partitions.
         poll_interval_max_s: a consumer that does not poll for so long leaves the group.
@@ -110,6 +117,7 @@ class Consumer:
         self._paused: set[PartitionName] = set()
         self._is_interrupted = threading.Event()
         self._is_closed = False
+        self._has_left = False
         self._membership = Membership(
             coordinator,
             group,
@@ -186,11 +194,16 @@ class Consumer:
             to: an offset, ``"earliest"``, ``"latest"`` or a time.
 
         Raises:
-            InvalidRequestError: not one of this member's partitions.
+            InvalidRequestError: not one of this member's partitions, or no place in one.
             StrandlineError: the place cannot be found.
         """
         name = self._own(stream, partition)
-        at = to if isinstance(to, int) else self._source.offsets(stream, to)[partition]
+        if isinstance(to, str | datetime):
+            at = self._source.offsets(stream, to)[name.partition]
+        else:
+            at = whole_number(to, "an offset")
+        if at < 0:
+            raise OffsetOutOfRangeError(f"offset {at} is negative; offsets begin at 0")
         self._next[name] = at
         self._ahead.begin_anew(name)
 
@@ -237,13 +250,16 @@ class Consumer:
                 handed out is processed.
 
         Raises:
+            InvalidRequestError: these are no offsets of partitions.
+            DisconnectedError: it was closed.
             UnknownMemberError: this is no member any more; others consume those records again.
             StaleMemberError: one of the partitions is somebody else's by now.
             StrandlineError: whether they were noted is unknown; commit again.
         """
+        self._check_open()
         if offsets is None:
             offsets = self._commits.pending(self._next)
-        self._commits.commit(offsets)
+        self._commits.commit(offsets_by_partition(offsets))
 
     def commit_by(self, tell: Tell, offsets: Offsets) -> None:
         """Have offsets noted by a transaction of ours; what ``Transaction`` calls.
@@ -297,14 +313,15 @@ class Consumer:
         """Begin with partitions where the group has come to."""
         try:
             starts = self._starts(coming, view)
-        except StaleMemberError:
-            self._membership.beat()  # something else has moved: look again at the next poll
-            return
         except StrandlineError as error:
+            has_moved = isinstance(error, StaleMemberError | UnknownMemberError)
             # A stream that is gone is the coordinator's to take away.
-            if not error.retriable and not isinstance(error, UnknownStreamError):
+            is_gone = isinstance(error, UnknownStreamError)
+            if not (error.retriable or has_moved or is_gone):
                 raise
             logger.warning("group %s: cannot begin yet: %s", self.group, error)
+            if has_moved:
+                self._membership.beat_soon()  # and look again at the next poll
             return
         self._next |= starts
         try:
@@ -326,14 +343,30 @@ class Consumer:
         else:
             starts = self._store.claim(self.group, coming, view.owner)
         self._commits.found(starts)
-        for stream in {name.stream for name in coming if name not in starts}:
-            fresh = self._source.offsets(stream, self._options.start)
-            for name in coming:
-                if name.stream == stream and name not in starts:
-                    if name.partition not in fresh:  # added a moment ago
+        fresh = coming - starts.keys()
+        counts = view.began_with
+        added = frozenset(name for name in fresh if name.partition >= counts.get(name.stream, inf))
+        late = self._places(fresh - added)
+        if late and self._options.start != "earliest":
+            # Or whoever came after us would begin later than we, and leave out what we were given.
+            self._commits.commit(late)
+        return starts | self._places(added, "earliest") | late
+
+    def _places(self, names: Partitions, at: Place | None = None) -> dict[PartitionName, int]:
+        """The offsets of a place, by default where members start.
+
+        Raises:
+            StrandlineError: they cannot be had now.
+        """
+        found: dict[PartitionName, int] = {}
+        for stream in {name.stream for name in names}:
+            offsets = self._source.offsets(stream, self._options.start if at is None else at)
+            for name in names:
+                if name.stream == stream:
+                    if name.partition not in offsets:  # added a moment ago
                         raise UnavailableError(f"the broker does not know {name} yet")
-                    starts[name] = fresh[name.partition]
-        return starts
+                    found[name] = offsets[name.partition]
+        return found
 
     def _lose(self) -> None:
         """Not a member any more: others consume what we had, so begin anew."""
@@ -351,12 +384,22 @@ class Consumer:
         self._commits.forget(partitions)
 
     def _own(self, stream: str, partition: int) -> PartitionName:
-        name = PartitionName(stream, partition)
+        self._check_open()
+        name = PartitionName(stream, whole_number(partition, "a partition"))
         if name not in self._next:
             raise InvalidRequestError(f"{name} is not assigned to this consumer")
         return name
 
     # Life
+
+    def _check_open(self) -> None:
+        """Refuse what a consumer that has left cannot do; ``on_revoked`` is called before that.
+
+        Raises:
+            DisconnectedError: it has left.
+        """
+        if self._has_left:
+            raise DisconnectedError("this consumer is closed; make another")
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group; harmless when repeated.
@@ -378,6 +421,7 @@ class Consumer:
             if ours and self._options.on_revoked is not None:
                 self._options.on_revoked(self, ours)
         finally:
+            self._has_left = True
             self._ahead.close()
             self._membership.leave()
 

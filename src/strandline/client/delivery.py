@@ -98,7 +98,7 @@ class Delivery:
         self._closing = threading.Event()
         self._is_over = threading.Event()
         enlisted = options.enlisted
-        self._producer_id = enlisted.producer_id if enlisted is not None else None
+        self._producer_ids = [] if enlisted is None else [enlisted.producer_id]
         self._producer_lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
         self._leaders = Leaders(
@@ -373,16 +373,16 @@ class Delivery:
         with self._changed:
             return self._outbox.in_flight(lane)
 
-    def producer_id(self) -> int:
-        """Who numbers the lots, asked for once; see ``Office``."""
+    def producer_id(self, producer: int) -> int:
+        """Who numbers the lots, each asked for once; see ``Office``."""
         with self._producer_lock:
-            if self._producer_id is None:
+            while len(self._producer_ids) <= producer:
                 try:
                     [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
                 except RequestTimeoutError as error:  # nothing was sent, so it is tried again
                     raise UnavailableError(error.message) from error
-                self._producer_id = info.producer_id
-            return self._producer_id
+                self._producer_ids.append(info.producer_id)
+            return self._producer_ids[producer]
 
     def lost(self, lane: Lane, error: StrandlineError) -> None:
         """A put failed: send again if that may help, else give everything up; see ``Office``."""

@@ -1,7 +1,9 @@
 """Consumer groups as an administrator sees them: which there are, how far they have come."""
 
 from collections.abc import Mapping
+from datetime import datetime
 
+from strandline.client.arguments import offsets_by_partition
 from strandline.client.fetching import Source
 from strandline.client.office import Office
 from strandline.client.positions import LogPositions, Offsets, Owner
@@ -60,7 +62,8 @@ class Groups:
         Raises:
             GroupInUseError: it has members, who commit its positions.
         """
-        LogPositions(self._office, timeout_s=timeout_s).commit(group, offsets, Owner())
+        given = offsets_by_partition(offsets)
+        LogPositions(self._office, timeout_s=timeout_s).commit(group, given, Owner())
 
     def reset(
         self, group: str, stream: str, to: Place, *, partition: int | None = None
@@ -77,11 +80,11 @@ class Groups:
             GroupInUseError: it has members; stop them first.
             InvalidRequestError: an offset for several partitions.
         """
-        if isinstance(to, int) and partition is None:
+        if isinstance(to, str | datetime):
+            found = self._source.offsets(stream, to)
+        elif partition is None:
             raise InvalidRequestError(f"offset {to} is a place in one partition; name it")
-        found = self._source.offsets(stream, to) if not isinstance(to, int) else {}
-        if isinstance(to, int):
-            assert partition is not None, "it was checked"
+        else:
             found = {partition: to}
         offsets = {
             PartitionName(stream, number): at

@@ -33,8 +33,8 @@ class Office(Protocol):
         """How many lots the lane was given that are not answered."""
         ...
 
-    def producer_id(self) -> int:
-        """Who numbers the lots.
+    def producer_id(self, producer: int) -> int:
+        """The id of who numbers the lots, after so many producers that were used up.
 
         Raises:
             StrandlineError: no broker gives out an id now.
@@ -142,7 +142,8 @@ class Lane:
     def _tag(self, entry: Entry[SomeLot]) -> BatchTag:
         producer = None
         if entry.numbers is not None:
-            producer = ProducerTag(self._office.producer_id(), *entry.numbers)
+            epoch, sequence, which = entry.numbers
+            producer = ProducerTag(self._office.producer_id(which), epoch, sequence)
         return BatchTag(sequence=entry.number, partition=entry.lot.partition, producer=producer)
 
     def _stream_for(self, columns: list[str]) -> PutStream:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from strandline.client.brokers import Brokers, Routes
 from strandline.client.retry import Backoff
-from strandline.errors import StrandlineError, UnknownStreamError
+from strandline.errors import ClientClosedError, StrandlineError, UnknownStreamError
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Leaders:
                 found = {}
                 self.last_loss = error
                 unknown = unknown + 1 if isinstance(error, UnknownStreamError) else 0
-                if unknown == UNKNOWN_MAX:
+                if unknown == UNKNOWN_MAX or isinstance(error, ClientClosedError):
                     self._sender.give_all_up(error)
             with self._changed:
                 self._found(found)

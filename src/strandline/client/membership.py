@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from strandline.client.arguments import milliseconds
 from strandline.client.office import Office
 from strandline.client.positions import Owner, by_name
 from strandline.errors import MemberFencedError, StrandlineError, UnknownMemberError
@@ -47,6 +48,8 @@ class View(NamedTuple):
     """What it has not given up yet."""
     starts: dict[PartitionName, int]
     """What was committed where it begins."""
+    began_with: dict[str, int]
+    """How many partitions each stream had when the group began with it."""
     is_lost: bool
     """It is no member any more: others consume what it had."""
 
@@ -89,6 +92,7 @@ class Membership:
         self._assigned: frozenset[PartitionName] = frozenset()
         self._held: frozenset[PartitionName] = frozenset()
         self._starts: dict[PartitionName, int] = {}
+        self._began_with: dict[str, int] = {}
         self._is_lost = False
         self._is_waiting = False
         self._error: StrandlineError | None = None
@@ -125,8 +129,9 @@ class Membership:
         with self._lock:
             owner = Owner(self._member, self._epoch)
             if self._is_lost:
-                return View(owner, frozenset(), frozenset(), {}, is_lost=True)
-            return View(owner, self._assigned, self._held, dict(self._starts), is_lost=False)
+                return View(owner, frozenset(), frozenset(), {}, {}, is_lost=True)
+            starts, began_with = dict(self._starts), dict(self._began_with)
+            return View(owner, self._assigned, self._held, starts, began_with, is_lost=False)
 
     def give_up(self, partitions: Collection[PartitionName]) -> None:
         """The consumer consumes these no more, and has committed what it wanted to."""
@@ -152,6 +157,10 @@ class Membership:
         with self._beating:
             if self._member and not self._is_lost:
                 self._heartbeat()
+
+    def beat_soon(self) -> None:
+        """Tell the coordinator, and hear, without waiting for it."""
+        self._wake.set()
 
     def leave(self) -> None:
         """End it; a static member only falls silent, so that it finds its partitions again."""
@@ -213,11 +222,15 @@ class Membership:
             group=self._group,
             member=member,
             streams=self._streams,
-            session_ms=int(self._session_s * 1e3),
+            session_ms=milliseconds(self._session_s, "session_timeout_s"),
             instance=self._instance,
         )
         [answer] = self._coordinator.ask(
-            wire.JOIN_GROUP, body, wire.Assignment, timeout_s=JOIN_TIMEOUT_S
+            wire.JOIN_GROUP,
+            body,
+            wire.Assignment,
+            timeout_s=JOIN_TIMEOUT_S,
+            streams=self._streams,
         )
         with self._lock:
             self._member = member
@@ -253,6 +266,7 @@ class Membership:
             self._epoch, self._assigned = answer.epoch, assigned
             self._held |= assigned
             self._starts |= by_name(answer.positions)
+            self._began_with |= answer.began_with
             self._is_waiting = answer.is_waiting
         if is_new:
             self._on_change()

@@ -6,6 +6,7 @@ threads.
 """
 
 import time
+from collections.abc import Collection
 from typing import TypeVar
 
 from strandline.client.brokers import Brokers
@@ -29,7 +30,15 @@ class Office:
         self._stream = stream
         self._address = ""
 
-    def ask(self, name: str, body: object, kind: type[T], *, timeout_s: float) -> list[T]:
+    def ask(
+        self,
+        name: str,
+        body: object,
+        kind: type[T],
+        *,
+        timeout_s: float,
+        streams: Collection[str] = (),
+    ) -> list[T]:
         """Run an action there.
 
         Args:
@@ -37,6 +46,7 @@ class Office:
             body: the request.
             kind: type of each answer.
             timeout_s: how long to try.
+            streams: which the action is about; the coordinator may not know the newest yet.
 
         Raises:
             StrandlineError: what it answered, or that it did not in time.
@@ -49,9 +59,15 @@ class Office:
                 self._address = ""
                 now_s = time.monotonic()
                 backoff.failed(now_s)
-                if not error.retriable or backoff.not_before_s >= deadline_s:
+                is_passing = error.retriable or self._is_early(error, streams)
+                if not is_passing or backoff.not_before_s >= deadline_s:
                     raise
                 time.sleep(backoff.wait_s(now_s))
+
+    def _is_early(self, error: StrandlineError, streams: Collection[str]) -> bool:
+        """Whether a stream is only not known there yet."""
+        is_unknown = isinstance(error, UnknownStreamError) and self._stream not in streams
+        return is_unknown and self._brokers.know((stream, 0) for stream in streams)
 
     def tell(self, name: str, body: object, *, timeout_s: float) -> None:
         """Run an action that answers nothing; as ``ask``."""

@@ -14,6 +14,8 @@ Rules: pure; the caller tells the time, holds the lock, and does what is asked.
   may be stored, or arrive yet. What is wrong with its records was wrong then, too; but a full disk
   does not end it.
 - The first lot of an epoch waits until nothing of its partition is in flight.
+- When a producer's epochs are used up, another producer begins. Brokers do not fence the one
+  before: what was given up in doubt may yet be stored, once, behind later lots.
 
 Invariants:
 - ``doubt`` is true of a lot that was sent and not answered, until it is certain again;
@@ -67,6 +69,8 @@ class Numbers(NamedTuple):
 
     epoch: int
     sequence: int
+    producer: int = 0
+    """So many were used up before this one."""
 
 
 class Entry(Generic[LotT]):
@@ -107,13 +111,24 @@ class Expired(NamedTuple, Generic[LotT]):
 class _Partition(Generic[LotT]):
     """The lots of one partition, and its next numbers."""
 
-    __slots__ = ("entries", "epoch", "has_gap", "in_flight", "lane", "queued", "sequence", "waits")
+    __slots__ = (
+        "entries",
+        "epoch",
+        "has_gap",
+        "in_flight",
+        "lane",
+        "producer",
+        "queued",
+        "sequence",
+        "waits",
+    )
 
     def __init__(self, epoch: int) -> None:
         self.entries: OrderedDict[int, Entry[LotT]] = OrderedDict()
         self.queued: OrderedDict[int, Entry[LotT]] = OrderedDict()
         self.in_flight = 0
         self.lane: Lane | None = None
+        self.producer = 0
         self.epoch = epoch
         self.sequence = 0
         self.has_gap = False
@@ -121,9 +136,12 @@ class _Partition(Generic[LotT]):
         self.waits = False
         """Whether an epoch is to begin."""
 
-    def begin_epoch(self) -> None:
-        """Number from 0 again."""
-        self.epoch += 1
+    def begin_epoch(self, epoch_max: int) -> None:
+        """Number from 0 again, as another producer where this one has had its last epoch."""
+        if self.epoch == epoch_max:
+            self.producer, self.epoch = self.producer + 1, 0
+        else:
+            self.epoch += 1
         self.sequence = 0
         self.has_gap = False
         self.waits = True
@@ -147,6 +165,7 @@ class Outbox(Generic[LotT]):
         window_lots: no more lots than this are.
         is_numbered: whether lots get numbers.
         only_epoch: lots are numbered in this epoch and no other, as in a transaction.
+        epoch_max: the last epoch that a producer may have.
     """
 
     def __init__(
@@ -156,11 +175,13 @@ class Outbox(Generic[LotT]):
         window_lots: int,
         is_numbered: bool,
         only_epoch: int | None = None,
+        epoch_max: int = PRODUCER_EPOCH_MAX,
     ) -> None:
         self._window_bytes = window_bytes
         self._window_lots = window_lots
         self._is_numbered = is_numbered
         self._only_epoch = only_epoch
+        self._epoch_max = epoch_max
         # Ordered, not plain dictionaries: those are slow to tell what is first once much was taken.
         self._held: OrderedDict[int, Entry[LotT]] = OrderedDict()
         self._turns: OrderedDict[int, None] = OrderedDict()
@@ -233,11 +254,11 @@ class Outbox(Generic[LotT]):
         if entry.numbers is not None or lot.has_ids:
             return True
         if partition.sequence + lot.rows > SEQUENCE_MAX:
-            partition.begin_epoch()
+            partition.begin_epoch(self._epoch_max)
         if partition.waits and partition.in_flight:
             return False
         partition.waits = False
-        entry.numbers = Numbers(partition.epoch, partition.sequence)
+        entry.numbers = Numbers(partition.epoch, partition.sequence, partition.producer)
         entry.is_void = partition.has_gap
         partition.sequence += lot.rows
         return True
@@ -320,10 +341,9 @@ class Outbox(Generic[LotT]):
             return False
         if entry.numbers is None or next(iter(partition.entries)) != entry.number:
             return True  # numbered anew meanwhile, or one before it is still to be stored
-        is_last = self._only_epoch is not None or partition.epoch == PRODUCER_EPOCH_MAX
-        if entry.doubt or is_last:
+        if entry.doubt or self._only_epoch is not None:
             return False
-        partition.begin_epoch()
+        partition.begin_epoch(self._epoch_max)
         for each in partition.entries.values():
             if each.numbers is not None:
                 each.void()
@@ -335,7 +355,8 @@ class Outbox(Generic[LotT]):
         if entry.numbers is None:
             return
         partition = self._partitions[entry.lot.partition]
-        partition.has_gap = partition.has_gap or partition.epoch == entry.numbers.epoch
+        if (partition.producer, partition.epoch) == (entry.numbers.producer, entry.numbers.epoch):
+            partition.has_gap = True
         for each in partition.entries.values():
             if each.number > entry.number and each.numbers is not None:
                 each.void()

@@ -8,6 +8,7 @@ broker stores it once all the same.
 """
 
 from strandline.errors import (
+    ClientClosedError,
     DisconnectedError,
     NotEnoughReplicasError,
     NotLeaderError,
@@ -24,7 +25,8 @@ MOST_S = 1.0
 
 def is_connection_loss(error: StrandlineError) -> bool:
     """Whether sending again, over a new connection, is the right answer."""
-    return isinstance(error, DisconnectedError | ShuttingDownError)
+    is_closed = isinstance(error, ClientClosedError)
+    return isinstance(error, DisconnectedError | ShuttingDownError) and not is_closed
 
 
 def is_refusal(error: StrandlineError) -> bool:

@@ -8,6 +8,7 @@ Rules: as ``writing``; a transaction itself is begun and ended by one thread.
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from strandline.client.arguments import offsets_by_partition
 from strandline.client.positions import Offsets, Owner, Tell
 from strandline.client.producer import Headers
 from strandline.client.results import Ack, AckFuture, BatchAck
@@ -122,8 +123,8 @@ class Transaction:
             name = group.group
             self._members[name] = group
             offsets = group.positions() if offsets is None else offsets
-        mine = self._positions.setdefault(name, {})
-        mine |= {PartitionName(*at): offset for at, offset in offsets.items()}
+        given = offsets_by_partition(offsets)
+        self._positions.setdefault(name, {}).update(given)
 
     def flush(self) -> None:
         """Wait until every record is stored, though not committed.

@@ -9,12 +9,15 @@ import secrets
 import time
 from typing import Any, TypeVar
 
+from strandline.client.arguments import milliseconds
 from strandline.client.brokers import Brokers
 from strandline.client.retry import Backoff, is_connection_loss, is_worth_a_retry
 from strandline.errors import (
     RequestTimeoutError,
     StillLoadingError,
     StrandlineError,
+    UnknownPartitionError,
+    UnknownStreamError,
 )
 from strandline.protocol import transactions as wire
 
@@ -49,7 +52,7 @@ class CoordinatorCalls:
         request = wire.BeginTransaction(
             id=id_,
             nonce=secrets.token_hex(16),
-            timeout_ms=max(1, int(timeout_s * 1e3)),
+            timeout_ms=milliseconds(timeout_s, "timeout_s"),
             after=after,
             batch=batch,
         )
@@ -61,7 +64,7 @@ class CoordinatorCalls:
     ) -> None:
         """Let records of a transaction into partitions."""
         request = wire.AddToTransaction(id=id_, producer=producer, partitions=partitions)
-        self._ask(wire.ADD_TO_TRANSACTION, request, Any)
+        self._ask(wire.ADD_TO_TRANSACTION, request, Any, partitions=partitions)
 
     def add_positions(self, id_: str, producer: wire.ProducerRef) -> None:
         """Let a transaction commit positions of consumer groups."""
@@ -97,8 +100,21 @@ class CoordinatorCalls:
         """Every transactional id, and what its last transaction is."""
         return self._ask(wire.LIST_TRANSACTIONS, None, wire.TransactionInfo)
 
-    def _ask(self, name: str, body: object, kind: type[T]) -> list[T]:
+    def _ask(
+        self,
+        name: str,
+        body: object,
+        kind: type[T],
+        *,
+        partitions: tuple[wire.PartitionRef, ...] = (),
+    ) -> list[T]:
         """Ask until there is an answer.
+
+        Args:
+            name: of the action.
+            body: the request.
+            kind: of each answer.
+            partitions: which it is about; the coordinator may not know the newest yet.
 
         Raises:
             StrandlineError: what the coordinator refuses, or why it was not reached in time.
@@ -115,6 +131,8 @@ class CoordinatorCalls:
                 is_passing = is_worth_a_retry(error) or isinstance(
                     error, RequestTimeoutError | StillLoadingError
                 )
+                if isinstance(error, UnknownStreamError | UnknownPartitionError):
+                    is_passing = self._brokers.know((at.stream, at.partition) for at in partitions)
                 if not is_passing or backoff.not_before_s >= deadline_s:
                     raise
                 if is_connection_loss(error):

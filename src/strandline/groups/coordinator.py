@@ -11,13 +11,15 @@ Rules:
 - a position may wait for a transaction (KIP-98): it counts when that is committed, whoever is a
   member by then. Until it is decided nobody is given the partition who does not have it, and
   nobody else commits there: where the next one begins is not known before (KIP-447);
+- how many partitions a stream has when a group first consumes it, or has a position in it, is kept
+  with the group: what is added later was there for nobody to skip;
 - a member that is not heard of for its session is removed. Whoever takes a static member's name
   takes its partitions at once, and the one before is fenced off.
 
 Invariants: no partition is held by two members; ``_targets`` has every member of every group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -160,10 +162,25 @@ class GroupCoordinator:
             if known is None and predecessor is not None:
                 gone = (predecessor.id,)
                 self._succeed(request.group, predecessor.id, member.id)
-            self._log.store(Entry(group=request.group, epoch=epoch, members=(member,), gone=gone))
+            entry = Entry(
+                group=request.group,
+                epoch=epoch,
+                members=(member,),
+                gone=gone,
+                began_with=self._begun(group, streams),
+            )
+            self._log.store(entry)
             self._retarget(request.group)
         self._heard(request.group, member)
         return self._reconciled(request.group, member, held=NOTHING)
+
+    def _begun(self, group: Group, streams: Iterable[str]) -> dict[str, int]:
+        """How many partitions those of the streams have that are new to the group."""
+        return {
+            stream: self._partitions[stream]
+            for stream in streams
+            if stream not in group.began_with and stream in self._partitions
+        }
 
     def _check_join(self, request: ev.Join) -> None:
         if not SESSION_MS_MIN <= request.session_ms <= SESSION_MS_MAX:
@@ -215,6 +232,7 @@ class GroupCoordinator:
                 positions=request.positions,
                 committed=committed,
                 transaction=request.transaction,
+                began_with=self._begun(group, request.positions),
             )
         )
 
@@ -334,8 +352,15 @@ class GroupCoordinator:
             if (assigned, revoking) != (member.assigned, member.revoking):
                 member = msgspec.structs.replace(member, assigned=assigned, revoking=revoking)
                 member = self._change(name, member)
-        positions = self.state.groups[name].positions_of(member.assigned - held)
-        return Assigned(member.epoch, member.assigned, positions, target != member.assigned)
+        group, fresh = self.state.groups[name], member.assigned - held
+        streams = sorted({each.stream for each in fresh} & group.began_with.keys())
+        return Assigned(
+            member.epoch,
+            member.assigned,
+            group.positions_of(fresh),
+            {stream: group.began_with[stream] for stream in streams},
+            target != member.assigned,
+        )
 
     def _change(self, name: str, member: Member) -> Member:
         """Store a member as it is from now on, under a new epoch."""

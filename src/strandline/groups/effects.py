@@ -26,5 +26,7 @@ class Assigned(NamedTuple):
     """All of them; what the member holds beyond them it is to give up."""
     positions: Positions
     """Where to begin in those that it did not hold, if anything was committed."""
+    began_with: dict[str, int]
+    """How many partitions the streams of those had when the group began with them."""
     is_waiting: bool = False
     """More is meant for it, which others have not given up yet: it had better ask again soon."""

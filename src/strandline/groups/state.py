@@ -72,6 +72,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What becomes of the transaction."""
     ended: tuple[Transaction, ...] = ()
     """Have ended, whatever became of them."""
+    began_with: dict[str, int] = {}
+    """Stream → how many partitions it had when the group began with it."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -104,6 +106,9 @@ class Group:
         self.positions: Positions = {}
         self.committed: dict[str, int] = {}
         """Number of each member's last commit: one that was overtaken on its way is void."""
+        self.began_with: dict[str, int] = {}
+        """How many partitions each stream had at first: who begins late leaves nothing of others
+        out, as they are newer than the group."""
         self.undecided: dict[PartitionName, Undecided] = {}
         """Positions that wait for transactions: nobody else begins there before."""
 
@@ -156,6 +161,7 @@ class GroupsState:
             group.members.pop(gone, None)
             group.committed.pop(gone, None)
         group.committed |= entry.committed
+        group.began_with |= entry.began_with
         if entry.transaction is not None:
             self._wait(entry.group, entry.positions, entry.transaction)
             return
@@ -209,6 +215,9 @@ class GroupsState:
                 some = tuple(members[start : start + per_entry])
                 numbers = {m.id: group.committed[m.id] for m in some if m.id in group.committed}
                 yield Entry(group=name, members=some, committed=numbers)
+            counts = list(group.began_with.items())
+            for start in range(0, len(counts), per_entry):
+                yield Entry(group=name, began_with=dict(counts[start : start + per_entry]))
             for stream, offsets in group.positions.items():
                 items = sorted(offsets.items())
                 for start in range(0, len(items), per_entry):

@@ -91,6 +91,9 @@ class Assignment(Answer, frozen=True, kw_only=True):
     partitions: dict[str, tuple[int, ...]]
     positions: dict[str, dict[int, int]]
     """Offsets to begin at in partitions that it does not hold yet, if any were committed."""
+    began_with: dict[str, int] = msgspec.field(default_factory=dict)
+    """How many partitions the streams of those had when the group began with them: further ones
+    were added since, and are to be begun at their beginning."""
     is_waiting: bool = False
     """More is meant for it, which others have not given up yet: ask again soon."""
 

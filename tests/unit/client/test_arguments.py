@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strandline.client.arguments import nanoseconds, whole_number
+from strandline.client.arguments import milliseconds, nanoseconds, whole_number
 from strandline.errors import InvalidRequestError
 
 
@@ -36,3 +36,15 @@ def test_what_is_no_moment_is_refused():
     """Text has no time zone, and no one format."""
     with pytest.raises(InvalidRequestError, match="2026-01-01"):
         nanoseconds("2026-01-01")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "5", None])
+def test_times_are_positive_and_finite(seconds):
+    """A transaction of no time at all was begun, and refused its records for another reason."""
+    with pytest.raises(InvalidRequestError, match="timeout_s is a positive number of seconds"):
+        milliseconds(seconds, "timeout_s")
+
+
+def test_times_are_whole_milliseconds():
+    """The shortest is one."""
+    assert [milliseconds(s, "t") for s in (1e-9, 0.25, np.float64(2), 3)] == [1, 250, 2000, 3000]

@@ -3,18 +3,23 @@
 import queue
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from strandline.client.consumer import Consumer, Options
 from strandline.client.fetching import Fetch, split
 from strandline.client.office import Office
+from strandline.client.reading import bound_of
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS
 from strandline.errors import (
     CorruptBatchError,
     DisconnectedError,
+    InvalidRequestError,
     OffsetOutOfRangeError,
+    StaleMemberError,
     StrandlineError,
+    UnavailableError,
 )
 from strandline.protocol import groups as wire
 from strandline.types import PartitionName
@@ -81,20 +86,26 @@ class Source:
         return Reading(self, starts)
 
     def offsets(self, stream, at="latest"):
+        bound_of(at)
         return dict.fromkeys((0, 1), END if at == "latest" else self.first)
 
 
 class Coordinator(Office):
     """Gives one member everything, and remembers commits."""
 
-    def __init__(self):
+    def __init__(self, **began_with):
         self.committed = {}
+        self.began_with = began_with
 
-    def ask(self, name, body, kind, *, timeout_s):
+    def ask(self, name, body, kind, *, timeout_s, streams=()):
         if name == wire.COMMIT_POSITIONS:
             self.committed |= body.positions["s"]
         elif name != wire.LEAVE_GROUP:
-            return [wire.Assignment(epoch=1, partitions={"s": (0, 1)}, positions={})]
+            assigned = {"s": (0, 1)}
+            answer = wire.Assignment(
+                epoch=1, partitions=assigned, positions={}, began_with=self.began_with
+            )
+            return [answer]
         return []
 
 
@@ -151,8 +162,8 @@ def test_a_membership_that_ends_by_a_bug_is_told():
     """Whoever polls hears of it: others are given its partitions by and by."""
 
     class Confused(Coordinator):
-        def ask(self, name, body, kind, *, timeout_s):
-            answer = super().ask(name, body, kind, timeout_s=timeout_s)
+        def ask(self, name, body, kind, *, timeout_s, streams=()):
+            answer = super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
             return answer if name != wire.GROUP_HEARTBEAT else [None]
 
     options = Options(session_timeout_s=0.2)
@@ -266,6 +277,93 @@ def test_a_partition_that_a_broker_does_not_know_yet_is_begun_with_later():
     assert consumer.poll(5)
     assert consumer.assignment() == {PartitionName("s", 0), PartitionName("s", 1)}
     consumer.close()
+
+
+def test_who_begins_late_leaves_nothing_of_an_added_partition_out():
+    """The group is older than the partition: what is in it was never there to be skipped."""
+    options = Options(start="latest")
+    consumer = Consumer(Source(), Coordinator(s=1), "g", streams=["s"], options=options)
+    found = []
+    while len(found) < END:
+        found += [(record.partition, record.offset) for b in consumer.poll(5) for record in b]
+    assert found == [(1, offset) for offset in range(END)]
+    assert set(consumer.positions().values()) == {END}
+    consumer.close()
+
+
+def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
+    """Even if the coordinator, which may know why, does not answer just then."""
+
+    class Away(Coordinator):
+        def ask(self, name, body, kind, *, timeout_s, streams=()):
+            if name == wire.GROUP_HEARTBEAT:
+                raise UnavailableError("moving")
+            return super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
+
+    refusals = [StaleMemberError("claimed under epoch 9")]
+
+    class Store:
+        def claim(self, group, partitions, owner):
+            if refusals:
+                raise refusals.pop()
+            return {}
+
+        def commit(self, group, offsets, owner):
+            """Take anything."""
+
+    options = Options(positions=Store())
+    consumer = Consumer(Source(), Away(), "g", streams=["s"], options=options)
+    assert consumer.poll(0.1) == []
+    assert "cannot begin yet: claimed under epoch 9" in caplog.text
+    assert consumer.poll(5)
+    consumer.close()
+
+
+def test_numbers_of_arrays_are_taken_and_others_are_refused_by_name():
+    """A position that cannot be committed would end every later poll."""
+    coordinator = Coordinator()
+    options = Options(commit_interval_s=0.0)
+    consumer = Consumer(Source(), coordinator, "g", streams=["s"], options=options)
+    while len(consumer.assignment()) < 2:
+        consumer.poll(5)
+    consumer.seek("s", np.int64(1), np.int64(6))
+    consumer.commit({("s", np.int64(0)): np.int64(3)})
+    assert coordinator.committed[0] == 3
+    for given in ({"s": 3}, {("s", 0): 3.0}, {("s", 0): "3"}, {("s", "0"): 3}, 3):
+        with pytest.raises(InvalidRequestError):
+            consumer.commit(given)
+    for place in (None, 1.5, "sometime", True):
+        with pytest.raises(InvalidRequestError):
+            consumer.seek("s", 0, place)
+    with pytest.raises(OffsetOutOfRangeError, match="negative"):
+        consumer.seek("s", 0, -5)
+    while consumer.positions()[PartitionName("s", 1)] < END:
+        consumer.poll(5)
+    consumer.close()
+    assert coordinator.committed[1] == END
+
+
+def test_a_consumer_that_has_left_does_nothing_more():
+    """In ``on_revoked`` it has not left yet."""
+    coordinator = Coordinator()
+
+    def on_revoked(consumer, partitions):
+        consumer.commit(dict.fromkeys(partitions, 7))
+
+    options = Options(commit_interval_s=None, on_revoked=on_revoked)
+    consumer = Consumer(Source(), coordinator, "g", streams=["s"], options=options)
+    while len(consumer.assignment()) < 2:
+        consumer.poll(5)
+    consumer.close()
+    assert coordinator.committed == {0: 7, 1: 7}
+    for call in (
+        consumer.commit,
+        lambda: consumer.seek("s", 0, 3),
+        lambda: consumer.pause("s", 0),
+        lambda: consumer.resume("s", 0),
+    ):
+        with pytest.raises(DisconnectedError, match="closed"):
+            call()
 
 
 def test_damage_is_told_at_every_poll_and_loses_nothing():

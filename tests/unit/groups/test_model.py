@@ -261,7 +261,7 @@ class Groups(RuleBasedStateMachine):
 
 def _plain(state):
     return {
-        name: (group.epoch, group.members, group.positions, group.committed)
+        name: (group.epoch, group.members, group.positions, group.committed, group.began_with)
         for name, group in state.groups.items()
     }
 

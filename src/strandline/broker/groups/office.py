@@ -206,7 +206,7 @@ class GroupOffice(Office[GroupCoordinator]):
             copy = Group()
             copy.epoch, copy.members = known.epoch, dict(known.members)
             copy.positions, copy.committed = _copy(known), dict(known.committed)
-            copy.undecided = dict(known.undecided)
+            copy.undecided, copy.began_with = dict(known.undecided), dict(known.began_with)
             return copy
 
         found: Group | None = await self._read(question)

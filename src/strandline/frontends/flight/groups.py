@@ -120,6 +120,7 @@ def _assignment(assigned: Assigned) -> wire.Assignment:
         epoch=assigned.epoch,
         partitions=_by_stream(assigned.partitions),
         positions=assigned.positions,
+        began_with=assigned.began_with,
         is_waiting=assigned.is_waiting,
     )
 
