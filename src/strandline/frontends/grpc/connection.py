@@ -317,9 +317,8 @@ class Connection(asyncio.Protocol):
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""
         call = self._calls.get(stream_id)
-        self._forget(stream_id)
         if call is not None:
-            call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
+            self._give_up(call)
             self._resets += 1
             if self._resets > RESETS_MAX:
                 self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -350,7 +349,7 @@ class Connection(asyncio.Protocol):
                 is_cut |= self._flush_call(call)
             except ProtocolError as error:  # it was ended from the other side just now
                 logger.debug("a gRPC call ended early: %s", error)
-                self._forget(call.stream_id)
+                self._give_up(call)
         self._write()
         if is_cut:
             self.flush_soon()
@@ -366,7 +365,7 @@ class Connection(asyncio.Protocol):
         while pending := call.pending_bytes:
             stream = conn.streams.get(stream_id)
             if stream is None:  # it was ended from the other side just now
-                self._forget(stream_id)
+                self._give_up(call)
                 return False
             count = min(
                 pending,
@@ -401,6 +400,11 @@ class Connection(asyncio.Protocol):
             self._resets -= 1
         self._pull()
         self._forget(call.stream_id)
+
+    def _give_up(self, call: Call) -> None:
+        """Nothing of a call can be sent any more, so what serves it stops."""
+        self._forget(call.stream_id)
+        call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
 
     def _forget(self, stream_id: int) -> None:
         """A call is over; what it held back of the connection's window is free."""

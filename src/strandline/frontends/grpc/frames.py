@@ -5,7 +5,8 @@ takes; so the frames that carry messages pass it by, and it sees all others (doc
 
 Rules: h2 decides what is right. It is shown a frame that is too long, one in the middle of headers,
 and the end of each stream; what is cut out here belongs to a call that it has let begin. Who cuts
-frames out keeps their windows too: h2 does not know of what it did not see.
+frames out keeps their windows too: h2 does not know of what it did not see. A client's GOAWAY is
+left out: it is about streams that a server begins, and h2 would let no call end behind it.
 """
 
 import struct
@@ -23,6 +24,7 @@ FRAME_BYTES_MAX: Final = 16384
 """Of a frame that is taken: what HTTP/2 begins with, and we do not change."""
 DATA: Final = 0
 HEADERS: Final = 1
+GOAWAY: Final = 7
 WINDOW_UPDATE: Final = 8
 CONTINUATION: Final = 9
 END_STREAM: Final = 1
@@ -90,6 +92,10 @@ class Cutter:
                 if begin < position:
                     yield data[begin:position]
                 yield stream_id & STREAM_MASK, flags, data, start, end
+                begin = end
+            elif kind == GOAWAY and not self._is_in_headers:
+                if begin < position:
+                    yield data[begin:position]
                 begin = end
             elif kind in (HEADERS, CONTINUATION):
                 self._is_in_headers = not flags & END_HEADERS

@@ -14,7 +14,7 @@ from strandline.config import BrokerConfig
 from strandline.frontends.grpc.calls import Call, Method
 from strandline.frontends.grpc.calls import Direct as DirectMethod
 from strandline.frontends.grpc.connection import RESETS_MAX, Connection
-from strandline.frontends.grpc.frames import data_header
+from strandline.frontends.grpc.frames import GOAWAY, HEADER, data_header
 from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.status import Status
@@ -249,6 +249,35 @@ async def test_a_client_that_takes_calls_back_is_sent_away():
     assert client.wire.closed
     assert any(isinstance(event, ConnectionTerminated) for event in client.events)
     assert client.server.busy == 0
+
+
+async def test_a_client_that_says_goodbye_gets_its_answers():
+    """As a channel does that is shut down: what is under way ends as it would have."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    client.begin(3, b"/s/Echo")
+    client.h2.send_data(1, framed(b"a"))
+    await client.exchange()
+    client.server.data_received(HEADER.pack(0, 8, GOAWAY, 0, 0) + bytes(8))
+    for call in (1, 3):
+        client.h2.send_data(call, framed(b"b"), end_stream=True)
+    await client.exchange()
+    assert client.data == framed(b"a") + framed(b"b") * 2
+    ends = [event for event in client.events if isinstance(event, TrailersReceived)]
+    assert len(ends) == 2
+    assert not client.wire.closed
+
+
+async def test_calls_that_can_be_told_nothing_more_are_stopped():
+    """Nobody else would stop them: the connection has forgotten them when it is lost."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    client.h2.send_data(1, framed(b"a"))
+    client.server.data_received(client.h2.data_to_send())
+    [call] = client.server._calls.values()
+    client.server.go_away()
+    await client.exchange()
+    assert call.task.done()
 
 
 async def test_who_does_not_read_is_not_read_from():
