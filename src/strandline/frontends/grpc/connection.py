@@ -67,7 +67,7 @@ FLUSH_BYTES_MAX: Final = 256 << 10
 """Of one call in one flush, so that a fast one does not starve the others."""
 WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
-"""Calls that a client may take back beyond those it lets finish (CVE-2023-44487)."""
+"""Calls that a client may take back unanswered beyond those it lets finish (CVE-2023-44487)."""
 DEADLINE_PASSED: Final = "the deadline has passed"
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -319,7 +319,8 @@ class Connection(asyncio.Protocol):
         call = self._calls.get(stream_id)
         if call is not None:
             self._give_up(call)
-            self._resets += 1
+            # Who waits for an answer first, as subscribers do, has not flooded us.
+            self._resets += not call.has_begun
             if self._resets > RESETS_MAX:
                 self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
 

@@ -291,6 +291,21 @@ async def test_who_does_not_read_is_not_read_from():
     assert client.wire.is_reading
 
 
+async def test_who_takes_back_what_was_answered_is_not_sent_away():
+    """As those do who subscribe, read a message and leave; other calls of theirs go on."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    for n in range(1, RESETS_MAX + 200):
+        client.begin(2 * n + 1, b"/s/Echo")
+        client.h2.send_data(2 * n + 1, framed(b"a"))
+        await client.exchange(rounds=3)
+        client.h2.reset_stream(2 * n + 1)
+    client.h2.send_data(1, framed(b"b"), end_stream=True)
+    await client.exchange()
+    assert not client.wire.closed
+    assert client.trailers[b"grpc-status"] == b"0"
+
+
 async def test_a_lost_connection_ends_its_calls():
     """Their tasks are cancelled, and nothing is left."""
     client = Client()
