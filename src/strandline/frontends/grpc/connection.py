@@ -68,6 +68,8 @@ FLUSH_BYTES_MAX: Final = 256 << 10
 WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
 """Calls that a client may take back unanswered beyond those it lets finish (CVE-2023-44487)."""
+SETTINGS_S: Final = 1.0
+"""How long changes of a client's settings count against the most that it may make."""
 DEADLINE_PASSED: Final = "the deadline has passed"
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -96,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
         self._resets = 0
+        self._settings_since_s = self._loop.time()
         self._presence = Presence()
         self._transport: asyncio.Transport | None = None
 
@@ -139,6 +142,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take frames."""
+        if self._cutter.settings:
+            self._forget_settings()
         take = self.short_way.take
         try:
             for piece in self._cutter.feed(data):
@@ -158,6 +163,13 @@ class Connection(asyncio.Protocol):
                 self._write()
 
     # What comes
+
+    def _forget_settings(self) -> None:
+        """Let the client change its settings again, if it has not done so just now."""
+        now_s = self._loop.time()
+        if now_s - self._settings_since_s >= SETTINGS_S:
+            self._settings_since_s = now_s
+            self._cutter.settings = 0
 
     def _show(self, data: bytes) -> None:
         """Let h2 see frames, and take what they say.

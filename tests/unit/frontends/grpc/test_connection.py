@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, TrailersReceived
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,8 @@ from strandline.broker.access import Access
 from strandline.config import BrokerConfig
 from strandline.frontends.grpc.calls import Call, Method
 from strandline.frontends.grpc.calls import Direct as DirectMethod
-from strandline.frontends.grpc.connection import RESETS_MAX, Connection
-from strandline.frontends.grpc.frames import GOAWAY, HEADER, data_header
+from strandline.frontends.grpc.connection import RESETS_MAX, SETTINGS_S, Connection
+from strandline.frontends.grpc.frames import GOAWAY, HEADER, SETTINGS_MAX, data_header
 from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.status import Status
@@ -278,6 +279,25 @@ async def test_calls_that_can_be_told_nothing_more_are_stopped():
     client.server.go_away()
     await client.exchange()
     assert call.task.done()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_flood_of_settings_costs_the_connection(is_slow):
+    """Each may change the window of every call; a client that takes its time may go on for ever."""
+    client = Client()
+    client.begin(1, b"/s/Wait")
+    await client.exchange()
+    for n in range(2 * SETTINGS_MAX):
+        if is_slow:
+            client.server._settings_since_s -= SETTINGS_S / 2
+        client.h2.update_settings({4: 65_535 + n % 2})
+        await client.exchange(rounds=1)
+        if client.wire.closed:
+            break
+    assert client.wire.closed is not is_slow
+    ends = [e.error_code for e in client.events if isinstance(e, ConnectionTerminated)]
+    assert ends == ([] if is_slow else [ErrorCodes.ENHANCE_YOUR_CALM])
+    client.server.connection_lost(None)
 
 
 async def test_who_does_not_read_is_not_read_from():
