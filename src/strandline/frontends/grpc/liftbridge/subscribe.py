@@ -15,6 +15,7 @@ from strandline.errors import (
     ReadonlyError,
     ShuttingDownError,
     StrandlineError,
+    UnknownStreamError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
@@ -212,7 +213,7 @@ class SubscribeCalls:
         )
         telemetry = self._host.broker.telemetry
         while True:
-            _check_open(partition)
+            check_open(partition)
             if extent.stop is not None and reader.offset >= extent.stop:
                 raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.barred_by, ReadonlyError)
@@ -230,8 +231,8 @@ class SubscribeCalls:
                 await reader.more()
 
 
-def _check_open(partition: Partition) -> None:
-    """End a subscription of what is gone or paused.
+def check_open(partition: Partition) -> None:
+    """End a subscription of what is gone, moved away or paused.
 
     Raises:
         RpcError: it is.
@@ -239,6 +240,9 @@ def _check_open(partition: Partition) -> None:
     if partition.closed:
         if isinstance(partition.closed_by, ShuttingDownError):
             raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+        if not isinstance(partition.closed_by, UnknownStreamError):
+            # Other brokers keep it now, and clients look for them at this status alone.
+            raise RpcError(Status.UNAVAILABLE, "the partition goes on elsewhere; retry there")
         raise RpcError(Status.NOT_FOUND, "commit log was deleted")
     if isinstance(partition.barred_by, PausedError):
         raise RpcError(Status.FAILED_PRECONDITION, "commit log was closed")
