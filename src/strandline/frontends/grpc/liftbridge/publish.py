@@ -109,6 +109,8 @@ class PublishCalls:
             aim = self._aim(request)
             if aim.partition.barred_by is not None:
                 aim = await self._awake(aim)
+            if self._forwarder is not None and self._is_handed_on(aim.partition):
+                await self._forwarder.room()
             if request.ackPolicy == pb.NONE:
                 self._append(request, aim, None)
                 return
@@ -189,12 +191,8 @@ class PublishCalls:
         acks: Acks | None,
     ) -> None:
         """Append here, or let the leader do it, behind what it is handed already."""
-        forwarder = self._forwarder
-        if forwarder is not None and (
-            self._host.leader(partition) != self._host.me
-            or forwarder.is_busy_with(record.partition)
-        ):
-            forwarder.append(
+        if self._forwarder is not None and self._is_handed_on(partition):
+            self._forwarder.append(
                 record, responder=responder, token=token, expects=expects, expected=expected
             )
             return
@@ -208,6 +206,13 @@ class PublishCalls:
             message_id=record.message_id,
             expected_last=expected,
             acks=acks,
+        )
+
+    def _is_handed_on(self, partition: PartitionPort) -> bool:
+        """Whether the leader is another broker, or is still handed what came before."""
+        forwarder = self._forwarder
+        return forwarder is not None and (
+            self._host.leader(partition) != self._host.me or forwarder.is_busy_with(partition.name)
         )
 
     # To a subject
