@@ -277,6 +277,19 @@ def test_a_burst_is_stored_through_any_broker(lift, stream):
     assert [answer.ack.offset for answer in answers] == list(range(count))
 
 
+def test_a_stream_that_rests_does_not_speak_for_the_others(lift, api, stream):
+    """A message to a subject is acknowledged where it is stored, though a paused stream refuses."""
+    names = [stream, lift.create(f"{stream}-other", subject=stream)]
+    request = pb.PublishToSubjectRequest(subject=stream, value=b"v")
+    for resting, storing in (names, names[::-1]):
+        api.PauseStream(pb.PauseStreamRequest(name=resting), timeout=TIMEOUT_S)
+        assert api.PublishToSubject(request, timeout=TIMEOUT_S).ack.stream == storing
+        lift.subscribe(resting, resume=True).stand().cancel()
+    for name in names:
+        api.PauseStream(pb.PauseStreamRequest(name=name), timeout=TIMEOUT_S)
+    assert api.PublishToSubject(request, timeout=TIMEOUT_S).ack.ackError == pb.Ack.UNKNOWN
+
+
 def test_a_subject_reaches_every_stream_that_records_it(lift, api, stream):
     """PublishToSubject knows wildcards; a subject nobody records gets no ack."""
     name = f"{stream}-wild"

@@ -220,15 +220,16 @@ class PublishCalls:
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, call: Call
     ) -> pb.PublishToSubjectResponse:
-        """Store a message in every stream that records a subject; the first outcome counts."""
+        """Store a message in every stream that records a subject; the first ack counts."""
         try:
             route = self._routes.route(request.subject.encode())
         except InvalidSubjectError:
             raise RpcError(Status.UNKNOWN, "nats: invalid subject") from None
         waits = request.ackPolicy != pb.NONE and call.timeout_s is not None
-        waiting = SingleAck(0) if waits else None
+        targets = route.targets()
+        waiting = SingleAck(0, due=len(targets)) if waits else None
         try:
-            for target in route.targets():
+            for target in targets:
                 self._store_in(target, request, waiting)
         except RefusedError as error:
             raise error.status from error
