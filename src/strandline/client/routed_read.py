@@ -24,6 +24,7 @@ from strandline.client.brokers import Brokers, group
 from strandline.client.local import begin_read
 from strandline.client.read_checks import check_places, may_come, numbers_of
 from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
+from strandline.client.reopening import Reopening
 from strandline.client.retry import Patience, is_passing
 from strandline.errors import (
     DisconnectedError,
@@ -255,9 +256,17 @@ class RoutedRead:
         Raises:
             StrandlineError: ``error``, if there is no point in one.
         """
+        self._check_passing(error)
+        return patience.pause_s(error, time.monotonic())
+
+    def _check_passing(self, error: StrandlineError) -> None:
+        """Go on after an error that will pass, unless the read was cancelled.
+
+        Raises:
+            StrandlineError: ``error``, if there is no point in another attempt.
+        """
         if self._is_cancelled.is_set() or not is_passing(error):
             raise error
-        return patience.pause_s(error, time.monotonic())
 
     # Records
 
@@ -331,45 +340,75 @@ class RoutedRead:
         """All partitions as their records come."""
         inbox: queue.Queue[_Part] = queue.Queue(PUMPED_BATCHES)
         going = {number for number in self._positions if not self._is_done(number)}
-        closed = set(going)
-        patience = Patience(self._timeout_s)
+        reopening = Reopening(going, timeout_s=self._timeout_s)
         try:
             while going:
-                failure = self._begin(closed, inbox) if closed else None
-                pause_s = LISTEN_S if failure is None else self._pause_s(patience, failure)
+                pause_s = reopening.wait_s(time.monotonic())
+                if pause_s == 0:
+                    self._begin(reopening, inbox)
                 try:
-                    part = inbox.get(timeout=pause_s)
+                    part = inbox.get(timeout=LISTEN_S if pause_s is None else pause_s)
                 except queue.Empty:
                     if self._is_cancelled.is_set():
                         raise DisconnectedError("the read was cancelled") from None
                     continue
                 if part.batch is not None:
-                    patience.succeeded()
+                    reopening.came(part.partitions)
                     yield part.batch
                 elif part.error is None:
                     going -= set(part.partitions)
                 else:
-                    self._is_cancelled.wait(self._pause_s(patience, part.error))
-                    closed |= set(part.partitions)
+                    self._check_passing(part.error)
+                    reopening.lost(part.partitions, part.error, time.monotonic())
         finally:
             self.cancel()
             while not inbox.empty():
                 inbox.get()
 
-    def _begin(self, closed: set[int], inbox: "queue.Queue[_Part]") -> StrandlineError | None:
-        """Begin to follow partitions, and take them out of ``closed``; returns why not all."""
+    def _begin(self, reopening: Reopening, inbox: "queue.Queue[_Part]") -> None:
+        """Begin to follow partitions that nobody reads, as far as they can be reached.
+
+        Raises:
+            StrandlineError: one of them could not for too long, or there is no point in waiting.
+        """
+        failure: StrandlineError | None = None
+        places: dict[str, tuple[int, ...]] = {}
         try:
-            for address, numbers in self._places(closed).items():
-                has_ends = any(self._stops[number] is not None for number in numbers)
-                for some in [(number,) for number in numbers] if has_ends else [numbers]:
-                    stream = self._open(address, some)
-                    closed.difference_update(some)
-                    pump = (some, stream, inbox)
-                    name = "strandline-read"
-                    threading.Thread(target=self._pump, args=pump, name=name, daemon=True).start()
+            places = self._places(reopening.closed)
         except StrandlineError as error:
-            return error
-        return self._nowhere(min(closed)) if closed else None
+            failure = error
+        for address, numbers in places.items():
+            try:
+                self._begin_at(address, numbers, reopening=reopening, inbox=inbox)
+            except StrandlineError as error:  # the others may be reached all the same
+                failure = error
+                self._check_passing(error)
+        if reopening.closed:
+            left = tuple(reopening.closed)
+            failure = failure or self._nowhere(min(left))
+            self._check_passing(failure)
+            reopening.failed(left, failure, time.monotonic())
+
+    def _begin_at(
+        self,
+        address: str,
+        numbers: tuple[int, ...],
+        *,
+        reopening: Reopening,
+        inbox: "queue.Queue[_Part]",
+    ) -> None:
+        """Begin to follow partitions at a broker, on a thread.
+
+        Raises:
+            StrandlineError: what the broker answered.
+        """
+        has_ends = any(self._stops[number] is not None for number in numbers)
+        for some in [(number,) for number in numbers] if has_ends else [numbers]:
+            stream = self._open(address, some)
+            reopening.opened(some, time.monotonic())
+            pump = (some, stream, inbox)
+            name = "strandline-read"
+            threading.Thread(target=self._pump, args=pump, name=name, daemon=True).start()
 
     def _pump(
         self, numbers: tuple[int, ...], stream: BatchStream, inbox: "queue.Queue[_Part]"

@@ -1,0 +1,122 @@
+"""Followed reads in a cluster, which is a fake, when leaders are lost and partitions added."""
+
+import itertools
+import time
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from strandline.client import routed_read
+from strandline.client.reading import read_request
+from strandline.client.routed_read import RoutedRead
+from strandline.errors import DisconnectedError, NotLeaderError
+from strandline.protocol.admin import PartitionInfo
+from strandline.record.schema import project
+
+TIMEOUT_S = 60
+COLUMNS = ["partition", "offset", "value"]
+
+
+def batch(partition, *offsets):
+    """Records of a partition."""
+    rows = [{"partition": partition, "offset": at, "value": b"v"} for at in offsets]
+    return pa.RecordBatch.from_pylist(rows, schema=project(COLUMNS, with_partition=False))
+
+
+class Stream:
+    """A read at a broker."""
+
+    def __init__(self, direct):
+        self.direct = direct
+
+    def cancel(self):
+        pass
+
+
+class Cluster:
+    """Brokers that lead partitions, a clock that can be put on, and reads that do as they are told.
+
+    Args:
+        leaders: of each partition, by number; empty: nobody.
+        reads: what each read at an address does, one after another.
+    """
+
+    home, slept_s = "a:1", 0.0
+
+    def __init__(self, leaders, reads):
+        self.leaders, self.reads = leaders, {at: iter(given) for at, given in reads.items()}
+        self.asked = []
+
+    def routes(self, _stream):
+        extent = {"log_start_offset": 0, "high_watermark": 0, "log_end_offset": 0, "size_bytes": 0}
+        return {
+            n: PartitionInfo(partition=n, leader=leader, **extent)
+            for n, leader in self.leaders.items()
+        }
+
+    def connection(self, address):
+        return SimpleNamespace(address=address, reset=lambda: None)
+
+    def begin_read(self, connection, request):
+        self.asked.append((connection.address, request))
+        read = next(self.reads[connection.address])
+        if isinstance(read, Exception):
+            raise read
+        return Stream(read)
+
+
+@pytest.fixture
+def follow(monkeypatch):
+    """Begins to follow partitions of a cluster."""
+
+    def begin(cluster, **options):
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + cluster.slept_s)
+        monkeypatch.setattr(routed_read, "time", clock)
+        monkeypatch.setattr(routed_read, "begin_read", cluster.begin_read)
+        starts = dict.fromkeys(cluster.leaders, 0)
+        request = read_request("s", starts=starts, columns=COLUMNS, follow=True)
+        return RoutedRead(cluster, request, replica="leader", timeout_s=TIMEOUT_S, **options)
+
+    return begin
+
+
+def test_leaders_may_be_lost_for_ever_though_no_record_comes(follow):
+    """What stood for a while had been reached, so the next loss is not the end of one outage."""
+    lost = DisconnectedError("the leader was killed")
+
+    def stands():
+        cluster.slept_s += TIMEOUT_S
+        raise lost
+        yield
+
+    cluster = Cluster({0: "a:1"}, {"a:1": [stands, stands, stands, lambda: iter([batch(0, 0)])]})
+    assert next(follow(cluster).batches()).num_rows == 1
+
+
+def test_a_partition_out_of_reach_is_told_of_though_others_flow(follow):
+    """Each has its own time: a reader must not take what is missing for what is not there."""
+
+    def flows():
+        for offset in range(10 * TIMEOUT_S):
+            cluster.slept_s += 1
+            yield batch(0, offset)
+
+    cluster = Cluster({0: "a:1", 1: ""}, {"a:1": [flows]})
+    came = []
+    with pytest.raises(NotLeaderError, match="s/1 has no leader"):
+        came.extend(follow(cluster).batches())
+    assert 0 < len(came) <= TIMEOUT_S + 10
+
+
+def test_a_broker_out_of_reach_holds_up_its_own_partitions_alone(follow):
+    """Those of others are read meanwhile, and it is not asked again with every batch."""
+    away = DisconnectedError("nobody listens")
+    reads = {
+        "a:1": itertools.repeat(away),
+        "b:1": [lambda: (batch(1, offset) for offset in range(1000))],
+    }
+    cluster = Cluster({0: "a:1", 1: "b:1"}, reads)
+    came = list(itertools.islice(follow(cluster).batches(), 1000))
+    assert [each.column("offset")[0].as_py() for each in came] == list(range(1000))
+    assert len(cluster.asked) < 10
