@@ -356,10 +356,18 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     brokers.order(cluster.ELECT_LEADER, elect, at=third)
     found = brokers.until(lambda found: part(found).leader == second, at=third)
     assert part(found).replicas[0] == second, "or leaders shared again would undo it"
-    with reading_by_spark(brokers, "orders") as read_on, appending(brokers, first) as append:
+    with (
+        reading_by_spark(brokers, "orders") as read_on,
+        appending(brokers, first) as append,
+        strandline.connect(brokers.running[first].flight) as client,
+        client.subscribe("orders") as subscription,
+    ):
         assert read_on() == list("abcdef")
         brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
         brokers.append("orders", "x", partition=1)
+        record = next(subscription)
+        assert (record.partition, record.offset, record.value) == (1, 0, b"x")
+        assert subscription.positions == {0: 6, 1: 1}
         assert read_on() == ["x"], "a query whose checkpoint does not know the partition goes on"
         append()
     brokers.command("stream", "truncate", "orders", "--before", 4, at=second)

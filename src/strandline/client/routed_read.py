@@ -6,6 +6,8 @@ Rules:
   committed yet what was read elsewhere is waited for, or passed over for another;
 - partitions with an end are read one after another, those that are followed together: a thread for
   each broker, whatever the number of partitions;
+- who follows all partitions gets those that the stream is given later, from their beginning, unless
+  the stream had one and nothing read would tell whose record is whose;
 - a read at this broker's replicas is one at theirs alone: it waits for them, and goes nowhere else.
 """
 
@@ -39,6 +41,8 @@ from strandline.protocol.admin import PartitionInfo
 from strandline.protocol.tickets import Bound, ReadRequest
 from strandline.record.schema import project
 
+GROWTH_S = 5.0
+"""How often a followed read looks whether its stream was given more partitions."""
 LISTEN_S = 0.5
 """How often those who wait for each other look whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
@@ -63,6 +67,7 @@ class RoutedRead:
         request: what to read.
         replica: where.
         timeout_s: how long a partition may be unreachable.
+        is_of_all: whether it is of all partitions, though its ``starts`` names them.
 
     Raises:
         StrandlineError: the request is wrong, or a partition cannot be reached.
@@ -72,7 +77,13 @@ class RoutedRead:
     """A lost connection is no end."""
 
     def __init__(
-        self, brokers: Brokers, request: ReadRequest, *, replica: Replica, timeout_s: float
+        self,
+        brokers: Brokers,
+        request: ReadRequest,
+        *,
+        replica: Replica,
+        timeout_s: float,
+        is_of_all: bool = False,
     ) -> None:
         self._brokers = brokers
         self._request = request
@@ -97,6 +108,11 @@ class RoutedRead:
         self._stops = self._resolved_stops(numbers)
         self._has_told_stops = not isinstance(request.stop, int)
         """Whether leaders said where the ends are."""
+        is_of_all = is_of_all or (request.partition is None and request.starts is None)
+        is_told_apart = len(routes) > 1 or "partition" in self.schema.names
+        self._grows = is_of_all and is_told_apart and not self._only and request.stop is None
+        self.added: dict[int, int] = {}
+        """Partitions that the stream was given meanwhile, and where the read of each began."""
         self._left = request.records_max
         extra = [name for name in ("partition", "offset") if name not in self.schema.names]
         self._columns = [*self.schema.names, *extra]
@@ -341,8 +357,14 @@ class RoutedRead:
         inbox: queue.Queue[_Part] = queue.Queue(PUMPED_BATCHES)
         going = {number for number in self._positions if not self._is_done(number)}
         reopening = Reopening(going, timeout_s=self._timeout_s)
+        look_s = time.monotonic() + GROWTH_S
         try:
             while going:
+                if self._grows and time.monotonic() >= look_s:
+                    added = self._look_for_more()
+                    going |= added
+                    reopening.closed |= added
+                    look_s = time.monotonic() + GROWTH_S
                 pause_s = reopening.wait_s(time.monotonic())
                 if pause_s == 0:
                     self._begin(reopening, inbox)
@@ -364,6 +386,19 @@ class RoutedRead:
             self.cancel()
             while not inbox.empty():
                 inbox.get()
+
+    def _look_for_more(self) -> set[int]:
+        """Partitions that the stream was given since; they are read from the first record kept."""
+        try:
+            routes = self._brokers.routes(self._request.stream)
+        except StrandlineError:
+            return set()  # what is wrong the reads themselves will tell
+        found = {n: part for n, part in routes.items() if n not in self._positions}
+        begins = {number: part.log_start_offset for number, part in found.items()}
+        self.added = {**self.added, **begins}  # another thread may look at it
+        self._positions |= begins
+        self._stops |= dict.fromkeys(found)
+        return set(found)
 
     def _begin(self, reopening: Reopening, inbox: "queue.Queue[_Part]") -> None:
         """Begin to follow partitions that nobody reads, as far as they can be reached.

@@ -9,7 +9,7 @@ import pytest
 
 from strandline.client import routed_read
 from strandline.client.reading import read_request
-from strandline.client.routed_read import RoutedRead
+from strandline.client.routed_read import GROWTH_S, RoutedRead
 from strandline.errors import DisconnectedError, NotLeaderError
 from strandline.protocol.admin import PartitionInfo
 from strandline.record.schema import project
@@ -49,7 +49,7 @@ class Cluster:
         self.asked = []
 
     def routes(self, _stream):
-        extent = {"log_start_offset": 0, "high_watermark": 0, "log_end_offset": 0, "size_bytes": 0}
+        extent = {"log_start_offset": 3, "high_watermark": 3, "log_end_offset": 3, "size_bytes": 0}
         return {
             n: PartitionInfo(partition=n, leader=leader, **extent)
             for n, leader in self.leaders.items()
@@ -70,12 +70,12 @@ class Cluster:
 def follow(monkeypatch):
     """Begins to follow partitions of a cluster."""
 
-    def begin(cluster, **options):
+    def begin(cluster, columns=COLUMNS, **options):
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + cluster.slept_s)
         monkeypatch.setattr(routed_read, "time", clock)
         monkeypatch.setattr(routed_read, "begin_read", cluster.begin_read)
-        starts = dict.fromkeys(cluster.leaders, 0)
-        request = read_request("s", starts=starts, columns=COLUMNS, follow=True)
+        starts = dict.fromkeys(cluster.leaders, 3)
+        request = read_request("s", starts=starts, columns=columns, follow=True)
         return RoutedRead(cluster, request, replica="leader", timeout_s=TIMEOUT_S, **options)
 
     return begin
@@ -120,3 +120,38 @@ def test_a_broker_out_of_reach_holds_up_its_own_partitions_alone(follow):
     came = list(itertools.islice(follow(cluster).batches(), 1000))
     assert [each.column("offset")[0].as_py() for each in came] == list(range(1000))
     assert len(cluster.asked) < 10
+
+
+def extended():
+    """A cluster whose stream of one partition is given another while that is read."""
+
+    def flows():
+        yield batch(0, 3)
+        cluster.leaders[1] = "b:1"
+        cluster.slept_s += GROWTH_S
+        yield batch(0, 4)
+
+    cluster = Cluster({0: "a:1"}, {"a:1": [flows], "b:1": [lambda: iter([batch(1, 3)])]})
+    return cluster
+
+
+def test_who_follows_all_partitions_gets_those_that_come_later(follow):
+    """From the first record kept; their places are known, for who goes on another time."""
+    cluster = extended()
+    read = follow(cluster, is_of_all=True)
+    came = [row for each in read.batches() for row in each.select(COLUMNS[:2]).to_pylist()]
+    assert [tuple(row.values()) for row in came] == [(0, 3), (0, 4), (1, 3)]
+    address, request = cluster.asked[-1]
+    assert (address, request.partition, request.start) == ("b:1", 1, 3)
+    assert read.added == {1: 3}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_of_all": True, "columns": ["offset", "value"]}], ids=["named", "untold"]
+)
+def test_who_named_partitions_or_could_not_tell_them_apart_gets_no_more(follow, options):
+    """One partition's reader may take offsets for the only ones there are."""
+    cluster = extended()
+    read = follow(cluster, **options)
+    assert len(list(read.batches())) == 2
+    assert read.added == {}
