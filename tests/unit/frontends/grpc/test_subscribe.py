@@ -1,5 +1,8 @@
 """Where a subscription ends, also while records are under way to the other replicas."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from strandline.errors import (
@@ -9,7 +12,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc.liftbridge.subscribe import check_open, extent_of
+from strandline.frontends.grpc.liftbridge.subscribe import SubscribeCalls, check_open, extent_of
 from strandline.frontends.grpc.status import RpcError, Status
 
 LATEST = pb.SubscribeRequest(startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
@@ -29,6 +32,25 @@ def test_at_a_replica_it_is_the_last_that_is_committed(led_anew):
     """What it has beyond that may never be."""
     led_anew.is_led = False
     assert extent_of(LATEST, led_anew).stop == 1
+
+
+async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led_anew):
+    """What it takes for the end may lack what was acknowledged, and a subscription end there."""
+    leaders = [1]
+    host = SimpleNamespace(
+        me=1,
+        partition=lambda *_: led_anew,
+        leader=lambda _: leaders[-1],
+        replicas=lambda _: ((), ()),
+    )
+    asking = asyncio.create_task(SubscribeCalls(host).subscribe(LATEST, None))
+    await asyncio.sleep(0)
+    assert not asking.done(), "it waits for its followers to say how far they are"
+    leaders.append(2)
+    led_anew.is_led = False
+    led_anew.follow()
+    with pytest.raises(RpcError, match="Server not partition leader"):
+        await asking
 
 
 @pytest.mark.parametrize(

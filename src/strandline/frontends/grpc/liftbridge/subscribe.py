@@ -158,6 +158,7 @@ class SubscribeCalls:
         try:
             if asks_for_end(request) and self._host.leader(partition) == self._host.me:
                 await know_end(partition)
+                self._partition(request)  # another broker may lead by now, and know of more
             extent = extent_of(request, partition)
             call.send(pb.Message())
             await self._deliver(partition, extent, call, request=request)
