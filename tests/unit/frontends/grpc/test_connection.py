@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strandline.broker.access import Access
 from strandline.config import BrokerConfig
-from strandline.frontends.grpc.calls import Call, Method
+from strandline.frontends.grpc.calls import OUTPUT_BYTES_ALL, OUTPUT_BYTES_HIGH, Call, Method
 from strandline.frontends.grpc.calls import Direct as DirectMethod
 from strandline.frontends.grpc.connection import RESETS_MAX, SETTINGS_S, Connection
 from strandline.frontends.grpc.frames import GOAWAY, HEADER, SETTINGS_MAX, data_header
@@ -83,6 +83,12 @@ async def fail(call: Call) -> None:
     raise ValueError("a bug")
 
 
+async def flood(call: Call) -> None:
+    while True:
+        call.send_framed(framed(bytes(16_000)))
+        await call.drain()
+
+
 async def wait(call: Call) -> None:
     await asyncio.Event().wait()
 
@@ -130,6 +136,7 @@ METHODS = {
     b"/s/Echo": Method(echo, 1 << 20),
     b"/s/Count": Method(count, 1 << 20),
     b"/s/Fail": Method(fail),
+    b"/s/Flood": Method(flood),
     b"/s/Wait": Method(wait),
     b"/s/Direct": DirectMethod(Direct, 1 << 20),
     b"/s/Whole": DirectMethod(Whole, 1 << 20),
@@ -207,6 +214,21 @@ async def test_output_waits_for_the_window():
     client.h2.send_data(1, framed(b"y" * 95), end_stream=True)
     await client.exchange(rounds=200)
     assert client.data == framed(b"y" * 95)
+
+
+@pytest.mark.parametrize("count", [1, 600])
+async def test_what_waits_for_a_slow_client_is_limited_in_all(count):
+    """However many calls it has; a few calls have as much each as is good for a fast one."""
+    client = Client(window=0)
+    for n in range(count):
+        client.begin(2 * n + 1, b"/s/Flood")
+    for _ in range(5):
+        await client.exchange()
+    waiting = [call.pending_bytes for call in client.server._calls.values()]
+    assert len(waiting) == count
+    assert sum(waiting) < OUTPUT_BYTES_ALL + count * 17_000
+    assert count > 1 or sum(waiting) > OUTPUT_BYTES_HIGH
+    client.server.connection_lost(None)
 
 
 async def test_a_bug_in_a_call_is_its_own(caplog):

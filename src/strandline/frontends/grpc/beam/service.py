@@ -255,7 +255,7 @@ class BeamService:
                 call.send(redirect if is_moved else pb.ReadReply(truncated=True))
                 return
             before = reader.offset
-            portion = await reader.next()
+            portion = await reader.next(bytes_max=call.share_bytes)
             self._allow(call, "Read")
             if before < partition.log_start_offset:
                 call.send(pb.ReadReply(truncated=True))

@@ -218,7 +218,7 @@ class SubscribeCalls:
             if extent.stop is not None and reader.offset >= extent.stop:
                 raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.barred_by, ReadonlyError)
-            portion = await reader.next(extent.stop)
+            portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
             allow(call.asker, "Subscribe", request)  # it may have been revoked meanwhile
             if portion.records:
                 call.send_framed(portion.data)
