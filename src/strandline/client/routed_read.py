@@ -1,6 +1,7 @@
 """A read in a cluster: of each partition where it is led (or copied), and on where it broke off.
 
 Rules:
+- a followed partition is read where it is led, also when the leader of before says nothing more;
 - places that move are resolved once, at the leaders, so that going on elsewhere changes nothing;
 - no record comes twice, none is left out, and no partition goes back: a replica that does not have
   committed yet what was read elsewhere is waited for, or passed over for another;
@@ -22,7 +23,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.client.brokers import Brokers, group
+from strandline.client.brokers import Brokers, Routes, group
 from strandline.client.local import begin_read
 from strandline.client.read_checks import check_places, may_come, numbers_of
 from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
@@ -41,13 +42,20 @@ from strandline.protocol.admin import PartitionInfo
 from strandline.protocol.tickets import Bound, ReadRequest
 from strandline.record.schema import project
 
-GROWTH_S = 5.0
-"""How often a followed read looks whether its stream was given more partitions."""
+LOOK_S = 10.0
+"""How often a followed read looks who leads its partitions, and whether there are more of them."""
 LISTEN_S = 0.5
 """How often those who wait for each other look whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
 Replica = Literal["leader", "any", "this"]
 """Who is read: the leader of each partition, any in-sync replica, or those of the broker asked."""
+
+
+class _Place(NamedTuple):
+    """What is read where."""
+
+    address: str
+    partitions: tuple[int, ...]
 
 
 class _Part(NamedTuple):
@@ -90,7 +98,7 @@ class RoutedRead:
         self._replica = replica
         self._timeout_s = timeout_s
         self._is_cancelled = threading.Event()
-        self._streams: set[BatchStream] = set()
+        self._streams: dict[BatchStream, _Place] = {}
         self._read: set[int] = set()
         """Partitions of which something was read."""
         self._avoided = ""
@@ -220,7 +228,7 @@ class RoutedRead:
         except StrandlineError as error:
             self._avoid(address, error)
             raise
-        self._streams.add(stream)
+        self._streams[stream] = _Place(address, numbers)
         return stream
 
     def _avoid(self, address: str, error: StrandlineError) -> None:
@@ -337,7 +345,7 @@ class RoutedRead:
                 except StrandlineError as error:
                     self._is_cancelled.wait(self._pause_s(patience, error))
                 finally:
-                    self._streams.discard(stream)
+                    self._streams.pop(stream, None)
 
     def _stream_of(self, number: int, patience: Patience) -> BatchStream:
         first, self._first = self._first, None
@@ -357,14 +365,14 @@ class RoutedRead:
         inbox: queue.Queue[_Part] = queue.Queue(PUMPED_BATCHES)
         going = {number for number in self._positions if not self._is_done(number)}
         reopening = Reopening(going, timeout_s=self._timeout_s)
-        look_s = time.monotonic() + GROWTH_S
+        look_s = time.monotonic() + LOOK_S
         try:
             while going:
-                if self._grows and time.monotonic() >= look_s:
-                    added = self._look_for_more()
+                if time.monotonic() >= look_s:
+                    added = self._look_around()
                     going |= added
                     reopening.closed |= added
-                    look_s = time.monotonic() + GROWTH_S
+                    look_s = time.monotonic() + LOOK_S
                 pause_s = reopening.wait_s(time.monotonic())
                 if pause_s == 0:
                     self._begin(reopening, inbox)
@@ -387,12 +395,28 @@ class RoutedRead:
             while not inbox.empty():
                 inbox.get()
 
-    def _look_for_more(self) -> set[int]:
-        """Partitions that the stream was given since; they are read from the first record kept."""
+    def _look_around(self) -> set[int]:
+        """End what is read at brokers that lead no more; the partitions there are since, if asked.
+
+        A broker that stands still, or whom the network has lost, ends nothing by itself.
+        """
         try:
             routes = self._brokers.routes(self._request.stream)
         except StrandlineError:
             return set()  # what is wrong the reads themselves will tell
+        for stream, place in tuple(self._streams.items()):
+            if any(n in routes and self._has_left(routes[n], place) for n in place.partitions):
+                stream.cancel()  # its thread tells so, behind what it has brought
+        return self._added(routes) if self._grows else set()
+
+    def _has_left(self, partition: PartitionInfo, place: _Place) -> bool:
+        """Whether somebody else is to be asked for a partition by now."""
+        if self._replica == "leader":
+            return partition.leader not in ("", place.address)
+        return not self._only and bool(partition.in_sync) and place.address not in partition.in_sync
+
+    def _added(self, routes: Routes) -> set[int]:
+        """Partitions that the stream was given since; they are read from the first record kept."""
         found = {n: part for n, part in routes.items() if n not in self._positions}
         begins = {number: part.log_start_offset for number, part in found.items()}
         self.added = {**self.added, **begins}  # another thread may look at it
@@ -460,7 +484,7 @@ class RoutedRead:
         except Exception as bug:  # noqa: BLE001 - raised by the reader
             error = StrandlineError(f"the read failed: {bug!r}")
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(stream, None)
         self._hand_on(inbox, _Part(numbers, None, error))
 
     def _hand_on(self, inbox: "queue.Queue[_Part]", part: _Part) -> None:

@@ -1,6 +1,7 @@
 """Followed reads in a cluster, which is a fake, when leaders are lost and partitions added."""
 
 import itertools
+import threading
 import time
 from types import SimpleNamespace
 
@@ -9,12 +10,14 @@ import pytest
 
 from strandline.client import routed_read
 from strandline.client.reading import read_request
-from strandline.client.routed_read import GROWTH_S, RoutedRead
+from strandline.client.routed_read import LOOK_S, RoutedRead
 from strandline.errors import DisconnectedError, NotLeaderError
 from strandline.protocol.admin import PartitionInfo
 from strandline.record.schema import project
 
 TIMEOUT_S = 60
+SILENCE = None
+"""What a broker says that stands still; only the client can end that."""
 COLUMNS = ["partition", "offset", "value"]
 
 
@@ -27,11 +30,20 @@ def batch(partition, *offsets):
 class Stream:
     """A read at a broker."""
 
-    def __init__(self, direct):
-        self.direct = direct
+    def __init__(self, read):
+        self.read = read
+        self.is_cancelled = threading.Event()
+
+    def direct(self):
+        for piece in self.read():
+            if piece is not SILENCE:
+                yield piece
+                continue
+            assert self.is_cancelled.wait(60)
+            raise DisconnectedError("cancelled")
 
     def cancel(self):
-        pass
+        self.is_cancelled.set()
 
 
 class Cluster:
@@ -128,7 +140,7 @@ def extended():
     def flows():
         yield batch(0, 3)
         cluster.leaders[1] = "b:1"
-        cluster.slept_s += GROWTH_S
+        cluster.slept_s += LOOK_S
         yield batch(0, 4)
 
     cluster = Cluster({0: "a:1"}, {"a:1": [flows], "b:1": [lambda: iter([batch(1, 3)])]})
@@ -155,3 +167,19 @@ def test_who_named_partitions_or_could_not_tell_them_apart_gets_no_more(follow, 
     read = follow(cluster, **options)
     assert len(list(read.batches())) == 2
     assert read.added == {}
+
+
+def test_a_leader_that_only_falls_silent_is_left_for_the_next(follow):
+    """Its machine stands still, or the network has lost it, so that no connection ends."""
+
+    def falls_silent():
+        yield batch(0, 3)
+        cluster.leaders[0] = "b:1"
+        cluster.slept_s += LOOK_S
+        yield SILENCE
+
+    cluster = Cluster({0: "a:1"}, {"a:1": [falls_silent], "b:1": [lambda: iter([batch(0, 4)])]})
+    came = [row["offset"] for each in follow(cluster).batches() for row in each.to_pylist()]
+    assert came == [3, 4]
+    address, request = cluster.asked[-1]
+    assert (address, request.start) == ("b:1", 4)
