@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from strandline.client.brokers import Brokers, Routes, group
 from strandline.client.local import begin_read
-from strandline.client.read_checks import check_places, may_come, numbers_of
+from strandline.client.read_checks import check_places, knows, may_come, numbers_of
 from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
 from strandline.client.reopening import Reopening
 from strandline.client.retry import Patience, is_passing
@@ -259,7 +259,9 @@ class RoutedRead:
                     f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
                     "not yet what was read or seen elsewhere; retry"
                 )
-        return error
+            if any(isinstance(at, int) and not knows(at, part) for at in (position, stop)):
+                return error
+        return NotLeaderError(f"{address} has heard meanwhile of what it was asked for; retry")
 
     def _open_one(self, number: int, patience: Patience) -> BatchStream:
         """Read one partition, as soon as that is possible.

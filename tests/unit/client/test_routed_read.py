@@ -11,7 +11,7 @@ import pytest
 from strandline.client import routed_read
 from strandline.client.reading import read_request
 from strandline.client.routed_read import LOOK_S, RoutedRead
-from strandline.errors import DisconnectedError, NotLeaderError
+from strandline.errors import DisconnectedError, NotLeaderError, OffsetOutOfRangeError
 from strandline.protocol.admin import PartitionInfo
 from strandline.record.schema import project
 
@@ -68,7 +68,13 @@ class Cluster:
         }
 
     def connection(self, address):
-        return SimpleNamespace(address=address, reset=lambda: None)
+        return SimpleNamespace(address=address, reset=lambda: None, action=self.action)
+
+    def action(self, *_):
+        return [SimpleNamespace(partitions=self.routes("s"))]
+
+    def ask_leaders(self, *_, **_options):
+        return [((0,), SimpleNamespace(offsets={0: 3}))]
 
     def begin_read(self, connection, request):
         self.asked.append((connection.address, request))
@@ -152,7 +158,7 @@ def test_who_follows_all_partitions_gets_those_that_come_later(follow):
     cluster = extended()
     read = follow(cluster, is_of_all=True)
     came = [row for each in read.batches() for row in each.select(COLUMNS[:2]).to_pylist()]
-    assert [tuple(row.values()) for row in came] == [(0, 3), (0, 4), (1, 3)]
+    assert sorted(tuple(row.values()) for row in came) == [(0, 3), (0, 4), (1, 3)]
     address, request = cluster.asked[-1]
     assert (address, request.partition, request.start) == ("b:1", 1, 3)
     assert read.added == {1: 3}
@@ -183,3 +189,21 @@ def test_a_leader_that_only_falls_silent_is_left_for_the_next(follow):
     assert came == [3, 4]
     address, request = cluster.asked[-1]
     assert (address, request.start) == ("b:1", 4)
+
+
+def test_a_replica_that_has_just_heard_of_the_end_is_read(monkeypatch):
+    """It refused what the leader had told, and knows of it when it is asked how far it is."""
+    refused = OffsetOutOfRangeError("offset 3 does not exist: its high watermark is 2")
+    cluster = Cluster({0: "a:1"}, {"a:1": [refused, lambda: iter([])]})
+    monkeypatch.setattr(routed_read, "begin_read", cluster.begin_read)
+    RoutedRead(cluster, read_request("s"), replica="leader", timeout_s=TIMEOUT_S)
+    assert [request.stop for _, request in cluster.asked] == [3, 3]
+
+
+def test_an_offset_that_does_not_exist_is_told_at_once(monkeypatch):
+    """Only the leader can say so, whose log would hold it."""
+    refused = OffsetOutOfRangeError("offset 9 does not exist: its high watermark is 3")
+    cluster = Cluster({0: "a:1"}, {"a:1": [refused]})
+    monkeypatch.setattr(routed_read, "begin_read", cluster.begin_read)
+    with pytest.raises(OffsetOutOfRangeError, match="offset 9"):
+        RoutedRead(cluster, read_request("s", start=9), replica="leader", timeout_s=TIMEOUT_S)
