@@ -4,6 +4,7 @@ Every story begins with its own brokers, and ends them; what is ordered is order
 with ``strandline cluster …``, and judged by what the brokers then say and serve.
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -270,6 +271,9 @@ def test_a_reassignment_outlives_its_controller(brokers):
     brokers.create("orders", partitions=2, replicas=2, min_isr=1)
     for one in (part(brokers.status(), "orders", number) for number in (0, 1)):
         assert len({broker in (1, 2) for broker in one.replicas}) == 2, "a copy in each rack"
+    addresses = ",".join(server.flight for server in brokers.running.values())
+    client = strandline.connect(addresses)
+    subscription = client.subscribe("orders")
     *_, done = brokers.command("cluster", "reassign", "orders", "--partition", 0, "--to", "1,3")
     assert done["message"] == "1 partitions were moved"
     found = brokers.until(is_whole)
@@ -295,6 +299,9 @@ def test_a_reassignment_outlives_its_controller(brokers):
     assert brokers.values("orders", waiting, 3) == list("abc")
     brokers.append("orders", "d")
     assert brokers.values("orders", other, 4) == list("abcd")
+    with client, subscription:
+        values = [record.value.decode() for record in itertools.islice(subscription, 4)]
+    assert values == list("abcd"), "who reads a partition goes after it"
 
 
 def move_slowly(brokers):
@@ -360,10 +367,15 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
         reading_by_spark(brokers, "orders") as read_on,
         appending(brokers, first) as append,
         consuming(brokers, first) as consumed,
+        strandline.connect(brokers.running[first].flight) as client,
+        client.subscribe("orders") as subscription,
     ):
         assert read_on() == list("abcdef")
         brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
         brokers.append("orders", "x", partition=1)
+        record = next(subscription)
+        assert (record.partition, record.offset, record.value) == (1, 0, b"x")
+        assert subscription.positions == {0: 6, 1: 1}
         assert read_on() == ["x"], "a query whose checkpoint does not know the partition goes on"
         assert consumed() == "x", "a member that began late leaves nothing of the new one out"
         append()

@@ -1,5 +1,6 @@
 """Reads and subscriptions for asyncio: the synchronous ones, waited for on a thread each."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -75,8 +76,18 @@ class AsyncSubscription:
         self._subscription: Subscription | None = None
         self._records: Results[Record | None] | None = None
         self._is_closed = False
-        self.positions: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
+
+    @property
+    def added(self) -> Mapping[int, int]:
+        """As ``Subscription.added``."""
+        return {} if self._subscription is None else self._subscription.added
+
+    @property
+    def positions(self) -> dict[int, int]:
         """The next offset of each partition, once it is open; as ``Subscription.positions``."""
+        # That of the subscription itself counts what nobody was handed yet.
+        return {**self.added, **self._positions}
 
     def __aiter__(self) -> Self:
         return self
@@ -91,7 +102,7 @@ class AsyncSubscription:
         record = None if self._is_closed else await records.next()
         if record is None:
             raise StopAsyncIteration
-        self.positions[record.partition] = record.offset + 1
+        self._positions[record.partition] = record.offset + 1
         return record
 
     async def close(self) -> None:
@@ -113,7 +124,7 @@ class AsyncSubscription:
             # Asked on the thread: several tasks may be the first, and those cancelled have begun.
             if self._records is None:
                 subscription = self._subscription = self._subscribe()
-                self.positions = dict(subscription.positions)
+                self._positions = subscription.positions
                 self._records = Results(self._thread, lambda: next(subscription, None))
             return self._records
 

@@ -101,11 +101,13 @@ class ReadCalls(ABC):
         return self._begin(request, replica=replica, timeout_s=self._brokers.timeout_s)
 
     def _begin(
-        self, request: ReadRequest, *, replica: Replica, timeout_s: float
+        self, request: ReadRequest, *, replica: Replica, timeout_s: float, is_of_all: bool = False
     ) -> BatchStream | RoutedRead:
         """Begin a read, at the only broker or wherever its partitions are."""
         if self._known.is_cluster:
-            return RoutedRead(self._brokers, request, replica=replica, timeout_s=timeout_s)
+            return RoutedRead(
+                self._brokers, request, replica=replica, timeout_s=timeout_s, is_of_all=is_of_all
+            )
         connection = self._brokers.connection(self._brokers.home)
         try:
             return begin_read(connection, request)
@@ -146,7 +148,12 @@ class ReadCalls(ABC):
             follow=True,
             **options,
         )
-        begin = partial(self._begin, replica=replica, timeout_s=reconnect_timeout_s)
+        begin = partial(
+            self._begin,
+            replica=replica,
+            timeout_s=reconnect_timeout_s,
+            is_of_all=partition is None and starts is None,
+        )
         return Subscription(begin, request, reconnect_timeout_s=reconnect_timeout_s)
 
     def _positions(self, stream: str, partition: int | None, start: Place) -> dict[int, int]:

@@ -15,6 +15,11 @@ def may_come(at: Bound | None, partition: PartitionInfo, address: str) -> bool:
     return partition.leader != address or at <= partition.log_end_offset
 
 
+def knows(at: int, partition: PartitionInfo) -> bool:
+    """Whether a replica knows an offset, or the end at it."""
+    return partition.log_start_offset <= at <= partition.high_watermark
+
+
 def numbers_of(request: ReadRequest, known: list[int]) -> list[int]:
     """The partitions to read.
 

@@ -173,6 +173,8 @@ class BatchStream:
 
     resumes = False
     """A lost connection ends it."""
+    added: Mapping[int, int] = {}
+    """None: a stream of a broker alone keeps to its partitions."""
 
     def __init__(self, connection: Connection, request: ReadRequest) -> None:
         self._connection = connection

@@ -1,11 +1,14 @@
 """A read in a cluster: of each partition where it is led (or copied), and on where it broke off.
 
 Rules:
+- a followed partition is read where it is led, also when the leader of before says nothing more;
 - places that move are resolved once, at the leaders, so that going on elsewhere changes nothing;
 - no record comes twice, none is left out, and no partition goes back: a replica that does not have
   committed yet what was read elsewhere is waited for, or passed over for another;
 - partitions with an end are read one after another, those that are followed together: a thread for
   each broker, whatever the number of partitions;
+- who follows all partitions gets those that the stream is given later, from their beginning, unless
+  the stream had one and nothing read would tell whose record is whose;
 - a read at this broker's replicas is one at theirs alone: it waits for them, and goes nowhere else.
 """
 
@@ -20,10 +23,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.client.brokers import Brokers, group
+from strandline.client.brokers import Brokers, Routes, group
 from strandline.client.local import begin_read
-from strandline.client.read_checks import check_places, may_come, numbers_of
+from strandline.client.read_checks import check_places, knows, may_come, numbers_of
 from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
+from strandline.client.reopening import Reopening
 from strandline.client.retry import Patience, is_passing
 from strandline.errors import (
     DisconnectedError,
@@ -38,11 +42,20 @@ from strandline.protocol.admin import PartitionInfo
 from strandline.protocol.tickets import Bound, ReadRequest
 from strandline.record.schema import project
 
+LOOK_S = 10.0
+"""How often a followed read looks who leads its partitions, and whether there are more of them."""
 LISTEN_S = 0.5
 """How often those who wait for each other look whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
 Replica = Literal["leader", "any", "this"]
 """Who is read: the leader of each partition, any in-sync replica, or those of the broker asked."""
+
+
+class _Place(NamedTuple):
+    """What is read where."""
+
+    address: str
+    partitions: tuple[int, ...]
 
 
 class _Part(NamedTuple):
@@ -62,6 +75,7 @@ class RoutedRead:
         request: what to read.
         replica: where.
         timeout_s: how long a partition may be unreachable.
+        is_of_all: whether it is of all partitions, though its ``starts`` names them.
 
     Raises:
         StrandlineError: the request is wrong, or a partition cannot be reached.
@@ -71,14 +85,20 @@ class RoutedRead:
     """A lost connection is no end."""
 
     def __init__(
-        self, brokers: Brokers, request: ReadRequest, *, replica: Replica, timeout_s: float
+        self,
+        brokers: Brokers,
+        request: ReadRequest,
+        *,
+        replica: Replica,
+        timeout_s: float,
+        is_of_all: bool = False,
     ) -> None:
         self._brokers = brokers
         self._request = request
         self._replica = replica
         self._timeout_s = timeout_s
         self._is_cancelled = threading.Event()
-        self._streams: set[BatchStream] = set()
+        self._streams: dict[BatchStream, _Place] = {}
         self._read: set[int] = set()
         """Partitions of which something was read."""
         self._avoided = ""
@@ -96,6 +116,11 @@ class RoutedRead:
         self._stops = self._resolved_stops(numbers)
         self._has_told_stops = not isinstance(request.stop, int)
         """Whether leaders said where the ends are."""
+        is_of_all = is_of_all or (request.partition is None and request.starts is None)
+        is_told_apart = len(routes) > 1 or "partition" in self.schema.names
+        self._grows = is_of_all and is_told_apart and not self._only and request.stop is None
+        self.added: dict[int, int] = {}
+        """Partitions that the stream was given meanwhile, and where the read of each began."""
         self._left = request.records_max
         extra = [name for name in ("partition", "offset") if name not in self.schema.names]
         self._columns = [*self.schema.names, *extra]
@@ -203,7 +228,7 @@ class RoutedRead:
         except StrandlineError as error:
             self._avoid(address, error)
             raise
-        self._streams.add(stream)
+        self._streams[stream] = _Place(address, numbers)
         return stream
 
     def _avoid(self, address: str, error: StrandlineError) -> None:
@@ -234,7 +259,9 @@ class RoutedRead:
                     f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
                     "not yet what was read or seen elsewhere; retry"
                 )
-        return error
+            if any(isinstance(at, int) and not knows(at, part) for at in (position, stop)):
+                return error
+        return NotLeaderError(f"{address} has heard meanwhile of what it was asked for; retry")
 
     def _open_one(self, number: int, patience: Patience) -> BatchStream:
         """Read one partition, as soon as that is possible.
@@ -255,9 +282,17 @@ class RoutedRead:
         Raises:
             StrandlineError: ``error``, if there is no point in one.
         """
+        self._check_passing(error)
+        return patience.pause_s(error, time.monotonic())
+
+    def _check_passing(self, error: StrandlineError) -> None:
+        """Go on after an error that will pass, unless the read was cancelled.
+
+        Raises:
+            StrandlineError: ``error``, if there is no point in another attempt.
+        """
         if self._is_cancelled.is_set() or not is_passing(error):
             raise error
-        return patience.pause_s(error, time.monotonic())
 
     # Records
 
@@ -312,7 +347,7 @@ class RoutedRead:
                 except StrandlineError as error:
                     self._is_cancelled.wait(self._pause_s(patience, error))
                 finally:
-                    self._streams.discard(stream)
+                    self._streams.pop(stream, None)
 
     def _stream_of(self, number: int, patience: Patience) -> BatchStream:
         first, self._first = self._first, None
@@ -331,45 +366,110 @@ class RoutedRead:
         """All partitions as their records come."""
         inbox: queue.Queue[_Part] = queue.Queue(PUMPED_BATCHES)
         going = {number for number in self._positions if not self._is_done(number)}
-        closed = set(going)
-        patience = Patience(self._timeout_s)
+        reopening = Reopening(going, timeout_s=self._timeout_s)
+        look_s = time.monotonic() + LOOK_S
         try:
             while going:
-                failure = self._begin(closed, inbox) if closed else None
-                pause_s = LISTEN_S if failure is None else self._pause_s(patience, failure)
+                if time.monotonic() >= look_s:
+                    added = self._look_around()
+                    going |= added
+                    reopening.closed |= added
+                    look_s = time.monotonic() + LOOK_S
+                pause_s = reopening.wait_s(time.monotonic())
+                if pause_s == 0:
+                    self._begin(reopening, inbox)
                 try:
-                    part = inbox.get(timeout=pause_s)
+                    part = inbox.get(timeout=LISTEN_S if pause_s is None else pause_s)
                 except queue.Empty:
                     if self._is_cancelled.is_set():
                         raise DisconnectedError("the read was cancelled") from None
                     continue
                 if part.batch is not None:
-                    patience.succeeded()
+                    reopening.came(part.partitions)
                     yield part.batch
                 elif part.error is None:
                     going -= set(part.partitions)
                 else:
-                    self._is_cancelled.wait(self._pause_s(patience, part.error))
-                    closed |= set(part.partitions)
+                    self._check_passing(part.error)
+                    reopening.lost(part.partitions, part.error, time.monotonic())
         finally:
             self.cancel()
             while not inbox.empty():
                 inbox.get()
 
-    def _begin(self, closed: set[int], inbox: "queue.Queue[_Part]") -> StrandlineError | None:
-        """Begin to follow partitions, and take them out of ``closed``; returns why not all."""
+    def _look_around(self) -> set[int]:
+        """End what is read at brokers that lead no more; the partitions there are since, if asked.
+
+        A broker that stands still, or whom the network has lost, ends nothing by itself.
+        """
         try:
-            for address, numbers in self._places(closed).items():
-                has_ends = any(self._stops[number] is not None for number in numbers)
-                for some in [(number,) for number in numbers] if has_ends else [numbers]:
-                    stream = self._open(address, some)
-                    closed.difference_update(some)
-                    pump = (some, stream, inbox)
-                    name = "strandline-read"
-                    threading.Thread(target=self._pump, args=pump, name=name, daemon=True).start()
+            routes = self._brokers.routes(self._request.stream)
+        except StrandlineError:
+            return set()  # what is wrong the reads themselves will tell
+        for stream, place in tuple(self._streams.items()):
+            if any(n in routes and self._has_left(routes[n], place) for n in place.partitions):
+                stream.cancel()  # its thread tells so, behind what it has brought
+        return self._added(routes) if self._grows else set()
+
+    def _has_left(self, partition: PartitionInfo, place: _Place) -> bool:
+        """Whether somebody else is to be asked for a partition by now."""
+        if self._replica == "leader":
+            return partition.leader not in ("", place.address)
+        return not self._only and bool(partition.in_sync) and place.address not in partition.in_sync
+
+    def _added(self, routes: Routes) -> set[int]:
+        """Partitions that the stream was given since; they are read from the first record kept."""
+        found = {n: part for n, part in routes.items() if n not in self._positions}
+        begins = {number: part.log_start_offset for number, part in found.items()}
+        self.added = {**self.added, **begins}  # another thread may look at it
+        self._positions |= begins
+        self._stops |= dict.fromkeys(found)
+        return set(found)
+
+    def _begin(self, reopening: Reopening, inbox: "queue.Queue[_Part]") -> None:
+        """Begin to follow partitions that nobody reads, as far as they can be reached.
+
+        Raises:
+            StrandlineError: one of them could not for too long, or there is no point in waiting.
+        """
+        failure: StrandlineError | None = None
+        places: dict[str, tuple[int, ...]] = {}
+        try:
+            places = self._places(reopening.closed)
         except StrandlineError as error:
-            return error
-        return self._nowhere(min(closed)) if closed else None
+            failure = error
+        for address, numbers in places.items():
+            try:
+                self._begin_at(address, numbers, reopening=reopening, inbox=inbox)
+            except StrandlineError as error:  # the others may be reached all the same
+                failure = error
+                self._check_passing(error)
+        if reopening.closed:
+            left = tuple(reopening.closed)
+            failure = failure or self._nowhere(min(left))
+            self._check_passing(failure)
+            reopening.failed(left, failure, time.monotonic())
+
+    def _begin_at(
+        self,
+        address: str,
+        numbers: tuple[int, ...],
+        *,
+        reopening: Reopening,
+        inbox: "queue.Queue[_Part]",
+    ) -> None:
+        """Begin to follow partitions at a broker, on a thread.
+
+        Raises:
+            StrandlineError: what the broker answered.
+        """
+        has_ends = any(self._stops[number] is not None for number in numbers)
+        for some in [(number,) for number in numbers] if has_ends else [numbers]:
+            stream = self._open(address, some)
+            reopening.opened(some, time.monotonic())
+            pump = (some, stream, inbox)
+            name = "strandline-read"
+            threading.Thread(target=self._pump, args=pump, name=name, daemon=True).start()
 
     def _pump(
         self, numbers: tuple[int, ...], stream: BatchStream, inbox: "queue.Queue[_Part]"
@@ -386,7 +486,7 @@ class RoutedRead:
         except Exception as bug:  # noqa: BLE001 - raised by the reader
             error = StrandlineError(f"the read failed: {bug!r}")
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(stream, None)
         self._hand_on(inbox, _Part(numbers, None, error))
 
     def _hand_on(self, inbox: "queue.Queue[_Part]", part: _Part) -> None:

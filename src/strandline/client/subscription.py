@@ -7,7 +7,7 @@ read in a cluster goes on by itself.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -50,8 +50,17 @@ class Subscription:
         self._is_closed = threading.Event()
         self._stream = begin(request)
         self._records = self._generate()
-        self.positions: dict[int, int] = dict(request.starts)
+        self._positions: dict[int, int] = dict(request.starts)
+
+    @property
+    def added(self) -> Mapping[int, int]:
+        """Partitions that the stream was given meanwhile, and where the read of each began."""
+        return self._stream.added
+
+    @property
+    def positions(self) -> dict[int, int]:
         """The next offset of each partition; give it as ``starts`` to go on another time."""
+        return {**self.added, **self._positions}
 
     def __iter__(self) -> Iterator[Record]:
         return self
@@ -101,7 +110,7 @@ class Subscription:
     def _records_of(self, stream: BatchStream | RoutedRead) -> Iterator[Record]:
         for batch in stream.batches():
             for record in records_of(batch, self._request.stream):
-                self.positions[record.partition] = record.offset + 1
+                self._positions[record.partition] = record.offset + 1
                 if self._left is not None:
                     self._left -= 1
                 yield record
@@ -123,9 +132,7 @@ class Subscription:
 
     def _resumed(self) -> ReadRequest:
         """The request, from the positions reached."""
-        return msgspec.structs.replace(
-            self._request, starts=dict(self.positions), records_max=self._left
-        )
+        return msgspec.structs.replace(self._request, starts=self.positions, records_max=self._left)
 
 
 def records_of(batch: pa.RecordBatch, stream: str) -> Iterator[Record]:

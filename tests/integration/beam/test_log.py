@@ -151,6 +151,17 @@ def test_discarding_beyond_the_end_moves_the_log_there(log):
     assert [(e.index, e.data) for e in log.entries(1000, 1)] == [(1000, b"b")]
 
 
+@pytest.mark.parametrize("first", [(1 << 62) + 1, (1 << 63) - 1, (1 << 64) - 1])
+def test_an_index_without_room_behind_it_is_refused(log, first):
+    """A log that went on there could store nothing, and a batch that fails stops all streams."""
+    log.append([b"a"])
+    with pytest.raises(grpc.RpcError) as refused:
+        log.Discard(pb.DiscardRequest(firstIndex=first), timeout=TIMEOUT_S)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    [reply] = log.append([b"b"])
+    assert list(reply.ok.indexes) == [2]
+
+
 def test_info_is_repeated_when_it_changes(log):
     """After appends and after discards."""
     watching = log.InfoStream(pb.InfoRequest(allowStale=True), timeout=TIMEOUT_S)

@@ -284,9 +284,9 @@ class Lift:
             offsets.append(self.api.Publish(request, timeout=TIMEOUT_S).ack.offset)
         return offsets
 
-    def publishing(self):
-        """A stream of publishes at some broker."""
-        return Asynchronous(self.api)
+    def publishing(self, broker=None):
+        """A stream of publishes at a broker; at some broker, if none is named."""
+        return Asynchronous(self.api if broker is None else self.stubs[broker])
 
     def publish_all(self, requests):
         """Publish on one stream, and wait for every answer before it is closed.

@@ -1,10 +1,13 @@
 """Streams and publishing, by every setting and refusal: on one broker and on three."""
 
+import itertools
+
 import grpc
 import pytest
 
 import strandline
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.frontends.grpc.liftbridge.forward import PENDING_MAX
 
 TIMEOUT_S = 120
 
@@ -259,6 +262,32 @@ def test_thousands_of_publishes_are_acknowledged_in_order(lift, stream):
     )
     acks = [(r.correlationId, r.ack.offset) for r in lift.publish_all(requests)]
     assert acks == [(str(n), n) for n in range(2000)]
+
+
+def test_a_burst_is_stored_through_any_broker(lift, stream):
+    """More at once than a broker hands on to a leader: what comes then waits, none is refused."""
+    brokers = [number for number in lift.stubs if str(number) != lift.leader(stream)]
+    count = 2 * PENDING_MAX + 10_000
+    publishing = lift.publishing(brokers[0] if brokers else None)
+    for n in range(count):
+        publishing.send(stream=stream, value=b"v", correlationId=str(n))
+    answers = list(itertools.islice(publishing.responses, count))
+    publishing.close()
+    assert {answer.asyncError.message for answer in answers} == {""}
+    assert [answer.ack.offset for answer in answers] == list(range(count))
+
+
+def test_a_stream_that_rests_does_not_speak_for_the_others(lift, api, stream):
+    """A message to a subject is acknowledged where it is stored, though a paused stream refuses."""
+    names = [stream, lift.create(f"{stream}-other", subject=stream)]
+    request = pb.PublishToSubjectRequest(subject=stream, value=b"v")
+    for resting, storing in (names, names[::-1]):
+        api.PauseStream(pb.PauseStreamRequest(name=resting), timeout=TIMEOUT_S)
+        assert api.PublishToSubject(request, timeout=TIMEOUT_S).ack.stream == storing
+        lift.subscribe(resting, resume=True).stand().cancel()
+    for name in names:
+        api.PauseStream(pb.PauseStreamRequest(name=name), timeout=TIMEOUT_S)
+    assert api.PublishToSubject(request, timeout=TIMEOUT_S).ack.ackError == pb.Ack.UNKNOWN
 
 
 def test_a_subject_reaches_every_stream_that_records_it(lift, api, stream):

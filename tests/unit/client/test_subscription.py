@@ -19,6 +19,7 @@ class Stream:
     resumes = False
 
     def __init__(self, request, *, until, is_last):
+        self.added = {}
         self.request, self.until, self.is_last = request, until, is_last
 
     def batches(self):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.broker.partition import Partition
-from strandline.errors import CorruptBatchError, StrandlineError, UnknownStreamError
+from strandline.errors import CorruptBatchError, StrandlineError
 from strandline.frontends.flight.life import POLL_S, Life
 from strandline.frontends.flight.plan import ReadPlan
 from strandline.frontends.metering import Allowance, counted
@@ -74,6 +74,7 @@ class ReadSession:
         Raises:
             ShuttingDownError: the broker stops.
             UnknownStreamError: the stream was deleted meanwhile.
+            NotLeaderError: a partition was moved to other brokers.
             QuotaExceededError: the principal has too many reads and appends open.
             CorruptBatchError, DataLossError: as ``Cursor.read``.
         """
@@ -179,8 +180,8 @@ class ReadSession:
     def _goes_on(self, cursor: Cursor[Partition]) -> bool:
         """False when the client went away."""
         self._life.check()
-        if cursor.partition.closed:
-            raise UnknownStreamError(f"stream {cursor.partition.name.stream!r} was deleted")
+        if (closed_by := cursor.partition.closed_by) is not None:
+            raise closed_by  # deleted, or moved to other brokers, where clients of ours go on
         now_ms = self._life.now_ms()
         if now_ms - self._asked_ms >= CANCEL_CHECK_MS:
             self._asked_ms = now_ms

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from strandline.frontends.grpc.connection import Connection
 
 OUTPUT_BYTES_HIGH = 512 << 10
+OUTPUT_BYTES_ALL = 32 << 20
+"""What the calls of one connection may have queued together, about: a client that stands still has
+as many as it likes."""
 INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
 A_BUG: Final = "internal error; see the broker's log"
@@ -282,13 +285,18 @@ class Call:
             self.output += data
             self._connection.mark(self)
 
+    @property
+    def share_bytes(self) -> int:
+        """About how much of this call may be queued, or should be at once."""
+        return min(OUTPUT_BYTES_HIGH, OUTPUT_BYTES_ALL // max(1, self._connection.busy))
+
     async def drain(self) -> None:
         """Wait while more is queued than should be, or than a quota allows."""
         if self.reads is not None and self._unmetered_bytes:
             size, self._unmetered_bytes = self._unmetered_bytes, 0
             if wait_s := self.reads.read(size):
                 await asyncio.sleep(wait_s)
-        while self.pending_bytes > OUTPUT_BYTES_HIGH:
+        while self.pending_bytes > self.share_bytes:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 

@@ -67,7 +67,9 @@ FLUSH_BYTES_MAX: Final = 256 << 10
 """Of one call in one flush, so that a fast one does not starve the others."""
 WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
-"""Calls that a client may take back beyond those it lets finish (CVE-2023-44487)."""
+"""Calls that a client may take back unanswered beyond those it lets finish (CVE-2023-44487)."""
+SETTINGS_S: Final = 1.0
+"""How long changes of a client's settings count against the most that it may make."""
 DEADLINE_PASSED: Final = "the deadline has passed"
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -96,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
         self._resets = 0
+        self._settings_since_s = self._loop.time()
         self._presence = Presence()
         self._transport: asyncio.Transport | None = None
 
@@ -139,6 +142,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take frames."""
+        if self._cutter.settings:
+            self._forget_settings()
         take = self.short_way.take
         try:
             for piece in self._cutter.feed(data):
@@ -158,6 +163,13 @@ class Connection(asyncio.Protocol):
                 self._write()
 
     # What comes
+
+    def _forget_settings(self) -> None:
+        """Let the client change its settings again, if it has not done so just now."""
+        now_s = self._loop.time()
+        if now_s - self._settings_since_s >= SETTINGS_S:
+            self._settings_since_s = now_s
+            self._cutter.settings = 0
 
     def _show(self, data: bytes) -> None:
         """Let h2 see frames, and take what they say.
@@ -317,10 +329,10 @@ class Connection(asyncio.Protocol):
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""
         call = self._calls.get(stream_id)
-        self._forget(stream_id)
         if call is not None:
-            call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
-            self._resets += 1
+            self._give_up(call)
+            # Who waits for an answer first, as subscribers do, has not flooded us.
+            self._resets += not call.has_begun
             if self._resets > RESETS_MAX:
                 self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
 
@@ -350,7 +362,7 @@ class Connection(asyncio.Protocol):
                 is_cut |= self._flush_call(call)
             except ProtocolError as error:  # it was ended from the other side just now
                 logger.debug("a gRPC call ended early: %s", error)
-                self._forget(call.stream_id)
+                self._give_up(call)
         self._write()
         if is_cut:
             self.flush_soon()
@@ -366,7 +378,7 @@ class Connection(asyncio.Protocol):
         while pending := call.pending_bytes:
             stream = conn.streams.get(stream_id)
             if stream is None:  # it was ended from the other side just now
-                self._forget(stream_id)
+                self._give_up(call)
                 return False
             count = min(
                 pending,
@@ -401,6 +413,11 @@ class Connection(asyncio.Protocol):
             self._resets -= 1
         self._pull()
         self._forget(call.stream_id)
+
+    def _give_up(self, call: Call) -> None:
+        """Nothing of a call can be sent any more, so what serves it stops."""
+        self._forget(call.stream_id)
+        call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
 
     def _forget(self, stream_id: int) -> None:
         """A call is over; what it held back of the connection's window is free."""

@@ -5,7 +5,8 @@ takes; so the frames that carry messages pass it by, and it sees all others (doc
 
 Rules: h2 decides what is right. It is shown a frame that is too long, one in the middle of headers,
 and the end of each stream; what is cut out here belongs to a call that it has let begin. Who cuts
-frames out keeps their windows too: h2 does not know of what it did not see.
+frames out keeps their windows too: h2 does not know of what it did not see. A client's GOAWAY is
+left out: it is about streams that a server begins, and h2 would let no call end behind it.
 """
 
 import struct
@@ -23,6 +24,8 @@ FRAME_BYTES_MAX: Final = 16384
 """Of a frame that is taken: what HTTP/2 begins with, and we do not change."""
 DATA: Final = 0
 HEADERS: Final = 1
+SETTINGS: Final = 4
+GOAWAY: Final = 7
 WINDOW_UPDATE: Final = 8
 CONTINUATION: Final = 9
 END_STREAM: Final = 1
@@ -30,6 +33,9 @@ END_HEADERS: Final = 4
 PADDED: Final = 8
 STREAM_MASK: Final = (1 << 31) - 1
 TOO_MUCH: Final = "more data than the window takes"
+SETTINGS_MAX: Final = 100
+"""Before they are forgotten. Each may cost as much as the connection has calls: a new first window
+is every call's."""
 
 
 class FrameError(Exception):
@@ -47,7 +53,7 @@ Data = tuple[int, int, bytes, int, int]
 class Cutter:
     """Cuts what comes into DATA frames and bytes for h2, in order."""
 
-    __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest")
+    __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest", "settings")
 
     def __init__(self) -> None:
         self._rest = b""
@@ -55,9 +61,15 @@ class Cutter:
         self._greeting = GREETING_BYTES
         """How much of the client's greeting is missing."""
         self._is_in_headers = False
+        self.settings = 0
+        """Frames of SETTINGS that came since somebody has set this to 0."""
 
     def feed(self, data: bytes) -> Iterator[Data | bytes]:
-        """What is whole now; to be taken to its end, or not fed any more."""
+        """What is whole now; to be taken to its end, or not fed any more.
+
+        Raises:
+            FrameError: so many SETTINGS that they can only be meant to keep us busy.
+        """
         position = 0
         while self._rest and position < len(data):  # only that frame is copied
             stop = position + self._missing
@@ -91,8 +103,16 @@ class Cutter:
                     yield data[begin:position]
                 yield stream_id & STREAM_MASK, flags, data, start, end
                 begin = end
+            elif kind == GOAWAY and not self._is_in_headers:
+                if begin < position:
+                    yield data[begin:position]
+                begin = end
             elif kind in (HEADERS, CONTINUATION):
                 self._is_in_headers = not flags & END_HEADERS
+            elif kind == SETTINGS:
+                self.settings += 1
+                if self.settings > SETTINGS_MAX:
+                    raise FrameError(ErrorCodes.ENHANCE_YOUR_CALM, "too many changes of settings")
             position = end
         self._rest = data[position:]
         if begin < position:

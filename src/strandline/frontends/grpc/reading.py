@@ -65,26 +65,27 @@ class Reader:
         self._pool = pool
         self._more = asyncio.Event()
 
-    async def next(self, stop: Offset | None = None) -> Portion:
-        """The next records, about ``PORTION_BYTES`` of them, below ``stop``; perhaps none.
+    async def next(self, stop: Offset | None = None, *, bytes_max: int = PORTION_BYTES) -> Portion:
+        """The next records below ``stop``, about ``PORTION_BYTES`` at most; perhaps none.
 
         Raises:
             CorruptBatchError: the next batch is damaged.
             StrandlineError: the partition cannot be read here.
         """
         loop = asyncio.get_running_loop()
-        portion = await loop.run_in_executor(self._pool, self._read, stop)
+        size = min(PORTION_BYTES, bytes_max)
+        portion = await loop.run_in_executor(self._pool, self._read, stop, size)
         self.offset = portion.next_offset
         return portion
 
-    def _read(self, stop: Offset | None) -> Portion:
+    def _read(self, stop: Offset | None, bytes_max: int) -> Portion:
         partition, offset = self.partition, self.offset
         end = partition.stable_offset
         end = end if stop is None else min(end, stop)
         if offset >= end:
             return Portion(b"", 0, offset, offset)
         try:
-            buffer = partition.read(offset, PORTION_BYTES)
+            buffer = partition.read(offset, bytes_max)
         except OffsetOutOfRangeError:
             if offset >= partition.log_start_offset:
                 raise

@@ -36,7 +36,7 @@ class FakePartition:
         self.has_copies = False
         self.log_start_offset = 0
         self.high_watermark = 0
-        self.closed = False
+        self.closed_by: Exception | None = None
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
         self.in_sync_addresses: tuple[str, ...] = ()
@@ -49,6 +49,11 @@ class FakePartition:
         self.holds_acks = False
         self.held: list = []
         self.waiters: list[threading.Event] = []
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more records."""
+        return self.closed_by is not None
 
     @property
     def stable_offset(self) -> int:
@@ -203,7 +208,7 @@ class FakeBroker:
         """Remove one."""
         self.stream(name)
         for partition in self._streams.pop(name).partitions:
-            partition.closed = True
+            partition.closed_by = UnknownStreamError(f"stream {name!r} was deleted")
 
     async def truncate_before(self, name: str, partition: int, offset: int) -> int:
         """Forget a prefix."""

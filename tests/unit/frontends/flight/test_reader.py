@@ -7,7 +7,12 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
-from strandline.errors import CorruptBatchError, ShuttingDownError, UnknownStreamError
+from strandline.errors import (
+    CorruptBatchError,
+    NotLeaderError,
+    ShuttingDownError,
+    UnknownStreamError,
+)
 from strandline.frontends.flight import reader
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import plan_read
@@ -157,11 +162,14 @@ def test_a_stopping_broker_ends_reads(broker, stream, later, request_):
         session.values()
 
 
-def test_a_deleted_stream_ends_its_readers(broker, stream, partition, later):
-    """They would wait for ever otherwise."""
+@pytest.mark.parametrize(
+    "error", [UnknownStreamError("it was deleted"), NotLeaderError("it was moved to broker 2")]
+)
+def test_a_partition_that_is_gone_ends_its_readers(broker, stream, partition, later, error):
+    """They would wait for ever otherwise; those of one that was moved go on elsewhere."""
     session = Session(broker, stream, follow=True)
-    later(setattr, partition, "closed", True)
-    with pytest.raises(UnknownStreamError, match="deleted"):
+    later(setattr, partition, "closed_by", error)
+    with pytest.raises(type(error), match=error.message):
         session.values()
 
 

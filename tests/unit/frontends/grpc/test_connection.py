@@ -5,16 +5,17 @@ import asyncio
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, TrailersReceived
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.broker.access import Access
 from strandline.config import BrokerConfig
-from strandline.frontends.grpc.calls import Call, Method
+from strandline.frontends.grpc.calls import OUTPUT_BYTES_ALL, OUTPUT_BYTES_HIGH, Call, Method
 from strandline.frontends.grpc.calls import Direct as DirectMethod
-from strandline.frontends.grpc.connection import RESETS_MAX, Connection
-from strandline.frontends.grpc.frames import data_header
+from strandline.frontends.grpc.connection import RESETS_MAX, SETTINGS_S, Connection
+from strandline.frontends.grpc.frames import GOAWAY, HEADER, SETTINGS_MAX, data_header
 from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
 from strandline.frontends.grpc.listener import GrpcListener
 from strandline.frontends.grpc.status import Status
@@ -82,6 +83,12 @@ async def fail(call: Call) -> None:
     raise ValueError("a bug")
 
 
+async def flood(call: Call) -> None:
+    while True:
+        call.send_framed(framed(bytes(16_000)))
+        await call.drain()
+
+
 async def wait(call: Call) -> None:
     await asyncio.Event().wait()
 
@@ -129,6 +136,7 @@ METHODS = {
     b"/s/Echo": Method(echo, 1 << 20),
     b"/s/Count": Method(count, 1 << 20),
     b"/s/Fail": Method(fail),
+    b"/s/Flood": Method(flood),
     b"/s/Wait": Method(wait),
     b"/s/Direct": DirectMethod(Direct, 1 << 20),
     b"/s/Whole": DirectMethod(Whole, 1 << 20),
@@ -208,6 +216,21 @@ async def test_output_waits_for_the_window():
     assert client.data == framed(b"y" * 95)
 
 
+@pytest.mark.parametrize("count", [1, 600])
+async def test_what_waits_for_a_slow_client_is_limited_in_all(count):
+    """However many calls it has; a few calls have as much each as is good for a fast one."""
+    client = Client(window=0)
+    for n in range(count):
+        client.begin(2 * n + 1, b"/s/Flood")
+    for _ in range(5):
+        await client.exchange()
+    waiting = [call.pending_bytes for call in client.server._calls.values()]
+    assert len(waiting) == count
+    assert sum(waiting) < OUTPUT_BYTES_ALL + count * 17_000
+    assert count > 1 or sum(waiting) > OUTPUT_BYTES_HIGH
+    client.server.connection_lost(None)
+
+
 async def test_a_bug_in_a_call_is_its_own(caplog):
     """INTERNAL without the exception's text; the connection goes on."""
     client = Client()
@@ -251,6 +274,54 @@ async def test_a_client_that_takes_calls_back_is_sent_away():
     assert client.server.busy == 0
 
 
+async def test_a_client_that_says_goodbye_gets_its_answers():
+    """As a channel does that is shut down: what is under way ends as it would have."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    client.begin(3, b"/s/Echo")
+    client.h2.send_data(1, framed(b"a"))
+    await client.exchange()
+    client.server.data_received(HEADER.pack(0, 8, GOAWAY, 0, 0) + bytes(8))
+    for call in (1, 3):
+        client.h2.send_data(call, framed(b"b"), end_stream=True)
+    await client.exchange()
+    assert client.data == framed(b"a") + framed(b"b") * 2
+    ends = [event for event in client.events if isinstance(event, TrailersReceived)]
+    assert len(ends) == 2
+    assert not client.wire.closed
+
+
+async def test_calls_that_can_be_told_nothing_more_are_stopped():
+    """Nobody else would stop them: the connection has forgotten them when it is lost."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    client.h2.send_data(1, framed(b"a"))
+    client.server.data_received(client.h2.data_to_send())
+    [call] = client.server._calls.values()
+    client.server.go_away()
+    await client.exchange()
+    assert call.task.done()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_flood_of_settings_costs_the_connection(is_slow):
+    """Each may change the window of every call; a client that takes its time may go on for ever."""
+    client = Client()
+    client.begin(1, b"/s/Wait")
+    await client.exchange()
+    for n in range(2 * SETTINGS_MAX):
+        if is_slow:
+            client.server._settings_since_s -= SETTINGS_S / 2
+        client.h2.update_settings({4: 65_535 + n % 2})
+        await client.exchange(rounds=1)
+        if client.wire.closed:
+            break
+    assert client.wire.closed is not is_slow
+    ends = [e.error_code for e in client.events if isinstance(e, ConnectionTerminated)]
+    assert ends == ([] if is_slow else [ErrorCodes.ENHANCE_YOUR_CALM])
+    client.server.connection_lost(None)
+
+
 async def test_who_does_not_read_is_not_read_from():
     """While output is not taken nothing more is taken in; then both go on."""
     client = Client()
@@ -260,6 +331,21 @@ async def test_who_does_not_read_is_not_read_from():
     assert not client.wire.is_reading
     client.server.resume_writing()
     assert client.wire.is_reading
+
+
+async def test_who_takes_back_what_was_answered_is_not_sent_away():
+    """As those do who subscribe, read a message and leave; other calls of theirs go on."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    for n in range(1, RESETS_MAX + 200):
+        client.begin(2 * n + 1, b"/s/Echo")
+        client.h2.send_data(2 * n + 1, framed(b"a"))
+        await client.exchange(rounds=3)
+        client.h2.reset_stream(2 * n + 1)
+    client.h2.send_data(1, framed(b"b"), end_stream=True)
+    await client.exchange()
+    assert not client.wire.closed
+    assert client.trailers[b"grpc-status"] == b"0"
 
 
 async def test_a_lost_connection_ends_its_calls():

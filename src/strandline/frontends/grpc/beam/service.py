@@ -54,6 +54,8 @@ INFO_INTERVAL_S: Final = 1.0
 """Changes that no commit announces, such as a discard, are seen after so long."""
 RETRY_S: Final = 1.0
 REQUEST_SLACK_BYTES: Final = 1 << 20
+INDEX_MAX: Final = 1 << 62
+"""To which a log may be discarded: offsets have 63 bits, and those behind it have to last."""
 
 
 class BeamService:
@@ -210,6 +212,9 @@ class BeamService:
         partition = self._partition()
         if not self._is_leading(partition):
             return pb.DiscardReply(redirect=self._redirect())
+        if request.firstIndex > INDEX_MAX:
+            text = f"index {request.firstIndex} leaves no room behind it; at most {INDEX_MAX} does"
+            raise RpcError(Status.INVALID_ARGUMENT, text)
         await know_end(partition)
         first = Offset(max(0, request.firstIndex - 1))
         if first > partition.high_watermark:
@@ -250,7 +255,7 @@ class BeamService:
                 call.send(redirect if is_moved else pb.ReadReply(truncated=True))
                 return
             before = reader.offset
-            portion = await reader.next()
+            portion = await reader.next(bytes_max=call.share_bytes)
             self._allow(call, "Read")
             if before < partition.log_start_offset:
                 call.send(pb.ReadReply(truncated=True))

@@ -99,10 +99,16 @@ class Receipt:
 
 
 class SingleAck:
-    """Waits for the first of some acks: a responder, its token a receipt."""
+    """Waits for the first of some acks: a responder, its token a receipt.
 
-    def __init__(self, partition: int) -> None:
+    Args:
+        partition: named when it is readonly.
+        due: how many outcomes there will be; a refusal counts if all are.
+    """
+
+    def __init__(self, partition: int, *, due: int = 1) -> None:
         self._partition = partition
+        self._due = due
         self.answer: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
 
     def acked(
@@ -119,8 +125,9 @@ class SingleAck:
             self.answer.set_result(token.ack(partition, offset))
 
     def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  the responder's signature
-        """Hand on why not."""
-        if not self.answer.done():
+        """Hand on why not, unless it may still be stored elsewhere."""
+        self._due -= 1
+        if not self._due and not self.answer.done():
             self.answer.set_exception(refused(error, self._partition))
 
 

@@ -121,9 +121,11 @@ class CursorCalls:
             table = self._tables[partition.log_id] = CursorTable(partition, self._host)
         await know_end(partition)
         try:
-            return pb.FetchCursorResponse(offset=await table.find(key))
+            found = await table.find(key)
         except StrandlineError as error:
             raise RpcError(Status.INTERNAL, error.message) from error
+        self._place(request)  # another broker may lead by now, and have a newer one
+        return pb.FetchCursorResponse(offset=found)
 
     def _place(
         self, request: pb.SetCursorRequest | pb.FetchCursorRequest

@@ -33,7 +33,7 @@ from strandline.types import BrokerId, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 10_000
-"""Publishes under way to other brokers; more are refused."""
+"""Publishes under way to other brokers; streams of them wait for room, others are refused."""
 ASK_TIMEOUT_S: Final = 10.0
 ONE_TIMEOUT_S: Final = 30.0
 """How long a record that goes by itself is tried for, as long as the others."""
@@ -89,11 +89,18 @@ class Forwarder:
         self._sending_one = threading.Lock()
         self._link: Link | None = None
         self._pending: Counter[PartitionName] = Counter()
+        self._has_room = asyncio.Event()
         self._is_stopping = False
 
     def is_busy_with(self, partition: PartitionName) -> bool:
         """Whether publishes to a partition are under way, which others must not overtake."""
         return partition in self._pending
+
+    async def room(self) -> None:
+        """Wait until another publish is taken."""
+        while self._pending.total() >= PENDING_MAX:
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def append(
         self,
@@ -124,6 +131,7 @@ class Forwarder:
             self._pending[record.partition] -= 1
             if not self._pending[record.partition]:
                 del self._pending[record.partition]
+            self._has_room.set()
             if responder is None:
                 return
             if isinstance(outcome, StrandlineError):

@@ -109,6 +109,8 @@ class PublishCalls:
             aim = self._aim(request)
             if aim.partition.barred_by is not None:
                 aim = await self._awake(aim)
+            if self._forwarder is not None and self._is_handed_on(aim.partition):
+                await self._forwarder.room()
             if request.ackPolicy == pb.NONE:
                 self._append(request, aim, None)
                 return
@@ -189,12 +191,8 @@ class PublishCalls:
         acks: Acks | None,
     ) -> None:
         """Append here, or let the leader do it, behind what it is handed already."""
-        forwarder = self._forwarder
-        if forwarder is not None and (
-            self._host.leader(partition) != self._host.me
-            or forwarder.is_busy_with(record.partition)
-        ):
-            forwarder.append(
+        if self._forwarder is not None and self._is_handed_on(partition):
+            self._forwarder.append(
                 record, responder=responder, token=token, expects=expects, expected=expected
             )
             return
@@ -210,20 +208,28 @@ class PublishCalls:
             acks=acks,
         )
 
+    def _is_handed_on(self, partition: PartitionPort) -> bool:
+        """Whether the leader is another broker, or is still handed what came before."""
+        forwarder = self._forwarder
+        return forwarder is not None and (
+            self._host.leader(partition) != self._host.me or forwarder.is_busy_with(partition.name)
+        )
+
     # To a subject
 
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, call: Call
     ) -> pb.PublishToSubjectResponse:
-        """Store a message in every stream that records a subject; the first outcome counts."""
+        """Store a message in every stream that records a subject; the first ack counts."""
         try:
             route = self._routes.route(request.subject.encode())
         except InvalidSubjectError:
             raise RpcError(Status.UNKNOWN, "nats: invalid subject") from None
         waits = request.ackPolicy != pb.NONE and call.timeout_s is not None
-        waiting = SingleAck(0) if waits else None
+        targets = route.targets()
+        waiting = SingleAck(0, due=len(targets)) if waits else None
         try:
-            for target in route.targets():
+            for target in targets:
                 self._store_in(target, request, waiting)
         except RefusedError as error:
             raise error.status from error

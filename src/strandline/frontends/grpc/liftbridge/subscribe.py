@@ -15,6 +15,7 @@ from strandline.errors import (
     ReadonlyError,
     ShuttingDownError,
     StrandlineError,
+    UnknownStreamError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
@@ -157,6 +158,7 @@ class SubscribeCalls:
         try:
             if asks_for_end(request) and self._host.leader(partition) == self._host.me:
                 await know_end(partition)
+                self._partition(request)  # another broker may lead by now, and know of more
             extent = extent_of(request, partition)
             call.send(pb.Message())
             await self._deliver(partition, extent, call, request=request)
@@ -212,11 +214,11 @@ class SubscribeCalls:
         )
         telemetry = self._host.broker.telemetry
         while True:
-            _check_open(partition)
+            check_open(partition)
             if extent.stop is not None and reader.offset >= extent.stop:
                 raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.barred_by, ReadonlyError)
-            portion = await reader.next(extent.stop)
+            portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
             allow(call.asker, "Subscribe", request)  # it may have been revoked meanwhile
             if portion.records:
                 call.send_framed(portion.data)
@@ -230,8 +232,8 @@ class SubscribeCalls:
                 await reader.more()
 
 
-def _check_open(partition: Partition) -> None:
-    """End a subscription of what is gone or paused.
+def check_open(partition: Partition) -> None:
+    """End a subscription of what is gone, moved away or paused.
 
     Raises:
         RpcError: it is.
@@ -239,6 +241,9 @@ def _check_open(partition: Partition) -> None:
     if partition.closed:
         if isinstance(partition.closed_by, ShuttingDownError):
             raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+        if not isinstance(partition.closed_by, UnknownStreamError):
+            # Other brokers keep it now, and clients look for them at this status alone.
+            raise RpcError(Status.UNAVAILABLE, "the partition goes on elsewhere; retry there")
         raise RpcError(Status.NOT_FOUND, "commit log was deleted")
     if isinstance(partition.barred_by, PausedError):
         raise RpcError(Status.FAILED_PRECONDITION, "commit log was closed")
