@@ -442,3 +442,19 @@ async def test_a_stream_whose_deletion_failed_is_there_after_a_restart(
     await broker.stop()
     broker = await open_broker()
     assert kit.values(broker.stream("s").partition(0)) == stored
+
+
+async def test_space_is_found_again_without_a_publisher(
+    broker, partition, answers, disk, clock, kit, settle
+):
+    """Nobody is sent to a broker that is not ready, and so it looks for space by itself."""
+    disk.fill()
+    kit.put(partition, answers, "big", value=bytes(PENDING_BYTES_MAX))
+    await settle(broker, answers, 1)
+    clock.advance_ms(60_000)
+    await asyncio.sleep(0.12)
+    assert "disk is full" in broker.why_not_ready
+    disk.mend()
+    clock.advance_ms(60_000)
+    await kit.until(lambda: not broker.why_not_ready)
+    assert len(list((broker.data_dir / "journal").glob("space*"))) == 0
