@@ -26,6 +26,7 @@ from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig
 from strandline.encryption.masters import MasterKeys
 from strandline.errors import (
+    DiskFullError,
     LogPoisonedError,
     ShuttingDownError,
     StrandlineError,
@@ -264,9 +265,20 @@ class BrokerBase(ABC):
         self.telemetry.partitions = len(self.partitions())
 
     def _open(self) -> Recovered:
-        """Recover the logs of the streams in the image and attach the journal to the turn."""
+        """Recover the logs of the streams in the image and attach the journal to the turn.
+
+        Raises:
+            UnavailableError: a file cannot be read or written.
+            CorruptBatchError: something is damaged that cannot be done without.
+        """
         started_ms = self.clock.monotonic_ms()
-        storage = self._open_storage()
+        try:
+            storage = self._open_storage()
+        except DiskFullError as error:
+            raise DiskFullError(
+                f"no space left in {self.data_dir} for records that only its journal has: free "
+                "some on its file system, or make that larger; then it opens"
+            ) from error
         seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
         report = storage.report
         logger.info(

@@ -8,6 +8,9 @@ due, too, when segments were given much that no journal has.
 Segments are written back a little at a time: all that a checkpoint syncs at once would keep the
 disk from the journal, and turns waiting, for a tenth of a second and more (docs/adr/0031).
 
+A broker that has refused records for lack of space is not ready, so that nobody may come to find
+out that there is space again: it looks for it here.
+
 Rule: whatever runs beside the loop does so under ``lock``; who holds it may cancel ``run``, reopen
 the journal or let go of the data directory, and no thread is still writing to it.
 """
@@ -21,6 +24,7 @@ from strandline.broker.write_back import write_back
 from strandline.clock import Clock
 from strandline.config import JournalConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.journal import Journal
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import Telemetry
@@ -37,6 +41,10 @@ BULK_BYTES_MAX = 256 << 20
 """What recovery may have to look through that is in segments only."""
 LOGS_PER_FILE = 256
 """A checkpoint syncs each log: where there are more, more files may be full before it is due."""
+SPACE_INTERVAL_MS = 5_000
+SPACE_BYTES = 1 << 20
+"""As much as a log may hold in memory: who finds less will soon refuse records again."""
+SPACE_NAME = "space"
 
 
 class CheckpointSchedule:
@@ -69,6 +77,7 @@ class CheckpointSchedule:
         self._last_bulk_bytes = 0
         self._written_back_bytes = 0
         self._retry_ms: dict[str, float] = {}
+        self._full_since_ms = self._last_ms
 
     def attach(self, storage: Recovered) -> None:
         """Use this storage from now on."""
@@ -89,9 +98,11 @@ class CheckpointSchedule:
                 await self._attempt("checkpoint", self.checkpoint)
             if storage.journal.written_bytes - self._written_back_bytes >= WRITE_BACK_BYTES:
                 await self._attempt("writing back", self._write_back)
+            if self._is_space_wanted():
+                await self._attempt("space for records", self._look_for_space)
 
     async def _attempt(self, what: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do one of the three; one that fails does not keep the others from being done."""
+        """Do one of the four; one that fails does not keep the others from being done."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._retry_ms.get(what, now_ms):
             return
@@ -120,6 +131,24 @@ class CheckpointSchedule:
             self._written_back_bytes = storage.journal.written_bytes
             for log in list(storage.logs.values()):
                 await write_back(log, pause_s=WRITE_BACK_PAUSE_S, parts_max=WRITE_BACK_PARTS_MAX)
+
+    def _is_space_wanted(self) -> bool:
+        """Whether records were refused for a while, and none was stored since."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._telemetry.disk_full:
+            self._full_since_ms = now_ms
+        return now_ms - self._full_since_ms >= SPACE_INTERVAL_MS
+
+    async def _look_for_space(self) -> None:
+        """Do what the next record would be refused for, and say so if it can be done."""
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            self._full_since_ms = self._clock.monotonic_ms()
+            await _write_pending(storage.logs.values())
+            await asyncio.to_thread(_try_space, storage.journal)
+            self._telemetry.disk_full = 0
+            logger.info("there is space for records again")
 
     def _is_due(self, storage: Recovered) -> bool:
         """Whether journal files are full, or something was written and enough time has passed."""
@@ -152,6 +181,20 @@ class CheckpointSchedule:
             self._last_sequence = pending.checkpoint.sequence
             self._last_ms, self._last_bulk_bytes = self._clock.monotonic_ms(), bulk_bytes
             self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)
+
+
+def _try_space(journal: Journal) -> None:
+    """Make a file, of a size that records may need at once; one for the journal if it has none.
+
+    Raises:
+        DiskFullError: no space; nothing is left behind.
+        LogPoisonedError: the disk fails.
+    """
+    if journal.needs_spare:
+        journal.allocate_spare()
+    path = journal.directory / SPACE_NAME
+    journal.disk.write_durably(path, bytes(SPACE_BYTES))
+    journal.disk.unlink(path)
 
 
 async def _write_pending(logs: Iterable[Log]) -> None:

@@ -1,5 +1,6 @@
 """``strandline cluster status``: look at a cluster; ``founding`` and ``operate`` have the rest."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
+from strandline.errors import UnknownStreamError
 
 if TYPE_CHECKING:
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
@@ -66,11 +68,24 @@ def status(
         ends = log_ends(found, connection)
     finally:
         connection.close()
-    wanted = [part for part in found.partitions if stream in (None, part.stream)]
+    wanted = of_stream(found.partitions, stream)
     if output is OutputFormat.json:
         print_json(_as_json(found, wanted, ends))
     else:
         _print_status(found, wanted, ends)
+
+
+def of_stream(parts: "Sequence[CopiesInfo]", stream: str | None) -> "list[CopiesInfo]":
+    """The partitions of a stream, or all.
+
+    Raises:
+        UnknownStreamError: there is no such stream, so that nobody takes it for one without copies.
+    """
+    wanted = [part for part in parts if stream in (None, part.stream)]
+    if stream is not None and not wanted:
+        names = ", ".join(sorted({part.stream for part in parts})) or "none"
+        raise UnknownStreamError(f"no stream {stream!r}; there are: {names}")
+    return wanted
 
 
 def _as_json(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends) -> dict[str, Any]:

@@ -158,7 +158,8 @@ def replace_disk(
     _confirm(f"Is all that broker {broker} had really lost?", output, yes=yes)
     with connected(server) as connection:
         connection.action(REPLACE_DISK, WhichBroker(broker=broker), dict)
-    _done(output, f"broker {broker} may come with another disk: start it with --join")
+    advice = "start it with --join, and with every broker of today in --peers"
+    _done(output, f"broker {broker} may come with another disk: {advice}")
 
 
 def reassign(

@@ -22,7 +22,7 @@ from strandline.types import LogId
 
 REPLICAS_MAX = 7
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-_NOT_NEGATIVE = (
+_AMOUNTS = (
     "retention_age_ms",
     "retention_bytes",
     "retention_records",
@@ -31,6 +31,8 @@ _NOT_NEGATIVE = (
     "auto_pause_ms",
 )
 _SEGMENT_BYTES_MIN = 64 << 10
+_AMOUNT_MAX = (1 << 63) - 1
+"""What the log of the metadata, and clients in other languages, can hold."""
 
 
 def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
@@ -136,9 +138,12 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
         raise InvalidConfigError("queue_group: use letters, digits, '_', '-' or '.'")
     if not 1 <= config.partitions <= PARTITIONS_MAX:
         raise InvalidConfigError(f"partitions is {config.partitions}; 1 to {PARTITIONS_MAX} work")
-    for field in _NOT_NEGATIVE:
+    for field in _AMOUNTS:
         if getattr(config, field) < 0:
             raise InvalidConfigError(f"{field} is negative; 0 turns it off")
+    for field in (*_AMOUNTS, "segment_bytes", "segment_age_ms"):
+        if getattr(config, field) > _AMOUNT_MAX:
+            raise InvalidConfigError(f"{field} is above its maximum of {_AMOUNT_MAX}")
     if config.segment_bytes < _SEGMENT_BYTES_MIN:
         raise InvalidConfigError(f"segment_bytes is below its minimum of {_SEGMENT_BYTES_MIN}")
     if config.segment_age_ms <= 0:

@@ -40,7 +40,7 @@ from strandline.replication.messages import (
     Replicate,
     StartAt,
 )
-from strandline.replication.progress import Phase, Progress
+from strandline.replication.progress import NO_SESSION, Phase, Progress
 from strandline.replication.state import LogState
 from strandline.types import BrokerId, Offset
 
@@ -211,10 +211,13 @@ class Leader:
         return [self._replicate(progress, event.batches, event.buffers, now_ms=now_ms)]
 
     def peer_lost(self, broker: BrokerId) -> list[Effect]:
-        """What was under way to the follower is lost; it fetches when it is back."""
+        """What was under way to the follower is lost; it fetches when it is back.
+
+        Perhaps with a new disk: then it counts its sessions from the beginning, and the number of
+        the last one must not make us deaf to it. Nothing of that one comes any more.
+        """
         if broker in self.followers:
-            progress = self.followers[broker]
-            progress.silence(progress.session)
+            self.followers[broker].silence(NO_SESSION)
         return []
 
     def peer_back(self, _broker: BrokerId, _now_ms: int) -> list[Effect]:

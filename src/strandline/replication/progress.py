@@ -14,9 +14,13 @@ Invariants:
 
 from collections import deque
 from enum import Enum
+from typing import Final
 
 from strandline.replication.messages import Acked, BatchRef, Fetch, Session
 from strandline.types import BrokerId, Offset
+
+NO_SESSION: Final = Session(-1)
+"""Before any: whatever the follower counts from, its next one is newer."""
 
 
 class Phase(Enum):
@@ -55,7 +59,7 @@ class Progress:
     def __init__(self, broker: BrokerId, *, log_end_offset: Offset, now_ms: int) -> None:
         self.broker = broker
         self.phase = Phase.SILENT
-        self.session = Session(-1)
+        self.session = NO_SESSION
         self.incarnation = ""
         self.next_offset = Offset(0)
         self.durable_offset = Offset(0)

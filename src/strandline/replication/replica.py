@@ -69,7 +69,8 @@ class Replica:
         log: as recovered.
         limits: how patient to be.
         session: larger than any session of an earlier life of this replica, for instance the number
-            of starts of the broker times 2**32: an old answer must not be taken for a new one.
+            of starts of the broker times 2**32: an old answer must not be taken for a new one. With
+            a new disk it may begin anew: the links of the old one have broken.
         incarnation: as the broker registered with metadata at this start.
     """
 

@@ -184,7 +184,7 @@ async def test_a_full_disk_after_a_crash_refuses_the_start_and_loses_nothing(
     kit.abandon(first)
     disk.fill()
     for _ in range(2):
-        with pytest.raises(DiskFullError, match="free some and retry"):
+        with pytest.raises(DiskFullError, match="free some on its file system"):
             await open_broker()
     disk.mend()
     assert kit.values((await open_broker()).stream("s").partition(0)) == [b"a"]

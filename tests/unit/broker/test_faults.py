@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.config import LimitsConfig
-from strandline.errors import LogPoisonedError
+from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.storage.segment import PENDING_BYTES_MAX
 
 
@@ -442,3 +442,34 @@ async def test_a_stream_whose_deletion_failed_is_there_after_a_restart(
     await broker.stop()
     broker = await open_broker()
     assert kit.values(broker.stream("s").partition(0)) == stored
+
+
+async def test_space_is_found_again_without_a_publisher(
+    broker, partition, answers, disk, clock, kit, settle
+):
+    """Nobody is sent to a broker that is not ready, and so it looks for space by itself."""
+    disk.fill()
+    kit.put(partition, answers, "big", value=bytes(PENDING_BYTES_MAX))
+    await settle(broker, answers, 1)
+    clock.advance_ms(60_000)
+    await asyncio.sleep(0.12)
+    assert "disk is full" in broker.why_not_ready
+    disk.mend()
+    clock.advance_ms(60_000)
+    await kit.until(lambda: not broker.why_not_ready)
+    assert len(list((broker.data_dir / "journal").glob("space*"))) == 0
+
+
+async def test_a_start_that_finds_no_space_says_where_and_for_what(
+    broker, partition, open_broker, answers, disk, kit, settle
+):
+    """Its directory may be one of many, and nobody can shorten streams of a broker that is down."""
+    kit.put(partition, answers, "a", value=bytes(1000))
+    await settle(broker, answers, 1)
+    kit.abandon(broker)
+    disk.fill("/logs/")
+    with pytest.raises(DiskFullError, match=r"no space left in .*/data for records"):
+        await open_broker()
+    disk.mend()
+    again = await open_broker()
+    assert kit.values(again.stream("s").partition(0)) == [bytes(1000)]

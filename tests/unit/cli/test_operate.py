@@ -4,7 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
+from strandline.cli.cluster import of_stream
 from strandline.cli.copies import lags
+from strandline.errors import UnknownStreamError
 from strandline.protocol.cluster import CopiesInfo
 from strandline.testing import Server
 
@@ -72,3 +74,14 @@ def test_how_far_copies_are_behind():
     ends = {1: {("s", 0): 10}, 2: {("s", 0): 7}}
     assert lags(part, ends) == {1: 0, 2: 3, 3: None}
     assert lags(part, {}) == {1: None, 2: None, 3: None}
+
+
+def test_the_status_of_a_stream_that_is_not_there_is_an_error():
+    """A name that is written wrong must not look like a stream that lacks nothing."""
+    part = CopiesInfo(
+        stream="s", partition=0, leader=1, leader_epoch=0, replicas=(1, 2, 3), isr=(1, 2)
+    )
+    assert of_stream([part], "s") == of_stream([part], None) == [part]
+    assert of_stream([], None) == []
+    with pytest.raises(UnknownStreamError, match="no stream 't'; there are: s"):
+        of_stream([part], "t")

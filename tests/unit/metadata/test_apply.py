@@ -75,6 +75,8 @@ def test_commands_do_not_change_the_image_they_were_given():
         ({"partitions": 0}, InvalidConfigError),
         ({"partitions": 10**9}, InvalidConfigError),
         ({"retention_age_ms": -1}, InvalidConfigError),
+        ({"retention_records": 1 << 63}, InvalidConfigError),
+        ({"segment_bytes": 1 << 63}, InvalidConfigError),
         ({"segment_bytes": 1}, InvalidConfigError),
         ({"segment_age_ms": 0}, InvalidConfigError),
         ({"acks": "replicated"}, InvalidConfigError),

@@ -117,6 +117,15 @@ def test_an_ack_of_an_old_session_does_not_count(leader):
     assert leader.replicated_offset == 10
 
 
+def test_a_follower_with_a_new_disk_is_heard_though_it_counts_from_the_beginning(leader):
+    """Its broker has started once, and the one before on that disk many times."""
+    told(leader, 2, Fetch(2, 7 << 32, 10, 1, "before"))
+    told(leader, 2, Acked(2, 7 << 32, 10, 10))
+    leader.step(ev.PeerLost(2), 0)
+    told(leader, 2, Fetch(2, 1 << 32, 0, NO_EPOCH, "anew"))
+    assert fx.ReadLog(2, 1 << 32, 0, 50) in leader.step(ev.Flush(), 0)
+
+
 @pytest.mark.parametrize(
     ("fetch", "answer"),
     [

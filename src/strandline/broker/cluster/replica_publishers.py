@@ -161,6 +161,11 @@ class ReplicaPublishers:
             self._partition.reject_from((), error)
             self.give_up(self._unknown())
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether records are refused because nobody who could decide anything is reached."""
+        return self._is_cut_off
+
     def cut_off(self, *, is_cut_off: bool) -> None:
         """Whether nothing can be committed, for nobody who could decide anything is reached."""
         self._is_cut_off = is_cut_off

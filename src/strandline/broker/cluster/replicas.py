@@ -219,6 +219,15 @@ class Replicas:
             is_cut_off = not (has_controller or reaches_all)
             driver.publishers.cut_off(is_cut_off=is_cut_off)
 
+    def has_way(self, log_id: LogId) -> bool:
+        """Whether records find their way to a copy; without a controller nobody else may lead."""
+        driver, given = self.drivers[log_id], self._given.get(log_id)
+        if self._has_controller or given is None:
+            return True
+        if driver.replica.leader is not None:
+            return not driver.publishers.is_cut_off
+        return given.leader is not None and self._links.is_up(given.leader)
+
     def high_watermarks(self) -> Mapping[LogId, Offset]:
         """What is committed, as far as known here."""
         return {log_id: d.partition.high_watermark for log_id, d in self.drivers.items()}

@@ -34,6 +34,9 @@ RETRY_S = 0.05
 APPLIED_POLL_S = 0.005
 ATTEMPT_S = 5.0
 """After so long without an answer the command is proposed again."""
+LEADERLESS_S = 8.0
+"""So long nobody to propose it to is no election any more. Clients wait for an answer for 10 s, and
+would not learn why there is none, nor that nothing was done."""
 
 
 class _Asked(NamedTuple):
@@ -63,16 +66,25 @@ class Requests:
 
         Raises:
             RequestTimeoutError: not decided in time; it may be applied later.
+            UnavailableError: nobody to propose it to was found; it is not applied.
         """
         data = encode_entry(entry)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        given_up = loop.time() + LEADERLESS_S
         reason = "no broker leads the metadata now"
         while (left_s := deadline - loop.time()) > 0:
             try:
                 return await self._attempt(data, min(left_s, ATTEMPT_S))
+            except NotLeaderError as error:
+                reason = error.message
+                if loop.time() >= given_up:
+                    raise UnavailableError(
+                        f"nothing was changed: {reason}. Are most of the cluster's brokers up?"
+                    ) from error
             except UnavailableError as error:
                 reason = error.message
+                given_up = deadline  # it may have been taken
             await asyncio.sleep(RETRY_S)
         raise RequestTimeoutError(
             f"not decided within {timeout_s:.0f} s ({reason}); it may still happen. Are most of "

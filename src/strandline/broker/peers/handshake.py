@@ -120,7 +120,9 @@ def accept_hello(
         raise HandshakeError(
             Refusal.UNKNOWN_BROKER,
             f"broker {hello.broker_id} is not a member of the cluster: admit it with 'strandline "
-            "cluster add', or, if it was removed, give it another number",
+            "cluster add'; if it was removed, give it another number; if it is one, and broker "
+            f"{me.broker_id} joins with an empty disk, name it in cluster.peers of broker "
+            f"{me.broker_id}",
         )
     return hello
 

@@ -84,6 +84,23 @@ async def test_a_broker_is_ready_once_its_copies_are_in_sync(cluster, kit):
     assert lost in replicas.given(cluster.partition(lost).log_id).isr
 
 
+async def test_a_broker_that_is_cut_off_is_not_ready(cluster, kit):
+    """Alone of three, leader or not, it takes no records until others are back."""
+    await cluster.start(1, 2, 3)
+    await cluster.create("s")
+    await cluster.create("t")
+    alone = cluster.image().leader
+    broker = cluster.brokers[alone]
+    await kit.until(lambda: not broker.why_not_ready, seconds=20)
+    others = [n for n in (1, 2, 3) if n != alone]
+    for number in others:
+        await cluster.kill(number)
+    await kit.until(lambda: broker.why_not_ready.startswith("no controller"), seconds=20)
+    assert refreshed(cluster, alone).ready == 0
+    await cluster.start(*others)
+    await kit.until(lambda: not broker.why_not_ready, seconds=20)
+
+
 def test_copies_that_a_move_brings_in_are_not_behind():
     """A broker that is given more copies stays ready, and nothing counts as under-replicated."""
     partition = PartitionImage(log_id=1, replicas=(1, 2, 3, 4), isr=(1, 2), adding=(4,))

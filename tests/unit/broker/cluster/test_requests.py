@@ -126,6 +126,24 @@ async def test_without_a_quorum_the_caller_is_told_in_time(group):
         await asker.propose(AllocateProducerIds(5), timeout_s=0.05)
 
 
+async def test_what_nobody_was_asked_for_is_certain_not_to_happen(group, monkeypatch):
+    """Told in time for clients, who give up sooner; not once it may have been taken."""
+    monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.1)
+    group.join(1)
+    asker = group.join(2)
+    group.leader = None
+    with pytest.raises(UnavailableError, match=r"^nothing was changed.*most of the") as refused:
+        await asker.propose(AllocateProducerIds(5), timeout_s=60)
+    assert refused.value.code == "unavailable"
+    group.leader, group.lost_answers = 1, 1
+    asked = asyncio.create_task(asker.propose(AllocateProducerIds(5), timeout_s=0.5))
+    while group.lost_answers:  # noqa: ASYNC110  until it was taken, and nobody knows
+        await asyncio.sleep(0.001)
+    group.leader = None
+    with pytest.raises(RequestTimeoutError, match="may still happen"):
+        await asked
+
+
 async def test_a_session_applies_once_what_is_proposed_twice(group):
     """When an answer is lost the command is proposed again, and has the same outcome."""
     group.join(1)

@@ -62,6 +62,7 @@ def test_both_sides_learn_who_the_other_is():
         ({"broker_id": 1}, Refusal.OWN_ID, "both ends are broker 1"),
         ({"broker_id": -1}, Refusal.NOT_A_PEER, "broker_id"),
         ({"broker_id": 9}, Refusal.UNKNOWN_BROKER, "broker 9 is not a member"),
+        ({"broker_id": 9}, Refusal.UNKNOWN_BROKER, "empty disk, name it in .*peers of broker"),
         ({"to": 3}, Refusal.WRONG_BROKER, "this is broker 1, not broker 3"),
         ({"incarnation": ""}, Refusal.NOT_A_PEER, "incarnation"),
         ({"kind": "bye"}, Refusal.NOT_A_PEER, "unreadable"),
