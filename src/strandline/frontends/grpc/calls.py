@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OUTPUT_BYTES_HIGH = 512 << 10
 INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
+ONE_MESSAGE: Final = "this call takes one message"
 A_BUG: Final = "internal error; see the broker's log"
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -99,8 +100,10 @@ class Call:
     __slots__ = (
         "_arrived",
         "_connection",
+        "_counted_bytes",
         "_deframer",
         "_drained",
+        "_is_served",
         "_queue",
         "_queued_bytes",
         "_quota_timer",
@@ -163,6 +166,10 @@ class Call:
         self._deframer = Deframer(message_bytes_max)
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._counted_bytes = 0
+        """Of what came and was not taken yet, as the listener counts it."""
+        self._is_served = False
+        """Whether the one message of the call was taken, so that no more may come."""
         self.inflow = Inflow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
         """That the sender may not send anew yet."""
@@ -177,8 +184,10 @@ class Call:
         """Take data of the stream; whether the sender may send as much anew at once.
 
         Raises:
-            RpcError: it is no message that is taken here.
+            RpcError: it is no message that is taken here, or one too many, or too much waits.
         """
+        if self._is_served:
+            raise RpcError(Status.INVALID_ARGUMENT, ONE_MESSAGE)
         messages = self._deframer.feed(data)
         taker = self.taker
         if taker is not None:
@@ -191,12 +200,24 @@ class Call:
             if messages:
                 self._wake()
             is_full = self._queued_bytes > INPUT_BYTES_HIGH
+        self._count()
         if self.publishes is not None:
             self._hold(self.publishes.publish(len(data)))
         is_full = is_full or self._quota_timer is not None
         if is_full:
             self.held_bytes += flow_bytes
         return not is_full
+
+    def _count(self) -> None:
+        """Keep the sum of what waits on all connections, which is limited.
+
+        Raises:
+            RpcError: it has become too much.
+        """
+        size = self._queued_bytes + self._deframer.buffered_bytes
+        if size != self._counted_bytes:
+            more, self._counted_bytes = size - self._counted_bytes, size
+            self._connection.count_buffered(more)
 
     @property
     def is_between(self) -> bool:
@@ -248,6 +269,7 @@ class Call:
         messages = list(self._queue)
         self._queue.clear()
         self._queued_bytes = 0
+        self._count()
         self.let_go()
         return messages
 
@@ -259,7 +281,8 @@ class Call:
         """
         messages = await self.receive()
         if len(messages) != 1:
-            raise RpcError(Status.INVALID_ARGUMENT, "this call takes one message")
+            raise RpcError(Status.INVALID_ARGUMENT, ONE_MESSAGE)
+        self._is_served = True
         return messages[0]
 
     # Out
@@ -327,7 +350,15 @@ class Call:
             self.status, self.text, self.stream = status, text, None
             if self.timer is not None:
                 self.timer.cancel()
+            self._drop_input()
             self._connection.mark(self)
+
+    def _drop_input(self) -> None:
+        """Forget what came and was not taken."""
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._deframer.clear()
+        self._count()
 
     def fail(self) -> None:
         """End it because of a bug."""

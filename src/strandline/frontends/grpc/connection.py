@@ -68,6 +68,7 @@ FLUSH_BYTES_MAX: Final = 256 << 10
 WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
 """Calls that a client may take back beyond those it lets finish (CVE-2023-44487)."""
+GONE: Final = RpcError(Status.CANCELLED, "the client cancelled")
 DEADLINE_PASSED: Final = "the deadline has passed"
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -237,6 +238,18 @@ class Connection(asyncio.Protocol):
             call.fail()
         return True
 
+    def count_buffered(self, more: int) -> None:
+        """A call keeps so many bytes more, or fewer, until they are whole messages and taken.
+
+        Raises:
+            RpcError: of all connections together it is too much.
+        """
+        listener = self._listener
+        listener.buffered_bytes += more
+        if more > 0 and listener.buffered_bytes > listener.buffered_bytes_max:
+            text = "too many half-sent messages on this server; send them one after the other"
+            raise RpcError(Status.RESOURCE_EXHAUSTED, text)
+
     def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
         told = self._inflow.free(count)
@@ -316,10 +329,9 @@ class Connection(asyncio.Protocol):
 
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""
-        call = self._calls.get(stream_id)
+        is_known = stream_id in self._calls
         self._forget(stream_id)
-        if call is not None:
-            call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
+        if is_known:
             self._resets += 1
             if self._resets > RESETS_MAX:
                 self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -407,9 +419,12 @@ class Connection(asyncio.Protocol):
         self._marked.pop(stream_id, None)
         self.short_way.take_off(stream_id)
         call = self._calls.pop(stream_id, None)
-        if call is not None and call.held_bytes:
+        if call is None:
+            return
+        if call.held_bytes:
             self._free(None, call.held_bytes)
             call.held_bytes = 0
+        call.abort(GONE)  # of one that has not ended nobody else will hear
 
     def _pull(self) -> None:
         """Put what h2 wants sent behind what is there."""

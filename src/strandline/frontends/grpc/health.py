@@ -12,6 +12,8 @@ from strandline.frontends.grpc.calls import Call, Method, server_stream, unary
 from strandline.frontends.grpc.status import RpcError, Status
 
 WATCH_INTERVAL_S: Final = 1.0
+MESSAGE_BYTES_MAX: Final = 1024
+"""Anybody may ask, who has shown nothing: a request has the name of a service, and no more."""
 
 
 class HealthService:
@@ -28,9 +30,13 @@ class HealthService:
 
     def methods(self) -> dict[bytes, Method]:
         """The rpcs by path."""
-        return {
+        methods = {
             b"/grpc.health.v1.Health/Check": unary(pb.HealthCheckRequest, self._check),
             b"/grpc.health.v1.Health/Watch": server_stream(pb.HealthCheckRequest, self._watch),
+        }
+        return {
+            path: method._replace(message_bytes_max=MESSAGE_BYTES_MAX)
+            for path, method in methods.items()
         }
 
     def _response(self, service: str) -> pb.HealthCheckResponse:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from strandline.broker.access import Access, Asker
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import InvalidConfigError
 from strandline.frontends.grpc.calls import Call, Direct, Method
 from strandline.frontends.grpc.connection import Connection
@@ -68,6 +68,9 @@ class GrpcListener:
         self._anybody = Asker(access, Identity(ANONYMOUS))
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""
+        self.buffered_bytes = 0
+        """Of messages that are half received, or not taken yet, on all connections."""
+        self.buffered_bytes_max = LimitsConfig().pending_bytes
         self._telemetry = telemetry
         self._connections: set[Connection] = set()
         self._unflushed: list[Connection] = []
@@ -89,6 +92,7 @@ class GrpcListener:
             InvalidConfigError: the address cannot be had, or a certificate is of no use.
         """
         loop, host = asyncio.get_running_loop(), config.host
+        self.buffered_bytes_max = config.limits.pending_bytes
         tls = None
         if config.tls.is_on:
             tls = listening_context(config.tls, ask_clients=True)
