@@ -19,7 +19,7 @@ from strandline.broker.access import Asker
 from strandline.frontends.grpc.frames import Inflow
 from strandline.frontends.grpc.framing import Deframer, framed
 from strandline.frontends.grpc.status import RpcError, Status
-from strandline.frontends.metering import Allowance
+from strandline.frontends.metering import WAIT_S_MAX, Allowance
 
 if TYPE_CHECKING:
     from h2.stream import H2Stream
@@ -250,10 +250,14 @@ class Call:
         if self._quota_timer is not None:
             self._quota_timer.cancel()
         loop = asyncio.get_running_loop()
-        self._quota_timer = loop.call_later(wait_s, self._held_long_enough)
+        self._quota_timer = loop.call_later(wait_s, self._held_long_enough, wait_s)
 
-    def _held_long_enough(self) -> None:
+    def _held_long_enough(self, wait_s: float) -> None:
         self._quota_timer = None
+        if wait_s >= WAIT_S_MAX and self.publishes is not None and self.status is None:
+            self._hold(self.publishes.publish(0))
+            if self._quota_timer is not None:
+                return
         if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.taker and self.taker.is_full):
             self.let_go()
 
@@ -309,8 +313,10 @@ class Call:
         """Wait while more is queued than should be, or than a quota allows."""
         if self.reads is not None and self._unmetered_bytes:
             size, self._unmetered_bytes = self._unmetered_bytes, 0
-            if wait_s := self.reads.read(size):
+            wait_s = self.reads.read(size)
+            while wait_s:
                 await asyncio.sleep(wait_s)
+                wait_s = self.reads.read(0) if wait_s >= WAIT_S_MAX else 0.0
         while self.pending_bytes > OUTPUT_BYTES_HIGH:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
