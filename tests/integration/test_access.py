@@ -158,6 +158,50 @@ def test_revoking_ends_a_read_that_goes_on(admin, newcomer):
     admin.delete_stream("followed")
 
 
+def test_revoking_ends_a_wait_for_records(admin, newcomer):
+    """Who waits when its rule is taken away is not told of the records that come then."""
+    admin.create_stream("waited")
+    name, client = newcomer(("read", "stream", "waited"), ("publish", "stream", "other"))
+    ended = []
+
+    def wait():
+        try:
+            ended.append(client.wait_for("waited", {0: 0}, timeout_s=50))
+        except NotAllowedError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.5)  # it waits by now, or is refused at once
+    admin.access.revoke(name, "read", "stream", "waited")
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert isinstance(ended[0], NotAllowedError)
+
+
+def test_revoking_ends_a_read_that_a_quota_holds_up(admin, newcomer):
+    """What waits to be delivered when the rule is taken away is not delivered."""
+    admin.create_stream("metered")
+    admin.append("metered", b"x" * 30_000)
+    name, client = newcomer(("read", "stream", "metered"), ("publish", "stream", "other"))
+    admin.quotas.set(name, read_bytes_per_s=10_000)
+    ended = []
+
+    def read():
+        try:
+            ended.append(client.read("metered").read_all())
+        except NotAllowedError as error:
+            ended.append(error)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    time.sleep(0.5)  # of the two seconds that it is held up
+    admin.access.revoke(name, "read", "stream", "metered")
+    reading.join(PATIENCE_S)
+    admin.quotas.remove(name)
+    assert isinstance(ended[0], NotAllowedError)
+
+
 def test_a_revoked_token_is_worth_nothing_at_once(admin, newcomer):
     """What is published on a connection that stands is refused; others of the principal go on."""
     admin.create_stream("published")

@@ -91,8 +91,10 @@ class ReadSession:
                     return
 
     def _hold(self, allowance: Allowance, size: int) -> None:
-        """Wait until so much may be delivered."""
-        self._life.hold(allowance.read(size), lambda: allowance.read(0), self._is_cancelled)
+        """Wait until so much may be delivered, and look whether it still may be at all."""
+        if wait_s := allowance.read(size):
+            self._life.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
+            self._check_allowed()
 
     def _unlimited(self) -> Iterator[Delivery | None]:
         """Batches as they come; None where there was nothing to deliver for a while."""
