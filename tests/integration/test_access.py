@@ -3,6 +3,7 @@
 import threading
 import time
 
+import grpc
 import pytest
 
 import strandline
@@ -68,6 +69,27 @@ def test_nobody_gets_in_without_a_token_that_is_known(server, monkeypatch):
             strandline.connect(server, token=token)
     monkeypatch.setenv("STRANDLINE_TOKEN", ADMIN)
     strandline.connect(server).close()
+
+
+@pytest.mark.parametrize("shown", [None, "Bearer wrong", "something else"])
+def test_who_is_not_known_keeps_no_call_open(server, shown):
+    """A call that has sent nothing but its headers is refused, and occupies no thread."""
+    metadata = [] if shown is None else [("authorization", shown)]
+    silent = threading.Event()
+
+    def nothing():
+        silent.wait(PATIENCE_S)
+        yield b""
+
+    try:
+        with grpc.insecure_channel(server.flight) as channel:
+            for method in ("DoPut", "DoExchange", "Handshake"):
+                call = channel.stream_stream(f"/arrow.flight.protocol.FlightService/{method}")
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(call(nothing(), metadata=metadata, timeout=30))
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    finally:
+        silent.set()
 
 
 def test_a_rule_lets_its_principal_do_what_it_says_and_no_more(admin, newcomer):
