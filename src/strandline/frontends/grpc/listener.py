@@ -34,6 +34,8 @@ OPEN_PATHS: Final = b"/grpc.health.v1.Health/"
 PUBLISHING: Final = frozenset({b"Publish", b"PublishAsync", b"PublishToSubject", b"Append"})
 """Of Liftbridge's and Beam's rpcs those that bring records."""
 STOP_TIMEOUT_S: Final = 2.0
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Of TLS: until it is over, a connection counts for no limit."""
 BACKLOG: Final = 1024
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -99,7 +101,12 @@ class GrpcListener:
             tls.set_alpn_protocols(["h2"])
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self), host, port, backlog=BACKLOG, ssl=tls
+                lambda: Connection(self),
+                host,
+                port,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if tls is not None else None,
             )
         except OSError as error:
             raise InvalidConfigError(
