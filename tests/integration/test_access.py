@@ -3,6 +3,7 @@
 import threading
 import time
 
+import grpc
 import pytest
 
 import strandline
@@ -68,6 +69,27 @@ def test_nobody_gets_in_without_a_token_that_is_known(server, monkeypatch):
             strandline.connect(server, token=token)
     monkeypatch.setenv("STRANDLINE_TOKEN", ADMIN)
     strandline.connect(server).close()
+
+
+@pytest.mark.parametrize("shown", [None, "Bearer wrong", "something else"])
+def test_who_is_not_known_keeps_no_call_open(server, shown):
+    """A call that has sent nothing but its headers is refused, and occupies no thread."""
+    metadata = [] if shown is None else [("authorization", shown)]
+    silent = threading.Event()
+
+    def nothing():
+        silent.wait(PATIENCE_S)
+        yield b""
+
+    try:
+        with grpc.insecure_channel(server.flight) as channel:
+            for method in ("DoPut", "DoExchange", "Handshake"):
+                call = channel.stream_stream(f"/arrow.flight.protocol.FlightService/{method}")
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(call(nothing(), metadata=metadata, timeout=30))
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    finally:
+        silent.set()
 
 
 def test_a_rule_lets_its_principal_do_what_it_says_and_no_more(admin, newcomer):
@@ -156,6 +178,50 @@ def test_revoking_ends_a_read_that_goes_on(admin, newcomer):
     assert not reader.is_alive()
     assert isinstance(outcome[-1], NotAllowedError)
     admin.delete_stream("followed")
+
+
+def test_revoking_ends_a_wait_for_records(admin, newcomer):
+    """Who waits when its rule is taken away is not told of the records that come then."""
+    admin.create_stream("waited")
+    name, client = newcomer(("read", "stream", "waited"), ("publish", "stream", "other"))
+    ended = []
+
+    def wait():
+        try:
+            ended.append(client.wait_for("waited", {0: 0}, timeout_s=50))
+        except NotAllowedError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.5)  # it waits by now, or is refused at once
+    admin.access.revoke(name, "read", "stream", "waited")
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert isinstance(ended[0], NotAllowedError)
+
+
+def test_revoking_ends_a_read_that_a_quota_holds_up(admin, newcomer):
+    """What waits to be delivered when the rule is taken away is not delivered."""
+    admin.create_stream("metered")
+    admin.append("metered", b"x" * 30_000)
+    name, client = newcomer(("read", "stream", "metered"), ("publish", "stream", "other"))
+    admin.quotas.set(name, read_bytes_per_s=10_000)
+    ended = []
+
+    def read():
+        try:
+            ended.append(client.read("metered").read_all())
+        except NotAllowedError as error:
+            ended.append(error)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    time.sleep(0.5)  # of the two seconds that it is held up
+    admin.access.revoke(name, "read", "stream", "metered")
+    reading.join(PATIENCE_S)
+    admin.quotas.remove(name)
+    assert isinstance(ended[0], NotAllowedError)
 
 
 def test_a_revoked_token_is_worth_nothing_at_once(admin, newcomer):

@@ -107,6 +107,8 @@ def outcome(call, *args):
         call(*args)
     except (fl.FlightError, pa.ArrowException) as error:
         return type(from_flight(error, address="here"))
+    except OSError as error:  # what pyarrow's client makes of it where it is asked for a schema
+        return StrandlineError if "Unauthenticated" in str(error) else OSError
     return None
 
 

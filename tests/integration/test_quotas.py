@@ -21,8 +21,12 @@ from typer.testing import CliRunner
 import strandline
 from strandline.cli.app import app
 from strandline.errors import QuotaExceededError, StrandlineError
+from strandline.frontends.flight import life
+from strandline.frontends.grpc import calls
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc._generated import logspec_pb2
+from strandline.frontends.nats import connection
+from strandline.security import quota
 from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
@@ -187,17 +191,86 @@ def _readable(client):
     return True
 
 
+LARGE = b"x" * (3 * RATE)
+"""More than the second's worth that a quota lets through at once: a debt of two seconds."""
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The longest time that anybody is told to wait is a fraction of the debts of these tests."""
+    monkeypatch.setattr(quota, "WAIT_MS_MAX", 300.0)
+    for module in (life, connection, calls):
+        monkeypatch.setattr(module, "WAIT_S_MAX", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_debt_is_paid_however_long_it_takes(admin, shop):
+    """Nothing of it is forgiven to who sends or reads much at once, and seldom."""
+    admin.quotas.set("shop", publish_bytes_per_s=RATE)
+    began = time.monotonic()
+    at = shop.append("orders", LARGE).offset
+    shop.append("orders", b"next")
+    assert time.monotonic() - began > 1.8
+    admin.quotas.set("shop", read_bytes_per_s=RATE)
+    began = time.monotonic()
+    shop.read("orders", start=at, records_max=1).read_all()
+    assert time.monotonic() - began > 1.8
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_debt_at_the_ingest_listener_is_paid_too(server, admin, till):
+    """Nothing more is read until then."""
+    await asyncio.to_thread(partial(admin.quotas.set, till.name, publish_bytes_per_s=RATE))
+    assert await publish_nats(server.ingest_url, till.token, 2, LARGE) > 3.0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_debt_of_grpc_is_paid_too(admin, api):
+    """By who publishes a stream of messages, and by who reads one."""
+    admin.quotas.set("boat", publish_bytes_per_s=RATE)
+    at = api.offset()
+    request = pb.PublishRequest(stream="orders", value=LARGE, ackPolicy=pb.AckPolicy.ALL)
+    began = time.monotonic()
+    # The third does not fit into what may be sent before the first is paid for.
+    acks = list(islice(api.publish_async(iter([request] * 3)), 3))
+    assert len(acks) == 3
+    assert time.monotonic() - began > 3.0
+    admin.quotas.set("boat", read_bytes_per_s=RATE)
+    request = pb.SubscribeRequest(
+        stream="orders", startPosition=pb.StartPosition.OFFSET, startOffset=at
+    )
+    began = time.monotonic()
+    messages = api.subscribe(request)
+    assert sum(len(each.value) == len(LARGE) for each in islice(messages, 4)) == 3
+    assert time.monotonic() - began > 1.8
+    messages.cancel()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_quota_that_is_lifted_lets_go_who_waits_for_it(admin, shop):
+    """Not only when the debt would have been paid."""
+    admin.quotas.set("shop", publish_bytes_per_s=1000)
+    shop.append("orders", LARGE)  # ten minutes' worth
+    waiting = threading.Thread(target=shop.append, args=("orders", b"next"), daemon=True)
+    waiting.start()
+    waiting.join(1.0)
+    assert waiting.is_alive()
+    admin.quotas.remove("shop")
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+
+
 async def ignore(_):
     """Refusals are what this is about."""
 
 
-async def publish_nats(url, token, count):
+async def publish_nats(url, token, count, value=VALUE):
     """Publish with stock nats-py at the ingest listener; how long it took until the last ack."""
     client = await nats.connect(url, token=token, connect_timeout=10, allow_reconnect=False)
     began = time.monotonic()
     try:
         for _ in range(count):
-            await client.publish("orders", VALUE)
+            await client.publish("orders", value)
         await client.jetstream().publish("orders", b"last", timeout=PATIENCE_S)
         return time.monotonic() - began
     finally:

@@ -18,6 +18,7 @@ import trustme
 import strandline
 from strandline.config import TlsConfig
 from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineError
+from strandline.frontends.grpc import listener as grpc_listener
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.nats import listener, subscriber
 from strandline.frontends.nats.child import NatsServerChild
@@ -445,6 +446,19 @@ def test_who_never_shakes_hands_is_let_go(server, papers, monkeypatch):
         recv_line(silent)
         assert silent.recv(100) == b""
     until(lambda: ingest_connections(server, papers) == 0, "it is forgotten")
+
+
+def test_who_never_shakes_hands_is_let_go_by_grpc_too(papers, monkeypatch):
+    """Until then it counts for no limit of connections."""
+    monkeypatch.setattr(grpc_listener, "HANDSHAKE_TIMEOUT_S", 0.5)
+    certificate, key = papers.issue("127.0.0.1")
+    running = Server(tls={"certificate": str(certificate), "key": str(key)}, grpc={"port": 0})
+    with running:
+        address = ("127.0.0.1", running.app.ready_line()["grpc_port"])
+        with socket.create_connection(address) as silent:
+            silent.settimeout(20)  # far less than the minute of asyncio
+            with contextlib.suppress(ConnectionResetError):
+                assert silent.recv(1) == b""
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")

@@ -2,7 +2,8 @@
 
 Rules: a principal has one meter, whichever way it comes. Where access is not checked nobody is
 known, so nothing is metered and nothing is paid for it. A quota that was set or removed counts from
-the next use on. Any thread may meter; waiting is for the front end, in its own way.
+the next use on, and within a minute for who waits. Any thread may meter; waiting is for the front
+end, in its own way.
 """
 
 import threading
@@ -14,10 +15,12 @@ from strandline.broker.access import Asker
 from strandline.clock import Clock
 from strandline.errors import QuotaExceededError
 from strandline.metadata.image import MetadataImage
-from strandline.security.quota import UNLIMITED, Meter, Quota
+from strandline.security.quota import UNLIMITED, WAIT_MS_MAX, Meter, Quota
 from strandline.telemetry import Telemetry
 
 MS_PER_S = 1e3
+WAIT_S_MAX = WAIT_MS_MAX / MS_PER_S
+"""Who is told to wait for so long asks again then, with a size of 0."""
 
 
 @contextmanager

@@ -129,13 +129,17 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
         InvalidSubjectError: the subject is not a NATS subject.
     """
     if not _NAME.fullmatch(config.name) or len(config.name) > NAME_BYTES_MAX:
+        shown = config.name[:NAME_BYTES_MAX]
         raise InvalidConfigError(
-            f"stream name {config.name!r}: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or "
+            f"stream name {shown!r}: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or "
             "'.', not starting with '-' or '.'"
         )
     validate_subject(config.subject, wildcards=True)
-    if config.queue_group and not _NAME.fullmatch(config.queue_group):
-        raise InvalidConfigError("queue_group: use letters, digits, '_', '-' or '.'")
+    group = config.queue_group
+    if group and (not _NAME.fullmatch(group) or len(group) > NAME_BYTES_MAX):
+        raise InvalidConfigError(
+            f"queue_group: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or '.'"
+        )
     if not 1 <= config.partitions <= PARTITIONS_MAX:
         raise InvalidConfigError(f"partitions is {config.partitions}; 1 to {PARTITIONS_MAX} work")
     for field in _AMOUNTS:

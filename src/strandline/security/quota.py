@@ -3,7 +3,8 @@
 What has a rate is metered by a bucket of tokens. It is full at first, holds what one second brings,
 and is refilled as time passes. Bytes are taken even when the bucket does not hold them: it goes
 into debt, and whoever took them waits until it is paid, so that whatever the sizes, what was let
-through in ``t`` seconds is never more than ``rate * t + burst``. A request is refused instead.
+through in ``t`` seconds is never more than ``rate * t + burst``. A request is refused instead. No
+debt is forgiven, however large: whoever sends little and rarely but much at a time would pay less.
 
 Rules: no I/O and no clock, times are monotonic milliseconds and never go backwards; nothing here
 is safe to use from several threads. Must not know who enforces what, nor how anybody waits.
@@ -19,7 +20,7 @@ BURST_S: Final = 1.0
 """How many seconds' worth may be used at once after a pause."""
 LIMIT_MAX: Final = 1 << 50
 WAIT_MS_MAX: Final = 60_000.0
-"""A debt is at most a minute's: a quota that was lowered must not punish what came before."""
+"""Who is told to wait for so long asks again then: the quota may have been raised meanwhile."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,10 +67,13 @@ class Bucket:
         self._since_ms = now_ms
 
     def take(self, amount: float, now_ms: float) -> float:
-        """Take tokens, there or not; for how many milliseconds whoever took them has to wait."""
+        """Take tokens, there or not; for how many milliseconds whoever took them has to wait.
+
+        After ``WAIT_MS_MAX`` it has to ask again, by taking none.
+        """
         self._refill(now_ms)
-        self._tokens = max(self._tokens - amount, -WAIT_MS_MAX * self._per_ms)
-        return max(0.0, -self._tokens / self._per_ms)
+        self._tokens -= amount
+        return min(WAIT_MS_MAX, max(0.0, -self._tokens / self._per_ms))
 
     def ask(self, now_ms: float) -> float:
         """Take one token if there is one; else after how many milliseconds there will be."""

@@ -82,6 +82,18 @@ def test_members_share_the_partitions(lift, api, stream):
     assert lift.refusal(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.NOT_FOUND
 
 
+def test_names_of_groups_and_members_are_short(lift, api, stream):
+    """Metadata has them, on every broker and for good; what is longer is refused."""
+    for names in (("g" * 401, "a"), ("g", "a" * 401), ("é" * 201, "a")):
+        request = pb.JoinConsumerGroupRequest(
+            groupId=names[0], consumerId=names[1], streams=[stream]
+        )
+        assert lift.refusal(api.JoinConsumerGroup, request) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "groupId and consumerId have at most 400 bytes",
+        )
+
+
 @pytest.fixture(params=["one", "three"])
 def quick(request, begin):
     """A client of brokers whose patience with members ends while a test waits."""

@@ -115,6 +115,14 @@ def test_names_are_unique_and_deletion_is_not_idempotent(lift, api, stream):
 # What there is
 
 
+def test_metadata_of_a_stream_that_is_named_often_is_told_once(lift, api, stream):
+    """A short request gets no answer that grows with how often it names a large stream."""
+    request = pb.FetchMetadataRequest(streams=[stream, "no"] * 10_000, groups=["none"] * 10_000)
+    response = api.FetchMetadata(request, timeout=TIMEOUT_S)
+    assert [each.name for each in response.streamMetadata] == [stream, "no"]
+    assert [each.groupId for each in response.groupMetadata] == ["none"]
+
+
 def test_metadata_says_what_there_is_and_what_is_not(lift, api, stream):
     """The brokers that can be dialled; unknown streams and groups are entries, not errors."""
     lift.publish(stream, b"a", b"b", partition=1)

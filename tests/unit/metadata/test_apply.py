@@ -72,6 +72,7 @@ def test_commands_do_not_change_the_image_they_were_given():
         ({"subject": "a..b"}, InvalidSubjectError),
         ({"subject": "a b"}, InvalidSubjectError),
         ({"queue_group": "two words"}, InvalidConfigError),
+        ({"queue_group": "g" * 201}, InvalidConfigError),
         ({"partitions": 0}, InvalidConfigError),
         ({"partitions": 10**9}, InvalidConfigError),
         ({"retention_age_ms": -1}, InvalidConfigError),

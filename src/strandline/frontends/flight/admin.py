@@ -88,9 +88,15 @@ class AdminActions:
         self._life.check()
         check_action(asker, name, body)
         sees = VISIBLE.get(name)
+
+        def is_over() -> bool:
+            """Asked again and again by who waits: for somebody who went away, or may no more."""
+            check_action(asker, name, body)
+            return is_cancelled()
+
         return [
             encode(answer)
-            for answer in handler(body, is_cancelled)
+            for answer in handler(body, is_over if name == admin.WAIT_BEYOND else is_cancelled)
             if sees is None or sees(asker, answer)
         ]
 
@@ -182,7 +188,7 @@ class AdminActions:
             while True:
                 waiter.arm()
                 left_ms = deadline - self._life.now_ms()
-                if left_ms <= 0 or is_cancelled() or any(item.closed for item in watched):
+                if is_cancelled() or left_ms <= 0 or any(item.closed for item in watched):
                     break
                 if any(item.stable_offset > after for item, after in watched.items()):
                     break

@@ -2,7 +2,8 @@
 
 Rules: headers reach calls only through Flight's middleware, which is installed where access is
 checked and nowhere else, as it costs every call some Python. A header that is no bearer token is a
-wrong token, not none.
+wrong token, not none. Who shows nothing that counts is refused there, before anything else is
+waited for: a call without messages would keep its thread as long as its client likes.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Final
 import pyarrow.flight as fl
 
 from strandline.broker.access import Access, Asker
+from strandline.frontends.flight.guard import typed_errors
 from strandline.security.policy import Shown
 from strandline.security.tokens import bearer_token
 
@@ -26,10 +28,23 @@ class _Token(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow ships no typ
 
 
 class _TokenReader(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow ships no types
-    """Takes the token out of a call's headers."""
+    """Takes the token out of a call's headers.
 
+    Args:
+        access: who is known.
+        has_certificates: whether who shows no token has shown a certificate instead.
+    """
+
+    def __init__(self, access: Access, *, has_certificates: bool) -> None:
+        self._access = access
+        self._has_certificates = has_certificates
+
+    @typed_errors
     def start_call(self, _: object, headers: Mapping[str, list[str | bytes]]) -> _Token:
-        return _Token(bearer(headers))
+        token = bearer(headers)
+        if token is not None or not self._has_certificates:
+            self._access.identify(Shown(token))
+        return _Token(token)
 
 
 def bearer(headers: Mapping[str, list[str | bytes]]) -> str | None:
@@ -42,9 +57,16 @@ def bearer(headers: Mapping[str, list[str | bytes]]) -> str | None:
     return bearer_token(found[0]) if len(found) == 1 and isinstance(found[0], str) else ""
 
 
-def middleware(access: Access) -> dict[str, fl.ServerMiddlewareFactory]:
-    """What the Flight server needs for ``asker_of``."""
-    return {MIDDLEWARE: _TokenReader()} if access.is_on else {}
+def middleware(access: Access, *, has_certificates: bool) -> dict[str, fl.ServerMiddlewareFactory]:
+    """What the Flight server needs for ``asker_of``.
+
+    Args:
+        access: who may come in.
+        has_certificates: whether TLS lets in only who shows a certificate.
+    """
+    if not access.is_on:
+        return {}
+    return {MIDDLEWARE: _TokenReader(access, has_certificates=has_certificates)}
 
 
 def asker_of(context: fl.ServerCallContext, access: Access) -> Asker:

@@ -3,9 +3,12 @@
 Arrow trusts the offsets inside a batch, so a hostile one could make it read outside its memory:
 full validation comes first, then sizes, subjects and headers.
 
-Rules: runs on the call's thread, vectorised; what would trouble the loop is refused here.
+Rules: runs on the call's thread, vectorised; what would trouble the loop is refused here. A column
+that refers to its values (a dictionary, a view) may name a large one a million times, so it is
+known how large it becomes before it is made plain.
 """
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,11 +16,15 @@ from strandline.config import LimitsConfig
 from strandline.errors import InvalidRecordError, RecordTooLargeError
 from strandline.protocol.put import normalise
 from strandline.protocol.routing import default_subject
+from strandline.record.schema import SUBJECT_TYPE
 from strandline.record.subjects import has_wildcard, validate_subject
 
 KNOWN_SUBJECTS_MAX = 100_000
 HEADER_NAME_BYTES_MAX = 1024
 MESSAGE_ID_BYTES_MAX = 1024
+PLAIN_SUBJECTS_MAX = 128 << 20
+"""Bytes of a batch's subjects that are not counted: they end as a dictionary, and are plain for a
+moment at most."""
 
 
 class BatchChecker:
@@ -51,6 +58,7 @@ class BatchChecker:
             batch.validate(full=True)
         except pa.ArrowException as error:
             raise InvalidRecordError(f"not a valid Arrow batch: {error}") from error
+        self._check_plain_size(batch)
         batch = normalise(batch)
         self._check_sizes(batch)
         names = batch.schema.names
@@ -59,6 +67,20 @@ class BatchChecker:
         if "message_id" in names:
             _check_length(batch.column("message_id"), MESSAGE_ID_BYTES_MAX, "message id")
         return self._with_subjects(batch)
+
+    def _check_plain_size(self, batch: pa.RecordBatch) -> None:
+        """Refuse what is small only as long as its columns are not plain ones."""
+        limit, size = self._limits.batch_bytes, 0
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if name != "subject":
+                size += referred_bytes(column)
+            elif not _stays_as_it_is(column):
+                size += max(0, referred_bytes(column) - PLAIN_SUBJECTS_MAX)
+        if size > limit:
+            raise RecordTooLargeError(
+                f"batch of {size} bytes, once each row has its own value; limits.batch_bytes is "
+                f"{limit}: send smaller batches"
+            )
 
     def _check_sizes(self, batch: pa.RecordBatch) -> None:
         """Refuse records over ``limits.record_bytes``: key, value and headers together."""
@@ -106,6 +128,40 @@ class BatchChecker:
         """A subject column of the default."""
         zeros = pa.repeat(pa.scalar(0, pa.int32()), rows)
         return pa.DictionaryArray.from_arrays(zeros, pa.array([self._default], pa.string()))
+
+
+def referred_bytes(column: pa.Array) -> int:
+    """Bytes of the values that the rows of a column refer to; 0 for a column that is plain."""
+    kind = column.type
+    if pa.types.is_map(kind):
+        return referred_bytes(column.keys) + referred_bytes(column.items)
+    if pa.types.is_dictionary(kind) and _has_lengths(kind.value_type):
+        lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+        return pc.sum(lengths.take(column.indices)).as_py() or 0
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        views = np.frombuffer(column.buffers()[1], dtype="<i4").reshape(-1, 4)
+        lengths = views[column.offset : column.offset + len(column), 0]
+        is_valid = np.asarray(column.is_valid())
+        return int(lengths.sum(where=is_valid, dtype=np.int64))
+    return 0
+
+
+def _stays_as_it_is(subjects: pa.Array) -> bool:
+    """Whether subjects need not be made plain and into a dictionary again; most need not."""
+    if subjects.type != SUBJECT_TYPE or subjects.null_count:
+        return False
+    return len(subjects.dictionary) <= len(subjects)
+
+
+def _has_lengths(kind: pa.DataType) -> bool:
+    """Whether values of a type are bytes or text of their own."""
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 def _check_headers(headers: pa.Array) -> None:

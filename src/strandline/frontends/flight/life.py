@@ -16,6 +16,7 @@ from strandline.broker.ends import know_end
 from strandline.broker.partition import Partition
 from strandline.broker.partition_reads import PartitionReads
 from strandline.errors import ShuttingDownError
+from strandline.frontends.metering import WAIT_S_MAX
 
 LISTENER = "flight"
 POLL_S = 0.25
@@ -67,6 +68,19 @@ class Life:
         while (left_ms := deadline_ms - self.now_ms()) > 0 and not is_cancelled():
             self.stopping.wait(min(left_ms / 1e3, POLL_S))
             self.check()
+
+    def hold(
+        self, wait_s: float, ask_again: Callable[[], float], is_cancelled: Callable[[], bool]
+    ) -> None:
+        """Let the time pass that a quota wants, which may be more than was said at first.
+
+        Raises:
+            ShuttingDownError: the broker stops.
+        """
+        self.pause(wait_s, is_cancelled)
+        while wait_s >= WAIT_S_MAX and not is_cancelled():
+            wait_s = ask_again()
+            self.pause(wait_s, is_cancelled)
 
     def know_end(self, partitions: Iterable[Partition], is_cancelled: Callable[[], bool]) -> None:
         """Wait until what may have been acknowledged is known, or the client goes away.

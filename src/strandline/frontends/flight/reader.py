@@ -82,7 +82,7 @@ class ReadSession:
             for batch, size in self._gathered(self._unlimited()):
                 piece = batch if self._left is None else batch.slice(0, self._left)
                 if self._allowance is not None:
-                    self._life.pause(self._allowance.read(size), self._is_cancelled)
+                    self._hold(self._allowance, size)
                 self._telemetry.count_read(records=piece.num_rows, size_bytes=size)
                 yield piece
                 if self._left is None:
@@ -90,6 +90,12 @@ class ReadSession:
                 self._left -= piece.num_rows
                 if not self._left:
                     return
+
+    def _hold(self, allowance: Allowance, size: int) -> None:
+        """Wait until so much may be delivered, and look whether it still may be at all."""
+        if wait_s := allowance.read(size):
+            self._life.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
+            self._check_allowed()
 
     def _unlimited(self) -> Iterator[Delivery | None]:
         """Batches as they come; None where there was nothing to deliver for a while."""

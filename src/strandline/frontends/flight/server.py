@@ -112,17 +112,17 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     ) -> None:
         access, (host, port) = gate.access, address
         self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
+        asks_clients = tls is not None and bool(tls.authority)
+        guards = middleware(access, has_certificates=asks_clients)
         if tls is None:
-            super().__init__(
-                fl.Location.for_grpc_tcp(bracketed(host), port), middleware=middleware(access)
-            )
+            super().__init__(fl.Location.for_grpc_tcp(bracketed(host), port), middleware=guards)
         else:
             super().__init__(
                 fl.Location.for_grpc_tls(bracketed(host), port),
                 tls_certificates=[(tls.certificate, tls.key)],
-                verify_client=bool(tls.authority),
+                verify_client=asks_clients,
                 root_certificates=tls.authority or None,
-                middleware=middleware(access),
+                middleware=guards,
             )
         self._broker = broker
         self._gate = gate

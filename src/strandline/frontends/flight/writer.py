@@ -140,7 +140,7 @@ class PutSession:
 
     def _take_all(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
         if self._allowance is not None:  # a debt is not left behind with the call that made it
-            self._life.pause(self._allowance.publish(0), self._is_cancelled)
+            self._hold(self._allowance, 0)
         for place in itertools.count():
             self._wait_until(self._has_room)
             self._life.check()
@@ -180,7 +180,11 @@ class PutSession:
         for number, piece in enumerate(pieces):
             self._submit(waiting, number, piece)
         if self._allowance is not None:
-            self._life.pause(self._allowance.publish(size), self._is_cancelled)
+            self._hold(self._allowance, size)
+
+    def _hold(self, allowance: Allowance, size: int) -> None:
+        """So much was published: read no more until that is within the quota."""
+        self._life.hold(allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled)
 
     def _look_for_more_partitions(self) -> None:
         """Know the partitions that the stream was given since the put began."""

@@ -19,7 +19,7 @@ from strandline.broker.access import Asker
 from strandline.frontends.grpc.frames import Inflow
 from strandline.frontends.grpc.framing import Deframer, framed
 from strandline.frontends.grpc.status import RpcError, Status
-from strandline.frontends.metering import Allowance
+from strandline.frontends.metering import WAIT_S_MAX, Allowance
 
 if TYPE_CHECKING:
     from h2.stream import H2Stream
@@ -32,6 +32,7 @@ OUTPUT_BYTES_ALL = 32 << 20
 as many as it likes."""
 INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
+ONE_MESSAGE: Final = "this call takes one message"
 A_BUG: Final = "internal error; see the broker's log"
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -102,8 +103,10 @@ class Call:
     __slots__ = (
         "_arrived",
         "_connection",
+        "_counted_bytes",
         "_deframer",
         "_drained",
+        "_is_served",
         "_queue",
         "_queued_bytes",
         "_quota_timer",
@@ -166,6 +169,10 @@ class Call:
         self._deframer = Deframer(message_bytes_max)
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._counted_bytes = 0
+        """Of what came and was not taken yet, as the listener counts it."""
+        self._is_served = False
+        """Whether the one message of the call was taken, so that no more may come."""
         self.inflow = Inflow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
         """That the sender may not send anew yet."""
@@ -180,8 +187,10 @@ class Call:
         """Take data of the stream; whether the sender may send as much anew at once.
 
         Raises:
-            RpcError: it is no message that is taken here.
+            RpcError: it is no message that is taken here, or one too many, or too much waits.
         """
+        if self._is_served and data:  # some clients end with a frame that is empty
+            raise RpcError(Status.INVALID_ARGUMENT, ONE_MESSAGE)
         messages = self._deframer.feed(data)
         taker = self.taker
         if taker is not None:
@@ -194,12 +203,24 @@ class Call:
             if messages:
                 self._wake()
             is_full = self._queued_bytes > INPUT_BYTES_HIGH
+        self._count()
         if self.publishes is not None:
             self._hold(self.publishes.publish(len(data)))
         is_full = is_full or self._quota_timer is not None
         if is_full:
             self.held_bytes += flow_bytes
         return not is_full
+
+    def _count(self) -> None:
+        """Keep the sum of what waits on all connections, which is limited.
+
+        Raises:
+            RpcError: it has become too much.
+        """
+        size = self._queued_bytes + self._deframer.buffered_bytes
+        if size != self._counted_bytes:
+            more, self._counted_bytes = size - self._counted_bytes, size
+            self._connection.count_buffered(more)
 
     @property
     def is_between(self) -> bool:
@@ -232,10 +253,14 @@ class Call:
         if self._quota_timer is not None:
             self._quota_timer.cancel()
         loop = asyncio.get_running_loop()
-        self._quota_timer = loop.call_later(wait_s, self._held_long_enough)
+        self._quota_timer = loop.call_later(wait_s, self._held_long_enough, wait_s)
 
-    def _held_long_enough(self) -> None:
+    def _held_long_enough(self, wait_s: float) -> None:
         self._quota_timer = None
+        if wait_s >= WAIT_S_MAX and self.publishes is not None and self.status is None:
+            self._hold(self.publishes.publish(0))
+            if self._quota_timer is not None:
+                return
         if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.taker and self.taker.is_full):
             self.let_go()
 
@@ -251,6 +276,7 @@ class Call:
         messages = list(self._queue)
         self._queue.clear()
         self._queued_bytes = 0
+        self._count()
         self.let_go()
         return messages
 
@@ -262,7 +288,8 @@ class Call:
         """
         messages = await self.receive()
         if len(messages) != 1:
-            raise RpcError(Status.INVALID_ARGUMENT, "this call takes one message")
+            raise RpcError(Status.INVALID_ARGUMENT, ONE_MESSAGE)
+        self._is_served = True
         return messages[0]
 
     # Out
@@ -294,8 +321,10 @@ class Call:
         """Wait while more is queued than should be, or than a quota allows."""
         if self.reads is not None and self._unmetered_bytes:
             size, self._unmetered_bytes = self._unmetered_bytes, 0
-            if wait_s := self.reads.read(size):
+            wait_s = self.reads.read(size)
+            while wait_s:
                 await asyncio.sleep(wait_s)
+                wait_s = self.reads.read(0) if wait_s >= WAIT_S_MAX else 0.0
         while self.pending_bytes > self.share_bytes:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
@@ -335,7 +364,15 @@ class Call:
             self.status, self.text, self.stream = status, text, None
             if self.timer is not None:
                 self.timer.cancel()
+            self._drop_input()
             self._connection.mark(self)
+
+    def _drop_input(self) -> None:
+        """Forget what came and was not taken."""
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._deframer.clear()
+        self._count()
 
     def fail(self) -> None:
         """End it because of a bug."""

@@ -249,6 +249,18 @@ class Connection(asyncio.Protocol):
             call.fail()
         return True
 
+    def count_buffered(self, more: int) -> None:
+        """A call keeps so many bytes more, or fewer, until they are whole messages and taken.
+
+        Raises:
+            RpcError: of all connections together it is too much.
+        """
+        listener = self._listener
+        listener.buffered_bytes += more
+        if more > 0 and listener.buffered_bytes > listener.buffered_bytes_max:
+            text = "too many half-sent messages on this server; send them one after the other"
+            raise RpcError(Status.RESOURCE_EXHAUSTED, text)
+
     def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
         told = self._inflow.free(count)

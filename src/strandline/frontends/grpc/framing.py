@@ -44,6 +44,15 @@ class Deframer:
         """Whether no message is half received."""
         return not self._buffer
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Of a message that is half received."""
+        return len(self._buffer)
+
+    def clear(self) -> None:
+        """Forget what is half received: there will be no more."""
+        self._buffer = bytearray()
+
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that are whole now.
 

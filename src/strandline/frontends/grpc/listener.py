@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from strandline.broker.access import Access, Asker
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import InvalidConfigError
 from strandline.frontends.grpc.calls import Call, Direct, Method
 from strandline.frontends.grpc.connection import Connection
@@ -34,6 +34,8 @@ OPEN_PATHS: Final = b"/grpc.health.v1.Health/"
 PUBLISHING: Final = frozenset({b"Publish", b"PublishAsync", b"PublishToSubject", b"Append"})
 """Of Liftbridge's and Beam's rpcs those that bring records."""
 STOP_TIMEOUT_S: Final = 2.0
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Of TLS: until it is over, a connection counts for no limit."""
 BACKLOG: Final = 1024
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -68,6 +70,9 @@ class GrpcListener:
         self._anybody = Asker(access, Identity(ANONYMOUS))
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""
+        self.buffered_bytes = 0
+        """Of messages that are half received, or not taken yet, on all connections."""
+        self.buffered_bytes_max = LimitsConfig().pending_bytes
         self._telemetry = telemetry
         self._connections: set[Connection] = set()
         self._unflushed: list[Connection] = []
@@ -89,13 +94,19 @@ class GrpcListener:
             InvalidConfigError: the address cannot be had, or a certificate is of no use.
         """
         loop, host = asyncio.get_running_loop(), config.host
+        self.buffered_bytes_max = config.limits.pending_bytes
         tls = None
         if config.tls.is_on:
             tls = listening_context(config.tls, ask_clients=True)
             tls.set_alpn_protocols(["h2"])
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self), host, port, backlog=BACKLOG, ssl=tls
+                lambda: Connection(self),
+                host,
+                port,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if tls is not None else None,
             )
         except OSError as error:
             raise InvalidConfigError(

@@ -1,7 +1,8 @@
 """The listener: uvicorn on a socket of ours, in the broker's loop.
 
 Rules: the socket is bound here, so that a taken port is a typed error and not an exit; signals stay
-with ``server``; stopping waits for no slow client.
+with ``server``; stopping waits for no slow client. There is always room for one more connection:
+who is silent must not keep probes out, by which others decide whether the broker lives.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
@@ -21,6 +23,7 @@ from strandline.frontends.tls import keep_current, load_tls
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
+"""Beyond these uvicorn answers 503, health included."""
 HEADER_BYTES_MAX = 16 << 10
 SAMPLE_INTERVAL_S = 1.0
 GRACE_S = 1
@@ -78,7 +81,7 @@ class HttpFrontEnd:
             build_app(self._broker, self._meter),
             access_log=False,
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-            http="h11",
+            http=_Connection,
             lifespan="off",
             limit_concurrency=CONNECTIONS_MAX,
             log_config=None,
@@ -103,6 +106,27 @@ class HttpFrontEnd:
         while True:
             self._meter.sample(self._broker.telemetry, self._broker.clock.monotonic_ms())
             await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+
+class _Connection(H11Protocol):
+    """A connection; one too many ends the one that was answered, or came, the longest ago."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own
+        super().connection_made(transport)
+        self.since_s = self.loop.time()
+        while len(self.connections) >= CONNECTIONS_MAX:
+            oldest = min(self.connections, key=_since)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def on_response_complete(self) -> None:
+        self.since_s = self.loop.time()
+        super().on_response_complete()
+
+
+def _since(connection: Any) -> float:
+    since_s: float = connection.since_s
+    return since_s
 
 
 class _QuietServer(uvicorn.Server):

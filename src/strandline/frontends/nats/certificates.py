@@ -31,7 +31,7 @@ def certificate_name(pem: str) -> str | None:
         found = x509.load_pem_x509_certificate(pem.encode())
         alternatives = _alternatives(found)
         common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    except (ValueError, x509.DuplicateExtension) as error:
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise InvalidRecordError(f"not a certificate: {error}") from error
     subject = [[("commonName", str(each.value))] for each in common]
     return name_of({"subjectAltName": alternatives, "subject": subject})

@@ -18,7 +18,7 @@ from strandline.errors import (
     QuotaExceededError,
     StrandlineError,
 )
-from strandline.frontends.metering import Allowance
+from strandline.frontends.metering import WAIT_S_MAX, Allowance
 from strandline.frontends.nats.flow import QUOTA, Peer
 from strandline.frontends.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
 from strandline.frontends.nats.headers import NO_RESPONDERS
@@ -242,7 +242,13 @@ class PublisherConnection(Peer):
             self._quota_timer.cancel()
         self.hold_reading(QUOTA)
         loop = asyncio.get_running_loop()
-        self._quota_timer = loop.call_later(wait_s, self.release_reading, QUOTA)
+        self._quota_timer = loop.call_later(wait_s, self._waited, wait_s)
+
+    def _waited(self, wait_s: float) -> None:
+        """The time is over that was said; read on, unless there was more."""
+        self.release_reading(QUOTA)
+        if wait_s >= WAIT_S_MAX and self._allowance is not None:
+            self._meter(self._allowance, 0, 0)
 
     # Publishing
 

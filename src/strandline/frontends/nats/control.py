@@ -32,6 +32,7 @@ REVIEW_S: Final = 0.5
 QUESTIONS: Final = b"1"
 DEPARTURES: Final = b"2"
 ENDED: Final = b"3"
+ARRIVALS: Final = b"4"
 
 
 class Doorkeeper(Protocol):
@@ -45,6 +46,10 @@ class Doorkeeper(Protocol):
         """The answer to a question; None if it was none."""
         ...
 
+    def arrived(self, connection: int) -> None:
+        """A client has come in."""
+        ...
+
     def left(self, connection: int) -> None:
         """A client has left."""
         ...
@@ -54,7 +59,7 @@ class Doorkeeper(Protocol):
         ...
 
 
-class _Departed(msgspec.Struct, frozen=True):
+class _Client(msgspec.Struct, frozen=True):
     id: int
 
 
@@ -62,9 +67,11 @@ class _Server(msgspec.Struct, frozen=True):
     id: str
 
 
-class _Departure(msgspec.Struct, frozen=True):
+class _Passage(msgspec.Struct, frozen=True):
+    """A client has come in, or has left."""
+
     server: _Server
-    client: _Departed
+    client: _Client
 
 
 class ControlLink(ServerLink):
@@ -88,6 +95,7 @@ class ControlLink(ServerLink):
         self._ended = b"_INBOX.%b" % self._server_id.encode()
         self.write(
             encode_subscribe(callout.SUBJECT.encode(), QUESTIONS)
+            + encode_subscribe(b"$SYS.ACCOUNT.%b.CONNECT" % STREAMS_ACCOUNT.encode(), ARRIVALS)
             + encode_subscribe(b"$SYS.ACCOUNT.%b.DISCONNECT" % STREAMS_ACCOUNT.encode(), DEPARTURES)
             + encode_subscribe(self._ended + b".*", ENDED)
         )
@@ -104,7 +112,7 @@ class ControlLink(ServerLink):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Questions, departures and signs of life."""
+        """Questions, who came and left, and signs of life."""
         for event in self.parser.feed(data):
             if not isinstance(event, tuple):
                 self._control(event)
@@ -112,8 +120,10 @@ class ControlLink(ServerLink):
             subject, sid, reply, _, payload = event
             if sid == QUESTIONS:
                 self._answer(reply, payload)
+            elif sid == ARRIVALS:
+                self._passed(payload, self._doorkeeper.arrived)
             elif sid == DEPARTURES:
-                self._departed(payload)
+                self._passed(payload, self._doorkeeper.left)
             elif sid == ENDED:
                 # Ended now, or gone before without a word: either way it is not there.
                 self._doorkeeper.left(int(subject.rpartition(b".")[2]))
@@ -124,14 +134,15 @@ class ControlLink(ServerLink):
         if reply is not None and answer is not None:
             self.output.append(encode_publish(reply, answer))
 
-    def _departed(self, payload: bytes) -> None:
+    def _passed(self, payload: bytes, tell: Callable[[int], None]) -> None:
+        """A client of this server or another one has come in, or has left."""
         try:
-            found = msgspec.json.decode(payload, type=_Departure)
+            found = msgspec.json.decode(payload, type=_Passage)
         except UNDECODABLE as error:
-            logger.warning("nats-server tells of a departure in words we do not know: %s", error)
+            logger.warning("nats-server tells of a client in words we do not know: %s", error)
             return
         if found.server.id == self._server_id:
-            self._doorkeeper.left(found.client.id)
+            tell(found.client.id)
 
 
 class Control:

@@ -4,6 +4,8 @@ Each client is asked about once, when it comes. What it may do is fixed then, so
 it is disconnected, if they now say something else about it, and comes again by itself.
 
 Rules: what cannot be understood is not answered, and the server lets nobody in without an answer.
+An answer that comes too late lets nobody in either, and nothing is ever told of that client; so who
+is not said to have come in within a while is ended like one who leaves, and counts no more.
 A client whose token was revoked or has expired is disconnected like one whose rules have changed.
 No sockets here; on the loop.
 """
@@ -16,7 +18,7 @@ from strandline.broker.access import Access, Asker
 from strandline.clock import Clock
 from strandline.errors import InvalidRecordError, StrandlineError
 from strandline.frontends.metering import Allowance, Metering
-from strandline.frontends.nats.accounts import STREAMS_ACCOUNT
+from strandline.frontends.nats.accounts import ANSWER_TIMEOUT_S, STREAMS_ACCOUNT
 from strandline.frontends.nats.callout import (
     Permissions,
     Question,
@@ -33,6 +35,8 @@ from strandline.security.quota import Quota
 logger = logging.getLogger(__name__)
 
 NS_PER_S: Final = 1_000_000_000
+ARRIVAL_MS: Final = 2e3 * ANSWER_TIMEOUT_S
+"""Within which who was let in has come in; the server waits half as long for our answer."""
 
 
 class _Client(NamedTuple):
@@ -72,6 +76,8 @@ class Door:
         self._acls: Acls | None = None
         """Of the last review."""
         self._clients: dict[int, _Client] = {}
+        self._expected: dict[int, float] = {}
+        """Who was let in and has not come in yet: until when, by the monotonic clock."""
         self._leaving: set[int] = set()
         """Who was told to leave and may still be there."""
 
@@ -109,6 +115,7 @@ class Door:
             return encode_refusal(asked, error.code, issuer=self._issuer, now_s=now_s)
         self.left(asked.connection)
         self._clients[asked.connection] = client
+        self._expected[asked.connection] = self._clock.monotonic_ms() + ARRIVAL_MS
         return encode_admission(
             asked, client.permissions, issuer=self._issuer, account=STREAMS_ACCOUNT, now_s=now_s
         )
@@ -131,8 +138,13 @@ class Door:
         allowance.open()
         return _Client(asker, allowance, self._permissions(asker, quota), quota)
 
+    def arrived(self, connection: int) -> None:
+        """A client that was let in has come in."""
+        self._expected.pop(connection, None)
+
     def left(self, connection: int) -> None:
         """A client has left."""
+        self._expected.pop(connection, None)
         client = self._clients.pop(connection, None)
         if client is not None:
             client.allowance.close()
@@ -142,6 +154,8 @@ class Door:
         before, self._acls = self._acls, self._access.policy.acls
         has_changed = self._acls is not before
         self._leaving &= self._clients.keys()
+        now_ms = self._clock.monotonic_ms()
+        self._leaving.update(each for each, due_ms in self._expected.items() if due_ms <= now_ms)
         self._leaving.update(
             connection
             for connection, client in self._clients.items()

@@ -21,6 +21,7 @@ from strandline.frontends.nats.protocol import (
 from strandline.frontends.nats.replies import ReplySink, error_reply, pub_ack
 from strandline.frontends.nats.server_link import ServerLink
 from strandline.record.envelope import MAGIC
+from strandline.record.subjects import SUBJECT_BYTES_MAX
 from strandline.types import Offset, PartitionName
 
 if TYPE_CHECKING:
@@ -156,8 +157,14 @@ class Link(ServerLink):
         self.deliver(cast("bytes", token), error_reply(error))
 
     def deliver(self, to: bytes, payload: bytes) -> None:
-        """Queue a message; a subject that cannot be one is dropped, as it would break the link."""
-        if not to or any(blank in to for blank in b" \t\r\n"):
+        """Queue a message; what nats-server would end the link for, which all share, is dropped.
+
+        That is a subject that cannot be one, or is longer than its lines, and more than it takes.
+        A publisher names both the inbox of a Liftbridge ack and much of what is in it.
+        """
+        if not 0 < len(to) <= SUBJECT_BYTES_MAX or any(blank in to for blank in b" \t\r\n"):
+            return
+        if len(payload) > self.parser.payload_max:
             return
         if not self.output:
             self._subscriber.unflushed.append(self)

@@ -35,6 +35,8 @@ _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
     (StrandlineError, 500, 10077),
 )
 _STREAM_MISMATCH = 10060
+DESCRIPTION_MAX = 1000
+"""Characters of what an error says, which may quote a publisher at length."""
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
     (WrongLastSequenceError, envelope.AckError.INCORRECT_OFFSET),
     (RecordTooLargeError, envelope.AckError.TOO_LARGE),
@@ -69,7 +71,7 @@ def stream_mismatch_reply(expected: str) -> bytes:
 
 
 def _error_json(code: int, number: int, *, description: str, reason: str) -> bytes:
-    error = {"code": code, "err_code": number, "description": description}
+    error = {"code": code, "err_code": number, "description": description[:DESCRIPTION_MAX]}
     return msgspec.json.encode({"error": error, "code": reason, "seq": 0})
 
 

@@ -12,7 +12,8 @@ from strandline.errors import (
     RecordTooLargeError,
     StrandlineError,
 )
-from strandline.frontends.flight.checks import BatchChecker, header_bytes
+from strandline.frontends.flight import checks
+from strandline.frontends.flight.checks import BatchChecker, header_bytes, referred_bytes
 from strandline.record.schema import HEADERS_TYPE
 
 LIMITS = LimitsConfig(record_bytes=100, batch_bytes=10_000)
@@ -47,6 +48,66 @@ def test_a_batch_over_the_limit_is_refused():
     """Before it is validated, let alone stored."""
     with pytest.raises(RecordTooLargeError, match="batch_bytes"):
         check(value=[b"x" * 100] * 200)
+
+
+def refers(values, rows, kind=None):
+    """A dictionary column whose rows all have the first value."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(values, kind))
+
+
+def views(value, rows):
+    """A column of views into one buffer."""
+    one = pa.array([value], pa.binary_view())
+    view = one.buffers()[1].to_pybytes()[:16]
+    buffers = [None, pa.py_buffer(view * rows), *one.buffers()[2:]]
+    return pa.Array.from_buffers(pa.binary_view(), rows, buffers)
+
+
+HEADERS_BOMB = pa.MapArray.from_arrays(
+    pa.array(range(201), pa.int32()), pa.array(["h"] * 200), refers([b"x" * 90], 200)
+)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"value": refers([b"x" * 90], 200)},
+        {"value": refers(["x" * 90], 200, pa.large_string())},
+        {"value": views(b"x" * 90, 200)},
+        {"value": [b""] * 200, "key": refers([b"x" * 90], 200)},
+        {"value": [b""] * 200, "message_id": refers(["x" * 90], 200)},
+        {"value": [b""] * 200, "headers": HEADERS_BOMB},
+    ],
+)
+def test_a_batch_that_becomes_large_is_refused_while_it_is_small(columns, monkeypatch):
+    """A value that many rows refer to is not copied for each of them first."""
+    monkeypatch.setattr(checks, "normalise", None)
+    with pytest.raises(RecordTooLargeError, match="batch of 18000 bytes"):
+        check(**columns)
+
+
+def test_subjects_that_many_rows_refer_to_may_be_longer_together(monkeypatch):
+    """They end as a dictionary; what would take too much memory on the way there is refused."""
+    subjects = pa.DictionaryArray.from_arrays([0] * 199 + [None], ["x" * 90])
+    columns = {"value": [b""] * 200, "subject": subjects}
+    assert check(**columns).num_rows == 200
+    monkeypatch.setattr(checks, "PLAIN_SUBJECTS_MAX", 5_000)
+    with pytest.raises(RecordTooLargeError, match="batch of 12910 bytes"):
+        check(**columns)
+
+
+def test_columns_that_refer_to_their_values_pass():
+    """Dictionaries and views of what fits, with nulls and as slices, mean what they say."""
+    words = pa.array(["a", None, "b", "a"]).dictionary_encode()
+    bytes_ = pa.array([b"v", None, b"long enough to lie in a buffer", b""], pa.binary_view())
+    done = check(value=bytes_.slice(1), key=words.slice(1))
+    assert done.to_pylist() == [
+        {"value": None, "key": None},
+        {"value": b"long enough to lie in a buffer", "key": b"b"},
+        {"value": b"", "key": b"a"},
+    ]
+    assert referred_bytes(bytes_.slice(1)) == 30
+    assert referred_bytes(words.slice(1)) == 2
 
 
 def test_offsets_that_point_outside_are_found():

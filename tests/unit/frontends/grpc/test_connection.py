@@ -93,6 +93,11 @@ async def wait(call: Call) -> None:
     await asyncio.Event().wait()
 
 
+async def one(call: Call) -> None:
+    await call.receive_one()
+    await asyncio.Event().wait()
+
+
 class Direct:
     """Echoes without a task."""
 
@@ -138,6 +143,7 @@ METHODS = {
     b"/s/Fail": Method(fail),
     b"/s/Flood": Method(flood),
     b"/s/Wait": Method(wait),
+    b"/s/One": Method(one),
     b"/s/Direct": DirectMethod(Direct, 1 << 20),
     b"/s/Whole": DirectMethod(Whole, 1 << 20),
 }
@@ -407,6 +413,58 @@ async def test_more_than_the_window_takes_costs_the_connection():
     await client.exchange()
     assert client.wire.closed
     assert any(isinstance(event, ConnectionTerminated) for event in client.events)
+
+
+HALF = b"\0" + (1 << 20).to_bytes(4, "big")
+
+
+async def test_half_messages_of_all_calls_are_limited():
+    """What is begun and not finished takes memory up to a limit; the call beyond it is refused."""
+    client = Client()
+    client.listener.buffered_bytes_max = 100_000
+    for stream_id in range(1, 41, 2):
+        client.begin(stream_id, b"/s/Echo")
+        client.h2.send_data(stream_id, HALF + b"x" * 9_000)
+        await client.exchange(rounds=3)
+    refused = [event for event in client.events if isinstance(event, TrailersReceived)]
+    refused += [event for event in client.events if isinstance(event, ResponseReceived)]
+    assert {dict(event.headers)[b"grpc-status"] for event in refused} == {b"8"}
+    assert client.server.busy == 11
+    assert client.listener.buffered_bytes <= 100_000
+    client.server.connection_lost(None)
+    assert client.listener.buffered_bytes == 0
+
+
+async def test_whole_messages_that_wait_are_limited_too():
+    """What a handler does not take counts until the call ends, and then no more."""
+    client = Client()
+    client.listener.buffered_bytes_max = 50_000
+    client.begin(1, b"/s/Wait")
+    for _ in range(10):
+        if client.h2.streams[1].open:
+            client.h2.send_data(1, framed(b"x" * 9_000))
+        await client.exchange(rounds=3)
+    assert client.trailers[b"grpc-status"] == b"8"
+    assert client.listener.buffered_bytes == 0
+    client.begin(3, b"/s/Echo")
+    client.h2.send_data(3, framed(b"z"), end_stream=True)
+    await client.exchange()
+    assert client.data == framed(b"z")
+    assert client.listener.buffered_bytes == 0
+
+
+async def test_a_call_of_one_message_takes_no_second():
+    """It is refused when it comes, not kept as long as the call lasts; an empty frame is none."""
+    client = Client()
+    client.begin(1, b"/s/One")
+    client.h2.send_data(1, framed(b"a"))
+    await client.exchange()
+    client.h2.send_data(1, b"")
+    await client.exchange()
+    assert client.server.busy == 1
+    client.h2.send_data(1, framed(b"b"))
+    await client.exchange()
+    assert client.trailers[b"grpc-status"] == b"3"
 
 
 async def test_calls_that_end_leave_the_windows_as_they_were():

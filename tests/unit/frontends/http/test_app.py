@@ -9,6 +9,7 @@ import pytest
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError, NotLeaderError
 from strandline.frontends.http import HttpFrontEnd
+from strandline.frontends.http.server import CONNECTIONS_MAX
 from strandline.telemetry import GroupSample
 
 
@@ -186,3 +187,34 @@ async def test_stopping_does_not_wait_for_an_idle_client(front_end):
     _, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
     await asyncio.wait_for(front_end.stop(), 5)
     writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_silent_connections_keep_nobody_out(front_end, fetch, sent):
+    """However many there are: the oldest ends when one more comes, and probes are answered."""
+    held = []
+    for _ in range(CONNECTIONS_MAX + 20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+        writer.write(sent)
+        held.append((reader, writer))
+    for _ in range(3):
+        assert (await fetch("/health/live")).status == 200
+    assert await asyncio.wait_for(held[0][0].read(), 10) == b""
+    for _, writer in held:
+        writer.close()
+
+
+async def test_who_was_just_answered_is_not_the_oldest(front_end):
+    """A client that asks again and again on its connection keeps it among silent ones."""
+    request = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+    held = []
+    for number in range(2 * CONNECTIONS_MAX):
+        held.append(await asyncio.open_connection("127.0.0.1", front_end.port))
+        if number % 50 == 0:
+            writer.write(request)
+            assert (await asyncio.wait_for(reader.readuntil(b"live\n"), 10)).startswith(
+                b"HTTP/1.1 200"
+            )
+    for _, each in (*held, (reader, writer)):
+        each.close()

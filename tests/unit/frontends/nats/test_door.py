@@ -11,7 +11,7 @@ from strandline.clock import ManualClock
 from strandline.config import AuthConfig, BrokerConfig
 from strandline.frontends.metering import Metering
 from strandline.frontends.nats.callout import decode_question
-from strandline.frontends.nats.door import Door
+from strandline.frontends.nats.door import ARRIVAL_MS, Door
 from strandline.frontends.nats.nkeys import ACCOUNT, SERVER, USER, KeyPair
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.apply import apply
@@ -222,6 +222,20 @@ def test_when_the_server_was_out_of_sight_everybody_comes_anew(known):
     assert known.door.unwelcome() == []
     assert known.door.opened(KeyPair(SERVER).public) == []
     assert known.door.clients == 0
+
+
+def test_who_was_let_in_and_never_came_is_ended(known):
+    """The server gave up waiting for the answer: it tells nobody, and the place would be taken."""
+    known.apply(SetQuota("shop", Quota(connections=2)))
+    known.ask(auth_token=TOKEN, connection=1)
+    known.ask(auth_token=TOKEN, connection=2)
+    known.door.arrived(1)
+    assert known.door.unwelcome() == []
+    known.clock.advance_ms(ARRIVAL_MS)
+    assert known.door.unwelcome() == [2]
+    known.door.left(2)
+    assert known.door.unwelcome() == []
+    assert known.ask(auth_token=TOKEN, connection=3).error is None
 
 
 def test_one_connection_too_many_is_kept_out(known):

@@ -174,6 +174,27 @@ async def test_headers_envelopes_and_errors(broker, server, subscribe):
     assert [r.message_id for r in partition.records] == ["id", None]
 
 
+async def test_no_reply_breaks_the_link(broker, server, subscribe):
+    """nats-server ends a link for a line or a payload that is too long, and all share this one."""
+    broker.add("S", "a")
+    await subscribe()
+    link = await server.next_link()
+    for message in (
+        Message(ack_inbox="i" * 5000),
+        Message(ack_inbox="inbox", correlation_id="c" * ((1 << 20) - 32)),
+    ):
+        payload = encode_message(message)
+        link.writer.write(b"MSG a 1 %d\r\n%b\r\n" % (len(payload), payload))
+    quoted = encode_headers([("Nats-Expected-Stream", b"\xff" * 500_000)])
+    link.writer.write(b"HMSG a 1 r %d %d\r\n%b\r\n" % (len(quoted), len(quoted), quoted))
+    payload = encode_message(Message(ack_inbox="last"))
+    link.writer.write(b"MSG a 1 %d\r\n%b\r\n" % (len(payload), payload))
+    await link.until(lambda: any(to == b"last" for to, _ in link.published))
+    replies = dict(link.published)
+    assert set(replies) == {b"r", b"last"}
+    assert len(replies[b"r"]) < 5000
+
+
 async def test_an_ack_inbox_cannot_inject_protocol(broker, server, subscribe):
     """White space in an ack inbox would break the link, so that ack is dropped."""
     broker.add("S", "a")

@@ -48,12 +48,14 @@ class DescribeCalls:
             if sees_stream(asker, each.name)
         }
         shown = [name for name, stream in known.items() if stream is not None]
-        streams = [(name, known.get(name)) for name in list(request.streams) or shown]
-        groups = {name for name in request.groups if asker.may(group(name).resource, "group")}
+        # Each once: a short request must not ask for a stream of many partitions a million times.
+        streams = [(name, known.get(name)) for name in dict.fromkeys(request.streams) or shown]
+        names = dict.fromkeys(request.groups)
+        groups = {name for name in names if asker.may(group(name).resource, "group")}
         return pb.FetchMetadataResponse(
             brokers=self._brokers(),
             streamMetadata=[self._stream(name, stream) for name, stream in streams],
-            groupMetadata=[self._group(name, is_shown=name in groups) for name in request.groups],
+            groupMetadata=[self._group(name, is_shown=name in groups) for name in names],
         )
 
     async def partition(

@@ -20,12 +20,15 @@ from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.commands import JoinGroup, LeaveGroup, MoveGroup
 from strandline.metadata.groups import assignments
 from strandline.metadata.image import GroupImage
+from strandline.protocol.groups import GROUP_BYTES_MAX
 from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)
 
 SWEEPS_PER_TIMEOUT: Final = 10
 NS_PER_MS: Final = 1_000_000
+ID_BYTES_MAX: Final = GROUP_BYTES_MAX
+"""Of a group's name and a member's: the metadata has them, on every broker."""
 
 
 class GroupCalls:
@@ -52,7 +55,7 @@ class GroupCalls:
         if coordinator is None:
             raise RpcError(Status.INTERNAL, "no known metadata leader")
         command = JoinGroup(
-            request.groupId, request.consumerId, tuple(request.streams), coordinator
+            request.groupId, request.consumerId, tuple(dict.fromkeys(request.streams)), coordinator
         )
         try:
             await self._host.broker.change(command)
@@ -188,6 +191,9 @@ def _check_ids(group: str, consumer: str) -> None:
         raise RpcError(Status.INVALID_ARGUMENT, "No groupId provided")
     if not consumer:
         raise RpcError(Status.INVALID_ARGUMENT, "No consumerId provided")
+    if max(len(group.encode()), len(consumer.encode())) > ID_BYTES_MAX:
+        text = f"groupId and consumerId have at most {ID_BYTES_MAX} bytes"
+        raise RpcError(Status.INVALID_ARGUMENT, text)
 
 
 def _check_member(group: GroupImage, consumer: str) -> None:

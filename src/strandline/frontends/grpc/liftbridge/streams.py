@@ -134,11 +134,10 @@ class StreamCalls:
 
     async def pause(self, request: pb.PauseStreamRequest, _: Call) -> pb.PauseStreamResponse:
         """Let partitions rest until somebody wants them."""
-        self._check(request.name, request.partitions)
+        numbers = sorted(set(request.partitions))
+        self._check(request.name, numbers)
         try:
-            await self._host.pause(
-                request.name, request.partitions, is_on=True, resumes_all=request.resumeAll
-            )
+            await self._host.pause(request.name, numbers, is_on=True, resumes_all=request.resumeAll)
         except InvalidRequestError as error:
             raise _not_found(error) from error
         return pb.PauseStreamResponse()
@@ -147,9 +146,10 @@ class StreamCalls:
         self, request: pb.SetStreamReadonlyRequest, _: Call
     ) -> pb.SetStreamReadonlyResponse:
         """Let partitions take no more records, or take them again."""
-        self._check(request.name, request.partitions)
+        numbers = tuple(sorted(set(request.partitions)))
+        self._check(request.name, numbers)
         broker = self._host.broker
-        numbers, now_ns = tuple(request.partitions), broker.clock.now_ns()
+        now_ns = broker.clock.now_ns()
         try:
             await broker.change(SetReadonly(request.name, numbers, request.readonly, now_ns))
         except InvalidRequestError as error:
