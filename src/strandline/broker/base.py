@@ -17,6 +17,7 @@ from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.damage import DamageReports
 from strandline.broker.partition import Partition
+from strandline.broker.responder import Responder
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
@@ -190,6 +191,10 @@ class BrokerBase(ABC):
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Await, before a creation is answered, that records can reach the stream."""
         self._bound_callbacks.append(callback)
+
+    def reads(self, responder: Responder) -> None:
+        """The loop itself reads what publishers send over a connection; loop thread."""
+        self.turn.reads(responder)
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""

@@ -9,6 +9,7 @@ fails poisons.
 
 import asyncio
 from collections.abc import Callable
+from weakref import WeakSet
 
 from strandline.broker.busy_poll import BusyPoll
 from strandline.broker.late_writes import LateWrites
@@ -53,6 +54,8 @@ class EntrySync:
         self.busy_poll = BusyPoll(loop)
         self._journal: Journal | None = None
         self._syncer: Syncer | None = None
+        self.read_here: WeakSet[Responder] = WeakSet()
+        """Connections that the loop itself reads, publish by publish."""
         self._last_source: Responder | None = None
         """The connection that all of the last entry came over, if there was but one."""
 
@@ -81,7 +84,8 @@ class EntrySync:
         assert self._syncer is not None, "attached together"
         is_from_one = source is not None and source is self._last_source
         self._last_source = source
-        if not self._syncer.is_inline(size, is_from_one=is_from_one):
+        is_read_here = is_from_one and source in self.read_here
+        if not self._syncer.is_inline(size, is_from_one=is_from_one, is_read_here=is_read_here):
             self._sync_beside(self._journal, self._syncer, then)
             return
         if is_sending or self._late.has_any:  # else there is nothing to do meanwhile

@@ -113,6 +113,10 @@ class Turn:
         """In a cluster: called after each journal write and after each sync; whether frames are
         about to leave."""
 
+    def reads(self, responder: Responder) -> None:
+        """The loop itself reads what comes over a connection, so it can while the disk works."""
+        self._entry_sync.read_here.add(responder)
+
     def attach(self, journal: Journal, syncer: Syncer) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
         assert not self._is_busy, "a turn ends with the journal it began with"

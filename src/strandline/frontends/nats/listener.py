@@ -191,6 +191,7 @@ class IngestListener:
         """Remember a new connection; False if there are too many."""
         self._connections.add(connection)
         self._all_gone.clear()
+        self._broker.reads(connection)
         self._broker.telemetry.count_listener("ingest", connections=1)
         return len(self._connections) <= self._connections_max
 

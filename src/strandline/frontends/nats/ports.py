@@ -6,6 +6,7 @@ The broker's classes satisfy these protocols structurally; unit tests use small 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from strandline.broker.responder import Responder
 from strandline.broker.routing import StreamPort
 from strandline.clock import Clock
 from strandline.metadata.image import MetadataImage
@@ -58,6 +59,10 @@ class BrokerPort(Protocol):
 
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Await ``callback`` before a creation is answered."""
+        ...
+
+    def reads(self, responder: Responder) -> None:
+        """The loop itself reads what publishers send over a connection."""
         ...
 
     def on_answered(self, callback: Callable[[], None]) -> None:

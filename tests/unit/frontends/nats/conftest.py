@@ -58,6 +58,7 @@ class FakeBroker:
         self.waiting = []
         self._streams = {}
         self._answered_callbacks = []
+        self.read_here = []
         self._stream_callbacks = []
         self._scheduled = False
 
@@ -88,6 +89,9 @@ class FakeBroker:
 
     def on_streams_changed(self, callback):
         self._stream_callbacks.append(callback)
+
+    def reads(self, responder):
+        self.read_here.append(responder)
 
     def on_answered(self, callback):
         self._answered_callbacks.append(callback)

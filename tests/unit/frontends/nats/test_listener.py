@@ -26,6 +26,13 @@ async def test_info_says_what_clients_need(broker, ingest):
     writer.close()
 
 
+async def test_the_broker_knows_what_the_loop_itself_reads(broker, ingest, client):
+    """It can go on with that while the disk works."""
+    listener = await ingest()
+    await client(listener.port)
+    assert broker.read_here == list(listener._connections)
+
+
 async def test_publish_and_ack(broker, ingest, client):
     """A publish with a reply subject is stored and its PubAck comes to the inbox."""
     (partition,) = broker.add("S", "a.*")
