@@ -52,6 +52,7 @@ def make_connection():
         clock=ManualClock(),
         telemetry=Telemetry(),
         admission=SimpleNamespace(pending_bytes=0),
+        reads=lambda _: None,
     )
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
