@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from strandline.client.brokers import Brokers
 from strandline.client.local import begin_read
+from strandline.client.read_places import Replica
 from strandline.client.reading import BatchStream, EndlessReader, Place, read_request
 from strandline.client.retry import is_connection_loss
-from strandline.client.routed_read import Replica, RoutedRead
+from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
 from strandline.errors import StrandlineError
 from strandline.protocol.tickets import ReadRequest

@@ -2,60 +2,36 @@
 
 Rules:
 - a followed partition is read where it is led, also when the leader of before says nothing more;
-- places that move are resolved once, at the leaders, so that going on elsewhere changes nothing;
-- no record comes twice, none is left out, and no partition goes back: a replica that does not have
-  committed yet what was read elsewhere is waited for, or passed over for another;
+- no record comes twice, none is left out, and no partition goes back;
 - partitions with an end are read one after another, those that are followed together: a thread for
   each broker, whatever the number of partitions;
 - who follows all partitions gets those that the stream is given later, from their beginning, unless
-  the stream had one and nothing read would tell whose record is whose;
-- a read at this broker's replicas is one at theirs alone: it waits for them, and goes nowhere else.
+  the stream had one and nothing read would tell whose record is whose.
 """
 
 import queue
-import random
 import threading
 import time
-from collections.abc import Generator, Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.client.brokers import Brokers, Routes, group
-from strandline.client.local import begin_read
-from strandline.client.read_checks import check_places, knows, may_come, numbers_of
+from strandline.client.brokers import Brokers, Routes
+from strandline.client.read_places import Place, ReadPlaces, Replica
 from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
 from strandline.client.reopening import Reopening
-from strandline.client.retry import Patience, is_passing
-from strandline.errors import (
-    DisconnectedError,
-    NotLeaderError,
-    OffsetOutOfRangeError,
-    StrandlineError,
-    UnavailableError,
-    UnknownStreamError,
-)
-from strandline.protocol import admin
+from strandline.client.retry import Patience
+from strandline.errors import DisconnectedError, StrandlineError
 from strandline.protocol.admin import PartitionInfo
-from strandline.protocol.tickets import Bound, ReadRequest
-from strandline.record.schema import project
+from strandline.protocol.tickets import ReadRequest
 
 LOOK_S = 10.0
 """How often a followed read looks who leads its partitions, and whether there are more of them."""
 LISTEN_S = 0.5
 """How often those who wait for each other look whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
-Replica = Literal["leader", "any", "this"]
-"""Who is read: the leader of each partition, any in-sync replica, or those of the broker asked."""
-
-
-class _Place(NamedTuple):
-    """What is read where."""
-
-    address: str
-    partitions: tuple[int, ...]
 
 
 class _Part(NamedTuple):
@@ -67,7 +43,7 @@ class _Part(NamedTuple):
     error: StrandlineError | None = None
 
 
-class RoutedRead:
+class RoutedRead(ReadPlaces):
     """A read under way.
 
     Args:
@@ -93,206 +69,17 @@ class RoutedRead:
         timeout_s: float,
         is_of_all: bool = False,
     ) -> None:
-        self._brokers = brokers
-        self._request = request
-        self._replica = replica
-        self._timeout_s = timeout_s
-        self._is_cancelled = threading.Event()
-        self._streams: dict[BatchStream, _Place] = {}
-        self._read: set[int] = set()
-        """Partitions of which something was read."""
-        self._avoided = ""
-        """A replica that failed last."""
-        self._only = brokers.asked() if replica == "this" else ""
-        """The only broker to read at."""
-        routes = brokers.routes(request.stream)
-        numbers = numbers_of(request, sorted(routes))
-        check_places(request, numbers)
-        is_whole = request.partition is None and len(routes) > 1
-        self.schema: pa.Schema = project(
-            request.columns, with_partition=is_whole and request.columns is None
-        )
-        self._positions = self._resolved(request.start, numbers, request.starts)
-        self._stops = self._resolved_stops(numbers)
-        self._has_told_stops = not isinstance(request.stop, int)
-        """Whether leaders said where the ends are."""
+        super().__init__(brokers, request, replica=replica, timeout_s=timeout_s)
         is_of_all = is_of_all or (request.partition is None and request.starts is None)
-        is_told_apart = len(routes) > 1 or "partition" in self.schema.names
+        is_told_apart = len(self._positions) > 1 or "partition" in self.schema.names
         self._grows = is_of_all and is_told_apart and not self._only and request.stop is None
         self.added: dict[int, int] = {}
         """Partitions that the stream was given meanwhile, and where the read of each began."""
-        self._left = request.records_max
-        extra = [name for name in ("partition", "offset") if name not in self.schema.names]
-        self._columns = [*self.schema.names, *extra]
         self._first: tuple[int, BatchStream] | None = None
-        if not request.follow and numbers:
+        if self._positions and not request.follow:
             # So that what is wrong with the request is told at the call.
-            self._first = numbers[0], self._open_one(numbers[0], Patience(timeout_s))
-
-    # Where it begins and ends
-
-    def _resolved(
-        self, bound: Bound, numbers: list[int], starts: dict[int, int] | None
-    ) -> dict[int, Bound]:
-        """The place in each partition; "earliest" stays, it is where the log begins by then."""
-        if starts is not None:
-            return dict(starts)
-        if isinstance(bound, int) or (bound == "earliest" and not self._request.follow):
-            return dict.fromkeys(numbers, bound)
-        return dict(self._offsets(bound, numbers))
-
-    def _resolved_stops(self, numbers: list[int]) -> dict[int, Bound | None]:
-        """The end of each partition's part; None: where it is when it is read."""
-        stop = self._request.stop
-        is_fixed = isinstance(stop, int)
-        if is_fixed or (stop is None and (self._request.follow or self._request.wait_ms_max)):
-            return dict.fromkeys(numbers, stop)
-        return dict(self._offsets("latest" if stop is None else stop, numbers))
-
-    def _offsets(self, at: Bound, numbers: list[int]) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for _, answer in self._brokers.ask_leaders(
-            self._request.stream,
-            admin.OFFSETS,
-            admin.Offsets,
-            body=lambda of: admin.OffsetsRequest(
-                name=self._request.stream, at=at, partitions=of, of_leader=True
-            ),
-            numbers=numbers,
-        ):
-            found |= answer.offsets
-        return {number: found[number] for number in numbers}
-
-    # Where it is read
-
-    def _places(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
-        """Which broker to read which partitions at, as far as they can be read now.
-
-        Raises:
-            UnavailableError: none of them can.
-        """
-        routes = self._brokers.routes(self._request.stream)
-        places = group({number: self._place(routes[number]) for number in numbers})
-        nowhere = places.pop("", ())
-        if not places:
-            raise self._nowhere(nowhere[0])
-        return places
-
-    def _nowhere(self, number: int) -> UnavailableError:
-        """Why a partition can be read nowhere now."""
-        name = f"{self._request.stream}/{number}"
-        if self._only:
-            return UnavailableError(
-                f"{self._only} has no copy of {name} that is in sync; retry, or read it at the "
-                "'leader' or at 'any' replica"
-            )
-        return NotLeaderError(f"{name} has no leader now; retry")
-
-    def _place(self, partition: PartitionInfo) -> str:
-        if self._replica == "leader":
-            return partition.leader
-        if self._only:
-            return self._only if self._only in partition.in_sync else ""
-        nearest = self._brokers.home
-        able = [a for a in partition.in_sync if a != self._avoided] or list(partition.in_sync)
-        if nearest in able:
-            return nearest
-        return random.choice(able) if able else partition.leader  # noqa: S311 - to spread readers
-
-    def _open(self, address: str, numbers: tuple[int, ...]) -> BatchStream:
-        """Read some partitions at a broker, each from its position.
-
-        Raises:
-            StrandlineError: what the broker answered.
-        """
-        request = self._request
-        place: dict[str, object] = {"starts": {n: self._positions[n] for n in numbers}}
-        if len(numbers) == 1:
-            place = {"partition": numbers[0], "start": self._positions[numbers[0]], "starts": None}
-        asked = msgspec.structs.replace(
-            request,
-            **{"partition": None, "start": "earliest", **place},
-            stop=self._stops[numbers[0]],
-            columns=self._columns,
-            records_max=self._left,
-        )
-        if self._is_cancelled.is_set():
-            raise DisconnectedError("the read was cancelled")
-        connection = self._brokers.connection(address)
-        try:
-            stream = begin_read(connection, asked)
-        except OffsetOutOfRangeError as error:
-            raise self._judged(error, address, numbers) from error
-        except UnknownStreamError as error:  # others know it: it was created a moment ago
-            raise NotLeaderError(f"{address} does not know {request.stream} yet; retry") from error
-        except StrandlineError as error:
-            self._avoid(address, error)
-            raise
-        self._streams[stream] = _Place(address, numbers)
-        return stream
-
-    def _avoid(self, address: str, error: StrandlineError) -> None:
-        """A broker cannot be read now."""
-        self._avoided = address
-        if isinstance(error, DisconnectedError):
-            self._brokers.connection(address).reset()
-
-    def _judged(
-        self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
-    ) -> StrandlineError:
-        """Whether an offset does not exist, or is only not known there yet."""
-        body = admin.StreamName(name=self._request.stream)
-        connection = self._brokers.connection(address)
-        [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
-        self._avoided = address
-        for number in numbers:
-            part = info.partitions[number]
-            position, stop = self._positions[number], self._stops[number]
-            if isinstance(position, int) and position < part.log_start_offset:
-                return error
-            # What was read, or told by a leader before, is committed; a new one may not know so.
-            is_sure = number in self._read or (
-                self._has_told_stops and isinstance(stop, int) and stop > part.high_watermark
-            )
-            if is_sure or any(may_come(at, part, address) for at in (position, stop)):
-                return NotLeaderError(
-                    f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
-                    "not yet what was read or seen elsewhere; retry"
-                )
-            if any(isinstance(at, int) and not knows(at, part) for at in (position, stop)):
-                return error
-        return NotLeaderError(f"{address} has heard meanwhile of what it was asked for; retry")
-
-    def _open_one(self, number: int, patience: Patience) -> BatchStream:
-        """Read one partition, as soon as that is possible.
-
-        Raises:
-            StrandlineError: it is not in time, or the request is wrong.
-        """
-        while True:
-            try:
-                [address] = self._places((number,))
-                return self._open(address, (number,))
-            except StrandlineError as error:
-                self._is_cancelled.wait(self._pause_s(patience, error))
-
-    def _pause_s(self, patience: Patience, error: StrandlineError) -> float:
-        """How long to wait before another attempt.
-
-        Raises:
-            StrandlineError: ``error``, if there is no point in one.
-        """
-        self._check_passing(error)
-        return patience.pause_s(error, time.monotonic())
-
-    def _check_passing(self, error: StrandlineError) -> None:
-        """Go on after an error that will pass, unless the read was cancelled.
-
-        Raises:
-            StrandlineError: ``error``, if there is no point in another attempt.
-        """
-        if self._is_cancelled.is_set() or not is_passing(error):
-            raise error
+            first = min(self._positions)
+            self._first = first, self._open_one(first, Patience(timeout_s))
 
     # Records
 
@@ -411,7 +198,7 @@ class RoutedRead:
                 stream.cancel()  # its thread tells so, behind what it has brought
         return self._added(routes) if self._grows else set()
 
-    def _has_left(self, partition: PartitionInfo, place: _Place) -> bool:
+    def _has_left(self, partition: PartitionInfo, place: Place) -> bool:
         """Whether somebody else is to be asked for a partition by now."""
         if self._replica == "leader":
             return partition.leader not in ("", place.address)

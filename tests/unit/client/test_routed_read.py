@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from strandline.client import routed_read
+from strandline.client import read_places, routed_read
 from strandline.client.reading import read_request
 from strandline.client.routed_read import LOOK_S, RoutedRead
 from strandline.errors import DisconnectedError, NotLeaderError, OffsetOutOfRangeError
@@ -90,8 +90,9 @@ def follow(monkeypatch):
 
     def begin(cluster, columns=COLUMNS, **options):
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + cluster.slept_s)
-        monkeypatch.setattr(routed_read, "time", clock)
-        monkeypatch.setattr(routed_read, "begin_read", cluster.begin_read)
+        for module in (read_places, routed_read):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)
         starts = dict.fromkeys(cluster.leaders, 3)
         request = read_request("s", starts=starts, columns=columns, follow=True)
         return RoutedRead(cluster, request, replica="leader", timeout_s=TIMEOUT_S, **options)
@@ -195,7 +196,7 @@ def test_a_replica_that_has_just_heard_of_the_end_is_read(monkeypatch):
     """It refused what the leader had told, and knows of it when it is asked how far it is."""
     refused = OffsetOutOfRangeError("offset 3 does not exist: its high watermark is 2")
     cluster = Cluster({0: "a:1"}, {"a:1": [refused, lambda: iter([])]})
-    monkeypatch.setattr(routed_read, "begin_read", cluster.begin_read)
+    monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)
     RoutedRead(cluster, read_request("s"), replica="leader", timeout_s=TIMEOUT_S)
     assert [request.stop for _, request in cluster.asked] == [3, 3]
 
@@ -204,6 +205,6 @@ def test_an_offset_that_does_not_exist_is_told_at_once(monkeypatch):
     """Only the leader can say so, whose log would hold it."""
     refused = OffsetOutOfRangeError("offset 9 does not exist: its high watermark is 3")
     cluster = Cluster({0: "a:1"}, {"a:1": [refused]})
-    monkeypatch.setattr(routed_read, "begin_read", cluster.begin_read)
+    monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)
     with pytest.raises(OffsetOutOfRangeError, match="offset 9"):
         RoutedRead(cluster, read_request("s", start=9), replica="leader", timeout_s=TIMEOUT_S)
