@@ -10,13 +10,12 @@ for its leader has it all. What intact batches follow the last journaled one are
 written in order and their outcome was open. One thread; used before the log is.
 """
 
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES, BatchHeader
-from strandline.storage.checkpoint import LogCheckpoint
-from strandline.storage.disk import Disk
 from strandline.storage.log_opening import LogOpening
 from strandline.storage.scan import OFFSET_MAX, header_at, intact_at
 from strandline.storage.segment import Segment
@@ -41,30 +40,18 @@ class _Unreadable(NamedTuple):
 class LogRedo(LogOpening):
     """A log that is being recovered.
 
-    Args:
-        directory, disk, segment_bytes, at, is_only_copy: as for ``LogOpening``.
-
     Attributes:
         records, bytes: counted or written from the journal.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        disk: Disk,
-        segment_bytes: int,
-        at: LogCheckpoint | None,
-        is_only_copy: bool,
-    ) -> None:
-        super().__init__(
-            directory, disk=disk, segment_bytes=segment_bytes, at=at, is_only_copy=is_only_copy
-        )
-        self.records = 0
-        self.bytes = 0
-        self._was_cut = False
-        self._unreadable: list[_Unreadable] = []
+    records = 0
+    bytes = 0
+    _was_cut = False
+
+    @cached_property
+    def _unreadable(self) -> list[_Unreadable]:
         """Damaged batches of the journal since the last intact one."""
+        return []
 
     def apply(self, part: memoryview, *, file: Path, position: Position) -> None:
         """Redo what the journal entry at ``position`` of ``file`` wrote to this log.
