@@ -10,6 +10,7 @@ import ssl
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import nats
@@ -19,6 +20,8 @@ import trustme
 
 import strandline
 from strandline.errors import StrandlineError
+from strandline.frontends.nats import door
+from strandline.frontends.nats.accounts import ANSWER_TIMEOUT_S
 from strandline.server.ports import free_ports
 from strandline.testing.server import Server
 
@@ -225,6 +228,35 @@ async def test_a_token_that_is_revoked_ends_its_connections(admin, connect):
     async with asyncio.timeout(PATIENCE_S):
         await client.gone.wait()
     await refused(connect, token=token)
+
+
+async def test_an_answer_that_comes_too_late_takes_no_place(server, admin, connect, monkeypatch):
+    """The broker stood still while a client waited: it is not in, and its place is free again."""
+    monkeypatch.setattr(door, "ARRIVAL_MS", 3000.0)
+    admin.access.grant("slow", "publish", "subject", "orders.slow")
+    token = await asyncio.to_thread(admin.access.create_token, "slow")
+    await asyncio.to_thread(partial(admin.quotas.set, "slow", connections=1))
+    host, port = server.url.nats_url.removeprefix("nats://").split(":")
+    # So much longer that nats-server has given up, though it may be asked late on a busy machine.
+    server.app.broker.call_soon(time.sleep, ANSWER_TIMEOUT_S + 4)
+    reading, writing = await asyncio.open_connection(host, int(port))
+    writing.write(b'CONNECT {"auth_token":"%b"}\r\nPING\r\n' % token.encode())
+    async with asyncio.timeout(PATIENCE_S):
+        assert b"-ERR" in await reading.read()
+    writing.close()
+
+    async def come():
+        with contextlib.suppress(nats.errors.Error):
+            client = await connect(token=token)
+            # nats-py takes a server's first PING, sent after two seconds, for a welcome.
+            return client if client.is_connected else None
+
+    async with asyncio.timeout(PATIENCE_S):
+        while (client := await come()) is None:  # noqa: ASYNC110  the other end changes it
+            await asyncio.sleep(0.1)
+    # Who did come in is not taken for one of those.
+    await asyncio.sleep(2 * door.ARRIVAL_MS / 1e3)
+    assert client.is_connected
 
 
 def test_nothing_on_the_disk_opens_the_door(server):
