@@ -1,10 +1,10 @@
 """The batch codec in one place: encode records, decode batches.
 
-``encode`` and ``decode`` hold the code; this is the door other packages use.
+``columns``, ``encode``, ``encode_arrow`` and ``decode`` hold the code; this is the door other
+packages use.
 """
 
-from strandline.record.decode import decode_batches
-from strandline.record.encode import (
+from strandline.record.columns import (
     BATCH_RECORDS_MAX,
     FILLER_OFFSETS_MAX,
     MESSAGE_ID_HEADER,
@@ -12,11 +12,10 @@ from strandline.record.encode import (
     Headers,
     Stamp,
     as_id,
-    encode_arrow,
-    encode_filler,
-    encode_one,
-    encode_records,
 )
+from strandline.record.decode import decode_batches
+from strandline.record.encode import encode_filler, encode_one, encode_records
+from strandline.record.encode_arrow import encode_arrow
 
 __all__ = [
     "BATCH_RECORDS_MAX",

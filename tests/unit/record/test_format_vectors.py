@@ -8,7 +8,7 @@ import pytest
 
 from strandline.record.batch import Attributes, check_batch
 from strandline.record.codec import Stamp, decode_batches, encode_filler, encode_records
-from strandline.record.encode import encode_arrow
+from strandline.record.encode_arrow import encode_arrow
 from strandline.types import ProducerStamp
 
 PAGE = Path(__file__).parents[3] / "docs" / "format.md"
