@@ -275,6 +275,11 @@ def test_a_callback_cannot_wait_for_itself(client, name):
         ({"value": b"v", "headers": [b"x"]}, InvalidRecordError, "pairs"),
         ({"value": b"v", "subject": b"a"}, InvalidSubjectError, "text"),
         ({"value": b"v", "message_id": 5}, InvalidRecordError, "text"),
+        ({"value": "\udc80"}, InvalidRecordError, "value is not valid Unicode"),
+        ({"value": b"v", "key": "\udc80"}, InvalidRecordError, "key is not valid Unicode"),
+        ({"value": b"v", "message_id": "\udc80"}, InvalidRecordError, "id is not valid Unicode"),
+        ({"value": b"v", "headers": {"\udc80": ""}}, InvalidRecordError, "name is not valid"),
+        ({"value": b"v", "headers": {"h": "\udc80"}}, InvalidRecordError, "header is not valid"),
     ],
 )
 def test_wrong_records_are_refused_at_once(client, name, arguments, error, part):
@@ -381,6 +386,7 @@ def test_reads_by_time(client, numbered):
         ({"start": "soon"}, InvalidRequestError, "datetime"),
         ({"timestamp_from": "2026-01-01"}, InvalidRequestError, "datetime"),
         ({"keys": "abc"}, InvalidRequestError, "list of keys"),
+        ({"keys": ["\udc80"]}, InvalidRecordError, "not valid Unicode"),
     ],
 )
 def test_impossible_reads_are_refused_at_the_call(client, numbered, arguments, error, part):

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from strandline.client.results import EPOCH
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.types import PartitionName
 
 
@@ -42,6 +42,29 @@ def milliseconds(seconds: Any, what: str) -> int:
     raise InvalidRequestError(f"{what} is a positive number of seconds, not {seconds!r}")
 
 
+def text(name: Any, what: str) -> str:
+    """A name; ``what`` says of what. Others would be sent as something else: bytes as Base64.
+
+    Raises:
+        InvalidRequestError: it is no text.
+    """
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"the name of {what} is text, not {name!r}")
+    return name
+
+
+def utf8(said: str, what: str) -> bytes:
+    """Text as bytes; ``what`` says which.
+
+    Raises:
+        InvalidRecordError: there are none, as half of a surrogate pair has no UTF-8.
+    """
+    try:
+        return said.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRecordError(f"a {what} is not valid Unicode: {error}") from error
+
+
 def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]:
     """Offsets of partitions as Python's own numbers.
 
@@ -49,7 +72,7 @@ def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]
         InvalidRequestError: they are none.
     """
     try:
-        given = [(stream, number, at) for (stream, number), at in offsets.items()]
+        given = [(text(name, "a stream"), number, at) for (name, number), at in offsets.items()]
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"give offsets by stream and partition, such as {{('orders', 0): 17}}, not {offsets!r}"

@@ -24,7 +24,7 @@ from datetime import datetime
 from math import inf
 from typing import NamedTuple, Self
 
-from strandline.client.arguments import offsets_by_partition, whole_number
+from strandline.client.arguments import offsets_by_partition, text, whole_number
 from strandline.client.commits import Commits
 from strandline.client.fetching import Source
 from strandline.client.membership import Membership, View
@@ -107,7 +107,7 @@ class Consumer:
             raise InvalidRequestError(
                 f"start is {options.start!r}; give 'earliest', 'latest' or a datetime"
             )
-        self.group = group
+        self.group = text(group, "a group")
         self._source = source
         self._options = options
         self._store = options.positions or LogPositions(coordinator)
@@ -121,8 +121,8 @@ class Consumer:
         self._membership = Membership(
             coordinator,
             group,
-            streams,
-            instance=options.instance,
+            [text(stream, "a stream") for stream in streams],
+            instance=text(options.instance, "an instance"),
             session_s=options.session_timeout_s,
             poll_interval_max_s=options.poll_interval_max_s,
             on_change=self._ahead.wake,

@@ -17,7 +17,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from strandline.client.arguments import milliseconds
@@ -71,7 +71,7 @@ class Membership:
         self,
         coordinator: Office,
         group: str,
-        streams: Iterable[str],
+        streams: Sequence[str],
         *,
         instance: str,
         session_s: float,

@@ -17,7 +17,7 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
-from strandline.client.arguments import whole_number
+from strandline.client.arguments import utf8, whole_number
 from strandline.client.batching import Record
 from strandline.client.brokers import Brokers
 from strandline.client.delivery import Delivery, DeliveryOptions
@@ -142,8 +142,8 @@ class Producer:
         if subject is not None and subject not in self._subjects:
             self._learn(subject)
         pairs = _pairs(headers) if headers else None
-        if message_id is not None and not isinstance(message_id, str):
-            raise InvalidRecordError(f"a message id is text, not {type(message_id).__name__}")
+        if message_id is not None:
+            _check_id(message_id)
         record = Record(_bytes(value, "value"), _bytes(key, "key"), subject, pairs, message_id)
         size = _size_of(record)
         if size > self._record_bytes_max:
@@ -298,7 +298,7 @@ def _bytes(data: bytes | str | None, what: str) -> bytes | None:
     if data is None or isinstance(data, bytes):
         return data
     if isinstance(data, str):
-        return data.encode()
+        return utf8(data, what)
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
     raise InvalidRecordError(
@@ -306,15 +306,27 @@ def _bytes(data: bytes | str | None, what: str) -> bytes | None:
     )
 
 
+def _check_id(message_id: str) -> None:
+    if not isinstance(message_id, str):
+        raise InvalidRecordError(f"a message id is text, not {type(message_id).__name__}")
+    utf8(message_id, "message id")
+
+
 def _pairs(headers: Headers) -> list[tuple[str, bytes]]:
     """Headers as they travel."""
     items = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        return [(str(name), _bytes(value, "header") or b"") for name, value in items]
+        return [(_name(name), _bytes(value, "header") or b"") for name, value in items]
     except (TypeError, ValueError) as error:
         raise InvalidRecordError(
             "headers are a mapping from names to values, or (name, value) pairs"
         ) from error
+
+
+def _name(name: Any) -> str:
+    said = str(name)
+    utf8(said, "header's name")
+    return said
 
 
 def _size_of(record: Record) -> int:

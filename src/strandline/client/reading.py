@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from strandline.client.arguments import nanoseconds, whole_number
+from strandline.client.arguments import nanoseconds, utf8, whole_number
 from strandline.client.connection import Connection
 from strandline.errors import InvalidRequestError
 from strandline.protocol.tickets import (
@@ -78,7 +78,7 @@ def read_request(
     """
     if isinstance(keys, str | bytes):
         raise InvalidRequestError(f"keys is a list of keys; for one give [{keys!r}]")
-    encoded = [key.encode() if isinstance(key, str) else key for key in keys or ()]
+    encoded = [utf8(key, "key") if isinstance(key, str) else key for key in keys or ()]
     request = ReadRequest(
         stream=stream,
         partition=None if partition is None else whole_number(partition, "partition"),

@@ -6,7 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strandline.client.arguments import milliseconds, nanoseconds, whole_number
+from strandline.client.arguments import (
+    milliseconds,
+    nanoseconds,
+    offsets_by_partition,
+    whole_number,
+)
 from strandline.errors import InvalidRequestError
 
 
@@ -43,6 +48,13 @@ def test_times_are_positive_and_finite(seconds):
     """A transaction of no time at all was begun, and refused its records for another reason."""
     with pytest.raises(InvalidRequestError, match="timeout_s is a positive number of seconds"):
         milliseconds(seconds, "timeout_s")
+
+
+@pytest.mark.parametrize("offsets", [{(None, 0): 1}, {(b"s", 0): 1}, {"s": 1}, [("s", 0)], None])
+def test_what_are_no_offsets_of_partitions_is_refused(offsets):
+    """Where they are given, with an example of what is meant."""
+    with pytest.raises(InvalidRequestError, match=r"offsets by stream|text"):
+        offsets_by_partition(offsets)
 
 
 def test_times_are_whole_milliseconds():
