@@ -182,6 +182,7 @@ class BatchStream:
         self._request = request
         self._may_wait = request.follow or request.wait_ms_max > 0
         self.schema: pa.Schema = self._stream.schema
+        connection.has_begun(self)
 
     def cancel(self) -> None:
         """End the read, from any thread; whoever waits for a batch gets a DisconnectedError."""
@@ -195,6 +196,7 @@ class BatchStream:
         """The batches; once only. Closing the generator cancels the read.
 
         Raises:
+            ClientClosedError: the client was closed.
             StrandlineError: the read cannot go on.
         """
         return self._pumped() if self._may_wait else self.direct()
