@@ -158,6 +158,11 @@ class Delivery:
             self._leaders.take(routes)
 
     @property
+    def partitions(self) -> int:
+        """How many the stream has, as far as known; it only grows."""
+        return self._leaders.partitions
+
+    @property
     def is_usable(self) -> bool:
         """Whether it takes records, of a stream that is there as far as it knows."""
         return not (self._closing.is_set() or self._is_gone)
@@ -296,7 +301,7 @@ class Delivery:
 
     def _watch(self) -> None:
         """Give up what is past its deadline; at the end of the program, have the rest sent."""
-        main, is_exit = threading.main_thread(), False
+        main, is_exit, looked = threading.main_thread(), False, 0
         while not self._is_over.wait(WATCH_INTERVAL_S):
             if not main.is_alive() and not self._closing.is_set():
                 is_exit = True
@@ -308,6 +313,9 @@ class Delivery:
                 if expired:
                     self._resolving.append(threading.get_ident())
                 self._leave_silent(now_s)
+                if self._outbox.next_number > looked:  # one that is idle asks nobody
+                    looked = self._outbox.next_number
+                    self._leaders.look_for_more(now_s)
                 self._note_end()
                 self._changed.notify_all()
             if expired:

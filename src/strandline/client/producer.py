@@ -91,7 +91,7 @@ class Producer:
         self._config = stream.config
         self._record_bytes_max = server.record_bytes_max
         self._batch_bytes = min(batch_bytes, max(1, server.batch_bytes_max // 2))
-        self._router = Router(stream.config)
+        self._last_router = Router(stream.config)
         self._spread = itertools.count()
         self._subjects: set[str] = set()
         self._enlisted = enlisted
@@ -151,21 +151,17 @@ class Producer:
                 f"record of {size} bytes; the broker's limits.record_bytes is "
                 f"{self._record_bytes_max}"
             )
+        router = self._router
         if partition is not None:
             number: int | None = self._checked(partition)
         else:
-            number = self._router.of_record(record.key, subject, message_id)
+            number = router.of_record(record.key, subject, message_id)
         if self._enlisted is not None:
             # Wherever it goes must be let in first; anywhere is one place in a transaction.
-            number = (
-                self._enlisted.producer_id % self._router.partitions if number is None else number
-            )
+            number = self._enlisted.producer_id % router.partitions if number is None else number
             self._enlisted.let_in((number,))
         return self._delivery.add_record(
-            number,
-            record,
-            partitions=self._router.partitions,
-            size=size + RECORD_OVERHEAD_BYTES,
+            number, record, partitions=router.partitions, size=size + RECORD_OVERHEAD_BYTES
         )
 
     def append_batch(self, data: Any, *, partition: int | None = None) -> AckFuture[BatchAck]:
@@ -267,21 +263,28 @@ class Producer:
         number = whole_number(number, "partition")
         if number >= self._router.partitions:
             self._look_for_more()
-        if not 0 <= number < self._router.partitions:
+        known = self._router.partitions
+        if not 0 <= number < known:
             raise UnknownPartitionError(
-                f"stream {self._stream!r} has partitions 0 to {self._router.partitions - 1}, "
-                f"not {number}"
+                f"stream {self._stream!r} has partitions 0 to {known - 1}, not {number}"
             )
         return number
 
+    @property
+    def _router(self) -> Router:
+        """Where records go, by as many partitions as are known to be there by now."""
+        router, known = self._last_router, self._delivery.partitions
+        if known > router.partitions:
+            config = msgspec.structs.replace(self._config, partitions=known)
+            router = self._last_router = Router(config)
+        return router
+
     def _look_for_more(self) -> None:
         """Know the partitions that the stream was given since it was looked at."""
-        known = self._router.partitions
+        known = self._delivery.partitions
         added = {n: each for n, each in self._brokers.routes(self._stream).items() if n >= known}
         if added:
             self._delivery.add_partitions(added)
-            config = msgspec.structs.replace(self._config, partitions=known + len(added))
-            self._router = Router(config)
 
     def _split(
         self, batch: pa.RecordBatch, partition: int | None
