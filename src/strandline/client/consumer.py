@@ -123,6 +123,7 @@ class Consumer:
             group,
             [text(stream, "a stream") for stream in streams],
             instance=text(options.instance, "an instance"),
+            keeps=options.positions is not None,
             session_s=options.session_timeout_s,
             poll_interval_max_s=options.poll_interval_max_s,
             on_change=self._ahead.wake,
