@@ -12,12 +12,12 @@ import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import msgspec
 import pyarrow as pa
 
-from strandline.client.arguments import utf8, whole_number
+from strandline.client.arguments import check_number, utf8, whole_number
 from strandline.client.batching import Record
 from strandline.client.brokers import Brokers
 from strandline.client.delivery import Delivery, DeliveryOptions
@@ -78,8 +78,12 @@ class Producer:
         idempotent: bool = True,
         enlisted: Enlisted | None = None,
     ) -> None:
-        if batch_bytes < 1 or buffer_bytes < 1 or linger_ms < 0 or delivery_timeout_s <= 0:
-            raise InvalidRequestError("sizes and times of a producer must be positive")
+        check_number(batch_bytes, "batch_bytes", least=1)
+        check_number(buffer_bytes, "buffer_bytes", least=1)
+        check_number(linger_ms, "linger_ms")
+        check_number(delivery_timeout_s, "delivery_timeout_s", least=1e-3)
+        if acks not in (None, *get_args(Acks)):
+            raise InvalidRequestError(f"acks is one of {', '.join(get_args(Acks))}, not {acks!r}")
         if idempotent and delivery_timeout_s > IDEMPOTENT_TIMEOUT_S_MAX:
             raise InvalidRequestError(
                 f"an idempotent producer tries for at most {IDEMPOTENT_TIMEOUT_S_MAX} s, because "

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from strandline.client.arguments import (
+    check_number,
     milliseconds,
     nanoseconds,
     offsets_by_partition,
@@ -41,6 +42,21 @@ def test_what_is_no_moment_is_refused():
     """Text has no time zone, and no one format."""
     with pytest.raises(InvalidRequestError, match="2026-01-01"):
         nanoseconds("2026-01-01")
+
+
+@pytest.mark.parametrize("moment", [pd.NaT, datetime.min])  # noqa: DTZ901 - out of any calendar
+def test_what_no_clock_shows_is_refused(moment):
+    """As what it is: pandas' NaT passes for a datetime."""
+    with pytest.raises(InvalidRequestError, match="no time of this world"):
+        nanoseconds(moment)
+
+
+@pytest.mark.parametrize("value", ["5", None, float("nan"), 0.5, [2]])
+def test_what_is_no_number_or_too_small_is_refused(value):
+    """By its name, and with the least that works."""
+    check_number(float("inf"), "linger_ms", least=1)
+    with pytest.raises(InvalidRequestError, match="linger_ms is a number from 1 on"):
+        check_number(value, "linger_ms", least=1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "5", None])
