@@ -4,6 +4,7 @@ gRPC connects by itself, when first used and after a loss; this wrapper decides 
 message sizes and translates every failure. Safe to use from several threads.
 """
 
+import os
 import re
 import threading
 import weakref
@@ -45,6 +46,17 @@ _ADDRESS = re.compile(
     r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]*)(?::(?P<port>\d{1,5}))?/?"
 )
 T = TypeVar("T")
+_open: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+"""Connections that have used gRPC, whose threads a forked process would lack."""
+_lacks_threads = threading.Event()
+
+
+def _was_forked() -> None:
+    if any(each.is_open for each in _open):
+        _lacks_threads.set()
+
+
+os.register_at_fork(after_in_child=_was_forked)
 
 
 def parse_address(address: str) -> tuple[str, str]:
@@ -196,13 +208,25 @@ class Connection:
 
         Raises:
             ClientClosedError: the connection was closed.
+            InvalidRequestError: the process was forked from one with a client, and would hang.
         """
+        if _lacks_threads.is_set():
+            raise InvalidRequestError(
+                "this process was forked from one that had a client open, whose gRPC does not work "
+                "here: close clients before, or start processes with multiprocessing's 'spawn'"
+            )
         with self._lock:
             self.check_open()
             if self._flight is None:
                 keep_freed_memory()
                 self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS, **self._tls)
+                _open.add(self)
             return self._flight
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has used gRPC and was not closed."""
+        return self._flight is not None
 
     def check_open(self) -> None:
         """Refuse to go on once it was closed.
