@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 from strandline.client.batching import BatchAccumulator, Record
 from strandline.client.brokers import Brokers, Routes
 from strandline.client.enlisted import Enlisted
+from strandline.client.entries import Entry, Expired
 from strandline.client.lane import Lane
 from strandline.client.leaders import FAILED, Leaders
 from strandline.client.lots import SomeLot, TableLot, fail, resolve
-from strandline.client.outbox import Entry, Expired, Outbox
+from strandline.client.outbox import Outbox
 from strandline.client.results import Ack, AckFuture
 from strandline.client.retry import is_worth_a_retry
 from strandline.errors import (
