@@ -46,13 +46,14 @@ _ADDRESS = re.compile(
     r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]*)(?::(?P<port>\d{1,5}))?/?"
 )
 T = TypeVar("T")
-_open: "weakref.WeakSet[Connection]" = weakref.WeakSet()
-"""Connections that have used gRPC, whose threads a forked process would lack."""
+_has_used_grpc = threading.Event()
 _lacks_threads = threading.Event()
+"""Set in a process that was forked from one that has used gRPC. That hangs then, past every time
+limit; where clients were closed before only sometimes, as its threads end a moment later."""
 
 
 def _was_forked() -> None:
-    if any(each.is_open for each in _open):
+    if _has_used_grpc.is_set():
         _lacks_threads.set()
 
 
@@ -208,25 +209,20 @@ class Connection:
 
         Raises:
             ClientClosedError: the connection was closed.
-            InvalidRequestError: the process was forked from one with a client, and would hang.
+            InvalidRequestError: the process was forked from one that had used a client.
         """
         if _lacks_threads.is_set():
             raise InvalidRequestError(
-                "this process was forked from one that had a client open, whose gRPC does not work "
-                "here: close clients before, or start processes with multiprocessing's 'spawn'"
+                "this process was forked from one that had used a client, and gRPC does not work "
+                "here: start processes with multiprocessing's 'spawn', or connect after forking"
             )
         with self._lock:
             self.check_open()
             if self._flight is None:
                 keep_freed_memory()
                 self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS, **self._tls)
-                _open.add(self)
+                _has_used_grpc.set()
             return self._flight
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has used gRPC and was not closed."""
-        return self._flight is not None
 
     def check_open(self) -> None:
         """Refuse to go on once it was closed.
