@@ -61,7 +61,9 @@ class Story:
         self.stored = []
         self.unstored = []
         self.consumers = {}
-        self.coordinator = GroupCoordinator(GroupsState(), {}, now_ms=0)
+        self.made = 0
+        self.created = {}
+        self.coordinator = GroupCoordinator(GroupsState(), {}, created={}, now_ms=0)
 
     def run(self, line):
         name, *words = line.split()
@@ -107,12 +109,15 @@ class Story:
 
     def do_streams(self, options):
         self.partitions = {name: int(count) for name, count in options.items()}
-        return self.step(ev.StreamsChanged(self.partitions))
+        self.made += 1
+        self.created = {name: self.created.get(name, self.made) for name in self.partitions}
+        return self.step(ev.StreamsChanged(self.partitions, self.created))
 
     def do_join(self, member, *streams, options):
         consumer = self.consumers.setdefault(member, Consumer(options.get("as", "")))
         token = f"join {member}"
-        return self.step(ev.Join(token, GROUP, member, streams, 1000, consumer.instance))
+        keeps = "keeps" in options
+        return self.step(ev.Join(token, GROUP, member, streams, 1000, consumer.instance, keeps))
 
     def _beat(self, member):
         consumer = self.consumers[member]
@@ -174,7 +179,9 @@ class Story:
         state = GroupsState()
         for entry in self.stored:
             state.apply(decode_entry(entry))
-        self.coordinator = GroupCoordinator(state, self.partitions, now_ms=self.now_ms)
+        self.coordinator = GroupCoordinator(
+            state, self.partitions, created=self.created, now_ms=self.now_ms
+        )
         return []
 
     def do_status(self, options):

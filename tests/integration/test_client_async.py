@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -102,6 +103,32 @@ async def test_a_cancelled_follow_leaves_nothing_behind(strandline_url, strandli
                 break
             await asyncio.sleep(0.02)
         assert telemetry.connections["flight"] == 0
+
+
+async def test_a_subscription_that_is_cancelled_while_it_opens_ends(
+    strandline_url, strandline_server
+):
+    """Nobody would leave its context, though somebody still has it."""
+    connections = strandline_server.app.broker.telemetry.connections
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        subscription = client.subscribe("s")
+        entering = asyncio.ensure_future(subscription.__aenter__())
+        await asyncio.sleep(0)  # it opens; the loop looks at nothing more before the cancel
+        wait_until(lambda: connections["flight"] == 1)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        wait_until(lambda: connections["flight"] == 0)
+        assert [record async for record in subscription] == []
+
+
+def wait_until(condition):
+    """Wait for something, and block the loop meanwhile."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 async def test_nobody_there_is_an_error_of_ours(unused_tcp_port):

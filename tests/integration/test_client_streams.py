@@ -275,6 +275,11 @@ def test_a_callback_cannot_wait_for_itself(client, name):
         ({"value": b"v", "headers": [b"x"]}, InvalidRecordError, "pairs"),
         ({"value": b"v", "subject": b"a"}, InvalidSubjectError, "text"),
         ({"value": b"v", "message_id": 5}, InvalidRecordError, "text"),
+        ({"value": "\udc80"}, InvalidRecordError, "value is not valid Unicode"),
+        ({"value": b"v", "key": "\udc80"}, InvalidRecordError, "key is not valid Unicode"),
+        ({"value": b"v", "message_id": "\udc80"}, InvalidRecordError, "id is not valid Unicode"),
+        ({"value": b"v", "headers": {"\udc80": ""}}, InvalidRecordError, "name is not valid"),
+        ({"value": b"v", "headers": {"h": "\udc80"}}, InvalidRecordError, "header is not valid"),
     ],
 )
 def test_wrong_records_are_refused_at_once(client, name, arguments, error, part):
@@ -380,13 +385,46 @@ def test_reads_by_time(client, numbered):
         ({"subject": "a b"}, InvalidSubjectError, "white space"),
         ({"start": "soon"}, InvalidRequestError, "datetime"),
         ({"timestamp_from": "2026-01-01"}, InvalidRequestError, "datetime"),
-        ({"keys": "abc"}, InvalidRequestError, "list of keys"),
+        ({"keys": "abc"}, InvalidRequestError, "keys is a list"),
+        ({"keys": 5}, InvalidRequestError, "keys is a list"),
+        ({"columns": "value"}, InvalidRequestError, "columns is a list"),
+        ({"columns": 5}, InvalidRequestError, "columns is a list"),
+        ({"starts": [0]}, InvalidRequestError, "offsets by partition"),
+        ({"keys": ["\udc80"]}, InvalidRecordError, "not valid Unicode"),
     ],
 )
 def test_impossible_reads_are_refused_at_the_call(client, numbered, arguments, error, part):
     """Not somewhere in the middle of a loop; the message names what is possible."""
     with pytest.raises(error, match=part):
         client.read(numbered, **arguments)
+
+
+@pytest.fixture(scope="module")
+def stream_s(server):
+    """A stream that is only there."""
+    with strandline.connect(server) as made:
+        made.create_stream("s")
+
+
+@pytest.mark.usefixtures("stream_s")
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda client: client.producer("s", linger_ms=float("nan")), "linger_ms is a number"),
+        (lambda client: client.producer("s", buffer_bytes="1"), "buffer_bytes is a number"),
+        (lambda client: client.producer("s", acks="all"), "memory, disk, replicated"),
+        (lambda client: client.subscribe("s", columns=["value"]), "leave 'columns' out"),
+        (lambda client: client.subscribe("s", follow=True), "leave 'follow' out"),
+        (lambda client: client.consumer("g", "s", commit_interval_s="5"), "commit_interval_s"),
+        (lambda client: client.consumer("g", "s", poll_interval_max_s=None), "poll_interval_max"),
+        (lambda client: strandline.connect([client.address]), "separated by commas"),
+        (lambda client: strandline.connect(client.address, timeout_s=None), "timeout_s is a"),
+    ],
+)
+def test_what_cannot_be_an_argument_is_refused_where_it_is_given(client, call, part):
+    """And not by a thread later, whose records wait meanwhile."""
+    with pytest.raises(InvalidRequestError, match=part):
+        call(client)
 
 
 def test_a_truncated_prefix_is_gone(client, name):

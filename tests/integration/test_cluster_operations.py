@@ -379,6 +379,7 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
         assert read_on() == ["x"], "a query whose checkpoint does not know the partition goes on"
         assert consumed() == "x", "a member that began late leaves nothing of the new one out"
         append()
+    find_partitions(brokers, first)
     brokers.command("stream", "truncate", "orders", "--before", 4, at=second)
     for number in (1, 2, 3):
         assert brokers.values("orders", number, 2, start=4) == list("ef")
@@ -443,6 +444,21 @@ def reading_by_spark(brokers, name):
 
     yield read_on
     forget_client(server)
+
+
+def find_partitions(brokers, number):
+    """A producer that nobody tells of a new partition sends it its share of the keys, too."""
+    brokers.create("grown", replicas=3, min_isr=1)
+    with (
+        strandline.connect(brokers.running[number].flight) as client,
+        client.producer("grown") as producer,
+    ):
+        assert producer.append("k", key=KEY_OF_THE_SECOND).result(PATIENCE_S).partition == 0
+        brokers.command("stream", "extend", "grown", "--partitions", 2, at=number)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while producer.append("k", key=KEY_OF_THE_SECOND).result(PATIENCE_S).partition != 1:
+            assert time.monotonic() < deadline_s, "it keeps to the partition that it found"
+            time.sleep(0.1)
 
 
 def elect_one_that_lacks_records(brokers):

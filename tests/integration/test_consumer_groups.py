@@ -404,6 +404,22 @@ def test_a_prepared_transaction_holds_the_partitions_of_its_positions(client, st
             transaction.commit_positions(consumer)
 
 
+def test_what_an_aborted_transaction_was_told_is_still_to_be_committed(client, stream):
+    """Only a commit of one's own is known to be noted: after an abort nobody else has noted it."""
+    name = f"undone-{stream}"
+    with client.consumer(name, stream, commit_interval_s=None) as consumer:
+        take(consumer, 40)
+        transaction = client.transaction(name)
+        transaction.commit_positions(consumer)
+        client.abort_staged(name, transaction.prepare())
+        consumer.commit()
+        assert client.groups.positions(name) == consumer.positions()
+        with client.transaction(name) as transaction:
+            transaction.commit_positions(consumer, {PartitionName(stream, 0): 7})
+        consumer.commit()
+        assert client.groups.positions(name) == consumer.positions()
+
+
 async def consume(consumer, count):
     while count > 0:
         for batch in await consumer.poll(0.2):

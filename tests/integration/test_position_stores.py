@@ -295,6 +295,8 @@ def test_consumers_keep_positions_in_a_store_of_their_own(store):
         assert sorted(found) == list(range(48)), "nothing twice"
         assert store.read("kept") == {PartitionName("s", number): 12 for number in range(4)}
         assert client.groups.positions("kept") == {}
+        [group] = client.groups.list()
+        assert (group.group, group.members) == ("kept", 0), "it knows what it began with"
 
 
 def _take(found, *consumers):

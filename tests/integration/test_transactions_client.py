@@ -1,9 +1,11 @@
 """Transactions from Python against a real broker, as a user meets them."""
 
+import asyncio
 import contextlib
 import pickle
 import re
 import threading
+import time
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -25,6 +27,8 @@ from strandline.errors import (
 )
 from strandline.testing import Server
 from strandline.types import PartitionName
+
+PATIENCE_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -307,6 +311,33 @@ async def test_parts_are_staged_asynchronously_too(server, client, name):
             assert (await stage.finish()).ref == ""
         assert (await made.last_published(name)).batch_id == 0
     assert values(client, name) == ["one", "two"]
+
+
+@pytest.mark.parametrize("kind", ["transaction", "stage"])
+async def test_what_is_cancelled_while_it_begins_does_not_stay_open(server, client, name, kind):
+    """Nobody would leave its context, so it is aborted, though the client is closed at once."""
+    async with await strandline.connect_async(server) as made:
+        context = getattr(made, kind)(name, *([0] if kind == "stage" else []))
+        entering = asyncio.ensure_future(context.__aenter__())
+        await asyncio.sleep(0)  # it begins; the loop looks at nothing more before the cancel
+        wait_until(lambda: opened(client, name) == ["open"])
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+    wait_until(lambda: "open" not in opened(client, name))
+
+
+def opened(client, name):
+    """What has become of the transactions, or parts, of a name."""
+    return [each.status for each in client.transactions() if each.id.startswith(name)]
+
+
+def wait_until(condition):
+    """Wait for something, and block the loop if there is one."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_plans_of_reads_end_where_committed_records_do(server, client, name):

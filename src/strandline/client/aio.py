@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
@@ -205,14 +206,19 @@ class AsyncClient:
         return AsyncGroups(self._client.groups)
 
     async def close(self) -> None:
-        """End the connection; harmless when repeated."""
+        """End the connection and what belongs to it; as ``Client.close``."""
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self._client.__exit__, kind, error, trace)
 
 
 class AsyncProducer:

@@ -1,5 +1,6 @@
 """Reads and subscriptions for asyncio: the synchronous ones, waited for on a thread each."""
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
@@ -108,12 +109,20 @@ class AsyncSubscription:
     async def close(self) -> None:
         """End it; harmless when repeated."""
         self._is_closed = True
-        if self._subscription is not None:
-            self._subscription.close()
+        self._end()  # what waits for a record on the thread
+        self._thread.submit(self._end)  # behind who opens it just now
         self._thread.end()
 
+    def _end(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+
     async def __aenter__(self) -> Self:
-        await self._open()
+        try:
+            await self._open()
+        except asyncio.CancelledError:
+            await self.close()  # a context that was not entered is not left
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,7 +1,8 @@
-"""A thread for what blocks for long, awaited by asyncio."""
+"""Threads for what blocks, awaited by asyncio; whoever awaits may be cancelled."""
 
 import asyncio
 import concurrent.futures
+import logging
 import queue
 import threading
 import weakref
@@ -9,8 +10,60 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from strandline.errors import StrandlineError
+
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Job = Callable[[], None]
+
+UNDO_S = 2.0
+"""So long a task that was cancelled waits at most: what comes next may close the client."""
+
+
+async def begun(begin: Callable[[], T], *, undo: Callable[[T], object]) -> T:
+    """What is begun on a thread of asyncio's; a caller that is cancelled leaves nothing begun.
+
+    A context that was not entered is not left, so nobody else would undo it.
+
+    Args:
+        begin: begins it.
+        undo: ends what was begun for nobody; on a thread, too, and waited for a moment.
+    """
+    loop = asyncio.get_running_loop()
+    beginning, job = _job(begin)
+    loop.run_in_executor(None, job)
+    try:
+        return await asyncio.wrap_future(beginning)
+    except asyncio.CancelledError:
+        if not beginning.cancel():  # it has begun
+            undone = loop.run_in_executor(None, _undo, beginning, undo)
+            await asyncio.wait((undone,), timeout=UNDO_S)
+        raise
+
+
+def _undo(beginning: "concurrent.futures.Future[T]", undo: Callable[[T], object]) -> None:
+    if beginning.exception() is not None:
+        return
+    try:
+        undo(beginning.result())
+    except StrandlineError as error:
+        logger.warning("what was begun as its task was cancelled stays open: %s", error)
+
+
+def _job(function: Callable[[], T]) -> "tuple[concurrent.futures.Future[T], Job]":
+    """A call to make on some thread, and what comes of it."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def job() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits it
+            future.set_exception(error)
+
+    return future, job
 
 
 class OneThread:
@@ -34,16 +87,7 @@ class OneThread:
 
     def submit(self, function: Callable[[], T]) -> "concurrent.futures.Future[T]":
         """Have a function run on the thread; on a new one after ``end``, as nobody else would."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - handed to whoever awaits it
-                future.set_exception(error)
-
+        future, job = _job(function)
         with self._ending:
             if not self._has_ended:
                 self._jobs.put(job)

@@ -1,10 +1,12 @@
 """Transactions for asyncio: the same names as ``Transaction``, awaited; calls run on threads."""
 
 import asyncio
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from strandline.client.aio_consumer import AsyncConsumer
+from strandline.client.aio_thread import begun
 from strandline.client.client import Client
 from strandline.client.positions import Offsets
 from strandline.client.results import Ack, BatchAck
@@ -86,8 +88,8 @@ class AsyncTransaction:
         await asyncio.to_thread(self._begun.abort)
 
     async def __aenter__(self) -> Self:
-        begin = self._client.transaction
-        self._transaction = await asyncio.to_thread(begin, self._id, timeout_s=self._timeout_s)
+        begin = partial(self._client.transaction, self._id, timeout_s=self._timeout_s)
+        self._transaction = await begun(begin, undo=Transaction.abort)
         return self
 
     async def __aexit__(
@@ -153,8 +155,8 @@ class AsyncStage:
         return await asyncio.to_thread(self._begun.finish)
 
     async def __aenter__(self) -> Self:
-        begin = self._client.stage
-        self._stage = await asyncio.to_thread(begin, *self._batch, timeout_s=self._timeout_s)
+        begin = partial(self._client.stage, *self._batch, timeout_s=self._timeout_s)
+        self._stage = await begun(begin, undo=lambda stage: stage.__exit__(None, None, None))
         return self
 
     async def __aexit__(

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from strandline.client.results import EPOCH
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.types import PartitionName
 
 
@@ -28,6 +28,20 @@ def whole_number(value: Any, what: str) -> int:
     raise InvalidRequestError(f"{what} is a whole number, not {value!r}")
 
 
+def check_number(value: Any, what: str, *, least: float = 0) -> None:
+    """Refuse what is no number, or a smaller one; ``what`` says which it is.
+
+    Raises:
+        InvalidRequestError: it is.
+    """
+    try:
+        is_good = bool(value >= least)  # no NaN
+    except TypeError:
+        is_good = False
+    if not is_good:
+        raise InvalidRequestError(f"{what} is a number from {least:g} on, not {value!r}")
+
+
 def milliseconds(seconds: Any, what: str) -> int:
     """A time in milliseconds, one at least; ``what`` says which one it is.
 
@@ -42,6 +56,43 @@ def milliseconds(seconds: Any, what: str) -> int:
     raise InvalidRequestError(f"{what} is a positive number of seconds, not {seconds!r}")
 
 
+def text(name: Any, what: str) -> str:
+    """A name; ``what`` says of what. Others would be sent as something else: bytes as Base64.
+
+    Raises:
+        InvalidRequestError: it is no text.
+    """
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"the name of {what} is text, not {name!r}")
+    return name
+
+
+def listed(values: Any, what: str) -> list[Any]:
+    """Several of something; ``what`` says of what. One alone is easily given in their place.
+
+    Raises:
+        InvalidRequestError: it is one, or nothing of which there could be several.
+    """
+    if not isinstance(values, str | bytes):
+        try:
+            return list(values)
+        except TypeError:
+            pass
+    raise InvalidRequestError(f"{what} is a list; for one give [{values!r}]")
+
+
+def utf8(said: str, what: str) -> bytes:
+    """Text as bytes; ``what`` says which.
+
+    Raises:
+        InvalidRecordError: there are none, as half of a surrogate pair has no UTF-8.
+    """
+    try:
+        return said.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRecordError(f"a {what} is not valid Unicode: {error}") from error
+
+
 def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]:
     """Offsets of partitions as Python's own numbers.
 
@@ -49,7 +100,7 @@ def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]
         InvalidRequestError: they are none.
     """
     try:
-        given = [(stream, number, at) for (stream, number), at in offsets.items()]
+        given = [(text(name, "a stream"), number, at) for (name, number), at in offsets.items()]
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"give offsets by stream and partition, such as {{('orders', 0): 17}}, not {offsets!r}"
@@ -68,5 +119,8 @@ def nanoseconds(moment: datetime) -> int:
     """
     if not isinstance(moment, datetime):
         raise InvalidRequestError(f"a time is a datetime, not {moment!r}")
-    plain = datetime.combine(moment.date(), moment.timetz())  # pandas' own knows no local time
-    return (plain.astimezone() - EPOCH) // timedelta(microseconds=1) * 1000
+    try:
+        plain = datetime.combine(moment.date(), moment.timetz())  # pandas' own knows no local time
+        return (plain.astimezone() - EPOCH) // timedelta(microseconds=1) * 1000
+    except (ValueError, OverflowError) as error:  # pandas' NaT, or out of any calendar
+        raise InvalidRequestError(f"{moment!r} is no time of this world: {error}") from error

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from strandline.client.arguments import check_number
 from strandline.client.connection import Connection
 from strandline.client.retry import Backoff, is_connection_loss, is_refusal, is_worth_a_retry
 from strandline.client.tls import Credentials
@@ -48,6 +49,11 @@ class Brokers:
     def __init__(
         self, addresses: str, *, timeout_s: float, credentials: Credentials | None = None
     ) -> None:
+        if not isinstance(addresses, str):
+            raise InvalidRequestError(
+                f"{addresses!r} is no address; write 'host:port', several separated by commas"
+            )
+        check_number(timeout_s, "timeout_s", least=1e-3)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         given = [

@@ -4,8 +4,11 @@ It finds leaders by itself: any broker's address will do, several are better whi
 """
 
 import threading
+import weakref
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from strandline.client.access import AccessControl
@@ -22,7 +25,7 @@ from strandline.client.stream_calls import StreamCalls
 from strandline.client.tls import Credentials
 from strandline.client.transactional import TransactionalClient
 from strandline.config import Acks
-from strandline.errors import RequestTimeoutError
+from strandline.errors import RequestTimeoutError, StrandlineError
 from strandline.protocol import admin
 from strandline.protocol.groups import GROUPS_STREAM
 
@@ -96,6 +99,8 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         self._lock = threading.Lock()
         self._server: admin.ServerInfo | None = None
         self._appenders: dict[str, Producer] = {}
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        """Those that somebody has; one that is forgotten ends by itself."""
 
     @property
     def address(self) -> str:
@@ -201,10 +206,8 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         Raises:
             UnknownStreamError: there is none.
         """
-        return Producer(
-            self._known,
-            self._described(stream),
-            server=self._server or self.server_info(),
+        return self._producer(
+            stream,
             acks=acks,
             linger_ms=linger_ms,
             batch_bytes=batch_bytes,
@@ -214,12 +217,15 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         )
 
     def _enlisted_producer(self, stream: str, enlisted: Enlisted) -> Producer:
-        return Producer(
-            self._known,
-            self._described(stream),
-            server=self._server or self.server_info(),
-            enlisted=enlisted,
-        )
+        return self._producer(stream, enlisted=enlisted)
+
+    def _producer(self, stream: str, **options: Any) -> Producer:
+        described = self._described(stream)
+        server = self._server or self.server_info()
+        made = Producer(self._known, described, server=server, **options)
+        with self._lock:
+            self._producers.add(made)
+        return made
 
     def _forget_appender(self, stream: str) -> None:
         with self._lock:
@@ -288,24 +294,36 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
     # Life
 
     def close(self) -> None:
-        """End the connections and their producers; harmless when repeated.
+        """End the connections and what belongs to them; harmless when repeated.
+
+        Producers are flushed first. Reads, subscriptions, consumers and open transactions raise
+        ``ClientClosedError`` from then on, a transaction is aborted at its timeout.
 
         Raises:
             StrandlineError: an append nobody waited for failed.
         """
         with self._lock:
-            appenders, self._appenders = list(self._appenders.values()), {}
-        try:
-            for appender in appenders:
-                appender.close()
-        finally:
-            self._brokers.close()
+            producers, self._appenders = list(self._producers), {}
+        with ExitStack() as closing:  # each, though another one fails
+            closing.callback(self._brokers.close)
+            for producer in producers:
+                closing.callback(producer.close)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except StrandlineError as failure:
+            if error is None:
+                raise
+            error.add_note(f"besides, records were not stored: {failure.message}")
 
     def __repr__(self) -> str:
         """Show where it is connected."""

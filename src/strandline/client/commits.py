@@ -1,8 +1,8 @@
 """What a consumer commits: how far its group has come, told when it is time.
 
-Rules: nothing is told twice; what was told under an epoch that has passed meanwhile is told again
-under the new one, as long as the partitions are still the member's. Must not know how records are
-read. One thread.
+Rules: what is known to be committed is not told twice; what a transaction was told is not known to
+be. What was told under an epoch that has passed meanwhile is told again under the new one, as long
+as the partitions are still the member's. Must not know how records are read. One thread.
 """
 
 import logging
@@ -52,7 +52,7 @@ class Commits:
         self._committed |= starts
 
     def forget(self, partitions: Iterable[PartitionName]) -> None:
-        """Partitions are somebody else's."""
+        """What is committed of these is not known (any more)."""
         for name in partitions:
             self._committed.pop(name, None)
 
@@ -62,12 +62,13 @@ class Commits:
         return {name: at for name, at in places.items() if self._committed.get(name) != at}
 
     def commit(self, offsets: Offsets, tell: Tell | None = None) -> None:
-        """Commit; ``tell`` is somebody else to tell than usual.
+        """Commit; ``tell`` is a transaction to tell, with which it counts or not.
 
         Raises:
             UnknownMemberError, StaleMemberError: others consume those records.
             StrandlineError: whether it was noted is unknown.
         """
+        self.forget(offsets)  # what is not answered may be noted all the same
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             if not offsets:
                 break
@@ -80,7 +81,8 @@ class Commits:
                 if attempt == COMMIT_ATTEMPTS or not held.issuperset(offsets):
                     raise
             else:
-                self._committed |= offsets
+                if tell is None:
+                    self._committed |= offsets
                 break
         self._committed_s = time.monotonic()
 

@@ -4,12 +4,14 @@ gRPC connects by itself, when first used and after a loss; this wrapper decides 
 message sizes and translates every failure. Safe to use from several threads.
 """
 
+import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -44,6 +46,18 @@ _ADDRESS = re.compile(
     r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]*)(?::(?P<port>\d{1,5}))?/?"
 )
 T = TypeVar("T")
+_has_used_grpc = threading.Event()
+_lacks_threads = threading.Event()
+"""Set in a process that was forked from one that has used gRPC. That hangs then, past every time
+limit; where clients were closed before only sometimes, as its threads end a moment later."""
+
+
+def _was_forked() -> None:
+    if _has_used_grpc.is_set():
+        _lacks_threads.set()
+
+
+os.register_at_fork(after_in_child=_was_forked)
 
 
 def parse_address(address: str) -> tuple[str, str]:
@@ -70,6 +84,14 @@ def parse_address(address: str) -> tuple[str, str]:
         raise InvalidRequestError(f"port {port} of {address!r} is not between 1 and 65535")
     scheme = "grpc+tls" if found["scheme"] in ("grpc+tls", "tls") else "grpc+tcp"
     return f"{host}:{port}", f"{scheme}://{host}:{port}"
+
+
+class Read(Protocol):
+    """A read under way; see ``reading.BatchStream``."""
+
+    def cancel(self) -> None:
+        """End it, from any thread."""
+        ...
 
 
 class Connection:
@@ -102,6 +124,7 @@ class Connection:
         self._tls = credentials.options()
         self._lock = threading.Lock()
         self._flight: fl.FlightClient | None = None
+        self._reads: weakref.WeakSet[Read] = weakref.WeakSet()
         self._is_closed = False
 
     def sibling(self, address: str, *, timeout_s: float | None = None) -> "Connection":
@@ -186,14 +209,42 @@ class Connection:
 
         Raises:
             ClientClosedError: the connection was closed.
+            InvalidRequestError: the process was forked from one that had used a client.
         """
+        if _lacks_threads.is_set():
+            raise InvalidRequestError(
+                "this process was forked from one that had used a client, and gRPC does not work "
+                "here: start processes with multiprocessing's 'spawn', or connect after forking"
+            )
         with self._lock:
-            if self._is_closed:
-                raise ClientClosedError(f"this client of {self.address} is closed; connect again")
+            self.check_open()
             if self._flight is None:
                 keep_freed_memory()
                 self._flight = fl.FlightClient(self._uri, generic_options=OPTIONS, **self._tls)
+                _has_used_grpc.set()
             return self._flight
+
+    def check_open(self) -> None:
+        """Refuse to go on once it was closed.
+
+        Raises:
+            ClientClosedError: it was.
+        """
+        if self._is_closed:
+            raise ClientClosedError(f"this client of {self.address} is closed; connect again")
+
+    def has_begun(self, read: Read) -> None:
+        """A read is under way, which goes no further than the connection.
+
+        Raises:
+            ClientClosedError: that was closed meanwhile.
+        """
+        with self._lock:
+            self._reads.add(read)
+            is_closed = self._is_closed
+        if is_closed:
+            read.cancel()
+            self.check_open()
 
     def reset(self) -> None:
         """Begin anew with the next call; calls under way end as they will."""
@@ -201,10 +252,13 @@ class Connection:
             self._flight = None
 
     def close(self) -> None:
-        """End the connection; harmless when repeated."""
+        """End the connection, and the reads under way; harmless when repeated."""
         with self._lock:
             self._is_closed = True
             flight, self._flight = self._flight, None
+            reads = list(self._reads)
+        for read in reads:
+            read.cancel()
         if flight is not None:
             flight.close()
 
@@ -214,6 +268,7 @@ class Connection:
         try:
             yield
         except (fl.FlightError, pa.ArrowException, OSError) as error:
+            self.check_open()  # else it is what closing has ended
             raise from_flight(error, address=self.address) from error
 
 

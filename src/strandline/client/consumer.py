@@ -24,7 +24,7 @@ from datetime import datetime
 from math import inf
 from typing import NamedTuple, Self
 
-from strandline.client.arguments import offsets_by_partition, whole_number
+from strandline.client.arguments import check_number, offsets_by_partition, text, whole_number
 from strandline.client.commits import Commits
 from strandline.client.fetching import Source
 from strandline.client.membership import Membership, View
@@ -42,6 +42,7 @@ from strandline.errors import (
     UnknownMemberError,
     UnknownStreamError,
 )
+from strandline.protocol.wire import INT64_MAX
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,10 @@ class Consumer:
             raise InvalidRequestError(
                 f"start is {options.start!r}; give 'earliest', 'latest' or a datetime"
             )
-        self.group = group
+        if options.commit_interval_s is not None:
+            check_number(options.commit_interval_s, "commit_interval_s")
+        check_number(options.poll_interval_max_s, "poll_interval_max_s")
+        self.group = text(group, "a group")
         self._source = source
         self._options = options
         self._store = options.positions or LogPositions(coordinator)
@@ -121,8 +125,9 @@ class Consumer:
         self._membership = Membership(
             coordinator,
             group,
-            streams,
-            instance=options.instance,
+            [text(stream, "a stream") for stream in streams],
+            instance=text(options.instance, "an instance"),
+            keeps=options.positions is not None,
             session_s=options.session_timeout_s,
             poll_interval_max_s=options.poll_interval_max_s,
             on_change=self._ahead.wake,
@@ -202,8 +207,9 @@ class Consumer:
             at = self._source.offsets(stream, to)[name.partition]
         else:
             at = whole_number(to, "an offset")
-        if at < 0:
-            raise OffsetOutOfRangeError(f"offset {at} is negative; offsets begin at 0")
+        if not 0 <= at <= INT64_MAX:
+            size = "negative" if at < 0 else "too large"
+            raise OffsetOutOfRangeError(f"offset {at} is {size}; they go from 0 to {INT64_MAX}")
         self._next[name] = at
         self._ahead.begin_anew(name)
 

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 from strandline.client.batching import BatchAccumulator, Record
 from strandline.client.brokers import Brokers, Routes
 from strandline.client.enlisted import Enlisted
+from strandline.client.entries import Entry, Expired
 from strandline.client.lane import Lane
 from strandline.client.leaders import FAILED, Leaders
 from strandline.client.lots import SomeLot, TableLot, fail, resolve
-from strandline.client.outbox import Entry, Expired, Outbox
+from strandline.client.outbox import Outbox
 from strandline.client.results import Ack, AckFuture
 from strandline.client.retry import is_worth_a_retry
 from strandline.errors import (
@@ -156,6 +157,11 @@ class Delivery:
         """Know the leaders of partitions that the stream was given meanwhile."""
         with self._changed:
             self._leaders.take(routes)
+
+    @property
+    def partitions(self) -> int:
+        """How many the stream has, as far as known; it only grows."""
+        return self._leaders.partitions
 
     @property
     def is_usable(self) -> bool:
@@ -296,7 +302,7 @@ class Delivery:
 
     def _watch(self) -> None:
         """Give up what is past its deadline; at the end of the program, have the rest sent."""
-        main, is_exit = threading.main_thread(), False
+        main, is_exit, looked = threading.main_thread(), False, 0
         while not self._is_over.wait(WATCH_INTERVAL_S):
             if not main.is_alive() and not self._closing.is_set():
                 is_exit = True
@@ -308,6 +314,9 @@ class Delivery:
                 if expired:
                     self._resolving.append(threading.get_ident())
                 self._leave_silent(now_s)
+                if self._outbox.next_number > looked:  # one that is idle asks nobody
+                    looked = self._outbox.next_number
+                    self._leaders.look_for_more(now_s)
                 self._note_end()
                 self._changed.notify_all()
             if expired:

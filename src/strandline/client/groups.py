@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from strandline.client.arguments import offsets_by_partition
+from strandline.client.arguments import offsets_by_partition, text
 from strandline.client.fetching import Source
 from strandline.client.office import Office
 from strandline.client.positions import LogPositions, Offsets, Owner
@@ -37,7 +37,7 @@ class Groups:
         Raises:
             UnknownGroupError: there is none.
         """
-        body = wire.GroupRef(group=group)
+        body = _ref(group)
         [found] = self._office.ask(wire.GROUP_INFO, body, wire.GroupInfo, timeout_s=TIMEOUT_S)
         return found
 
@@ -49,7 +49,7 @@ class Groups:
         Raises:
             UndecidedPositionsError: for too long; end the transaction.
         """
-        return LogPositions(self._office).read(group)
+        return LogPositions(self._office).read(text(group, "a group"))
 
     def commit(self, group: str, offsets: Offsets, *, timeout_s: float = TIMEOUT_S) -> None:
         """Set positions of a group without members; also for consumers that are in no group.
@@ -63,7 +63,9 @@ class Groups:
             GroupInUseError: it has members, who commit its positions.
         """
         given = offsets_by_partition(offsets)
-        LogPositions(self._office, timeout_s=timeout_s).commit(group, given, Owner())
+        LogPositions(self._office, timeout_s=timeout_s).commit(
+            text(group, "a group"), given, Owner()
+        )
 
     def reset(
         self, group: str, stream: str, to: Place, *, partition: int | None = None
@@ -102,4 +104,8 @@ class Groups:
         Raises:
             UnknownGroupError, GroupInUseError: as they say.
         """
-        self._office.tell(wire.DELETE_GROUP, wire.GroupRef(group=group), timeout_s=TIMEOUT_S)
+        self._office.tell(wire.DELETE_GROUP, _ref(group), timeout_s=TIMEOUT_S)
+
+
+def _ref(group: str) -> wire.GroupRef:
+    return wire.GroupRef(group=text(group, "a group"))

@@ -13,8 +13,8 @@ import threading
 from typing import Protocol
 
 from strandline.client.connection import Connection
+from strandline.client.entries import Entry
 from strandline.client.lots import SomeLot, batch_of, pad
-from strandline.client.outbox import Entry
 from strandline.client.put_stream import PutStream
 from strandline.errors import DisconnectedError, InvalidRecordError, StrandlineError
 from strandline.protocol.put import BatchTag, ProducerTag, PutAck, PutRequest, put_schema

@@ -1,10 +1,10 @@
 """Who leads the partitions of a stream that a producer writes to: known, or being looked up.
 
 A partition that was refused, or whose leader was lost, waits until its leader was looked up anew
-(with one broker alone: for a moment).
+(with one broker alone: for a moment). Partitions that the stream is given later are found, too.
 
 Threads: callers hold the delivery's lock; a thread of its own looks, without the lock, while any
-partition waits.
+partition waits, and another one whether there are more of them.
 """
 
 import logging
@@ -19,6 +19,8 @@ from strandline.errors import ClientClosedError, StrandlineError, UnknownStreamE
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 10.0
+"""How often a producer that is used looks whether its stream has more partitions."""
 UNKNOWN_MAX = 5
 """So often in a row a stream may be unknown before it is believed."""
 FAILED: Final = "the producer failed; see the log"
@@ -67,6 +69,9 @@ class Leaders:
         """Partitions whose leader has to be looked up."""
         self._backoff = Backoff()
         self._is_looking = False
+        self._look_s = time.monotonic() + LOOK_S
+        self.partitions = 0
+        """How many there are, as far as known; read without the lock."""
         self.last_loss: StrandlineError | None = None
         """Why leaders were looked up last, or were not found."""
 
@@ -98,6 +103,21 @@ class Leaders:
         """Know the leaders that a broker has named."""
         self._found(self._brokers.leaders(routes))
 
+    def look_for_more(self, now_s: float) -> None:
+        """Once in a while, see on a thread of its own whether there are more partitions."""
+        if self._brokers.is_cluster and now_s >= self._look_s:
+            self._look_s = now_s + LOOK_S
+            threading.Thread(target=self._add, name="strandline-partitions", daemon=True).start()
+
+    def _add(self) -> None:
+        try:
+            routes = self._brokers.routes(self._stream)
+        except StrandlineError as error:
+            logger.debug("stream %s could not be looked at: %s", self._stream, error)
+            return
+        with self._changed:
+            self.take({n: each for n, each in routes.items() if n >= self.partitions})
+
     def _found(self, leaders: dict[int, str]) -> None:
         """Know these from now on; the lock is held."""
         for partition, leader in leaders.items():
@@ -106,6 +126,7 @@ class Leaders:
                 self._waiting.discard(partition)
             else:
                 self._waiting.add(partition)
+        self.partitions = len(self._leaders)
         self._sender.send_to({leader for leader in leaders.values() if leader})
         if self._waiting:
             self._begin_to_look()

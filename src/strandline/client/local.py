@@ -111,6 +111,7 @@ class LocalStream(BatchStream):
                 for batch in self._of_partition(part):
                     if self._is_cancelled.is_set():
                         raise DisconnectedError("the read was cancelled")
+                    self._connection.check_open()
                     yield batch
         finally:
             self.cancel()

@@ -17,7 +17,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from strandline.client.arguments import milliseconds
@@ -62,6 +62,7 @@ class Membership:
         group: its name.
         streams: what to consume.
         instance: name of a static member; empty for others.
+        keeps: whether the group has its positions elsewhere, and so stays without members.
         session_s: the coordinator gives a member up that it does not hear of for so long.
         poll_interval_max_s: a consumer that does not poll for so long leaves.
         on_change: called, on any thread, when there is something to look at.
@@ -71,9 +72,10 @@ class Membership:
         self,
         coordinator: Office,
         group: str,
-        streams: Iterable[str],
+        streams: Sequence[str],
         *,
         instance: str,
+        keeps: bool,
         session_s: float,
         poll_interval_max_s: float,
         on_change: Callable[[], None],
@@ -82,6 +84,7 @@ class Membership:
         self._group = group
         self._streams = tuple(streams)
         self._instance = instance
+        self._keeps = keeps
         self._session_s = session_s
         self._poll_interval_max_s = poll_interval_max_s
         self._on_change = on_change
@@ -224,6 +227,7 @@ class Membership:
             streams=self._streams,
             session_ms=milliseconds(self._session_s, "session_timeout_s"),
             instance=self._instance,
+            keeps=self._keeps,
         )
         [answer] = self._coordinator.ask(
             wire.JOIN_GROUP,

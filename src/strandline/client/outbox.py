@@ -17,17 +17,23 @@ Rules: pure; the caller tells the time, holds the lock, and does what is asked.
 - When a producer's epochs are used up, another producer begins. Brokers do not fence the one
   before: what was given up in doubt may yet be stored, once, behind later lots.
 
-Invariants:
-- ``doubt`` is true of a lot that was sent and not answered, until it is certain again;
-- ``is_void`` is true of a lot whose numbers are void, or were taken from it in flight: it is never
-  in doubt.
+Invariants: those of ``entries``.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic
 
+from strandline.client.entries import (
+    Entry,
+    Expired,
+    Lane,
+    LotT,
+    Numbers,
+    PartitionLots,
+    Window,
+)
 from strandline.client.retry import is_refusal, is_worth_a_retry
 from strandline.errors import (
     DiskFullError,
@@ -39,122 +45,6 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.protocol.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
-
-
-class Lot(Protocol):
-    """What travels as one record batch to one partition."""
-
-    partition: int
-    size: int
-    deadline_s: float
-
-    @property
-    def rows(self) -> int:
-        """How many records it has."""
-        ...
-
-    @property
-    def has_ids(self) -> bool:
-        """Whether any of them has a message id, which makes it stored once without numbers."""
-        ...
-
-
-LotT = TypeVar("LotT", bound=Lot)
-Lane = object
-"""Whatever sends lots; compared only."""
-
-
-class Numbers(NamedTuple):
-    """What a broker knows a lot by."""
-
-    epoch: int
-    sequence: int
-    producer: int = 0
-    """So many were used up before this one."""
-
-
-class Entry(Generic[LotT]):
-    """A lot and how far it has come."""
-
-    __slots__ = ("doubt", "error", "is_void", "lane", "lot", "number", "numbers")
-
-    def __init__(self, lot: LotT, number: int) -> None:
-        self.lot = lot
-        self.number = number
-        self.numbers: Numbers | None = None
-        self.lane: Lane | None = None
-        self.doubt = False
-        self.is_void = False
-        """Whether it is never stored under the numbers it was sent with."""
-        self.error: StrandlineError | None = None
-        """The last refusal."""
-
-    def unanswered(self) -> None:
-        """It was sent, and nobody says what became of it."""
-        self.doubt = not self.is_void
-
-    def void(self) -> None:
-        """Nothing can have become of it, nor will, under its numbers."""
-        self.doubt, self.is_void = False, True
-
-
-class Expired(NamedTuple, Generic[LotT]):
-    """A lot past its deadline."""
-
-    lot: LotT
-    is_in_flight: bool
-    in_doubt: bool
-    """It was sent, and may be stored."""
-    error: StrandlineError | None
-
-
-class _Partition(Generic[LotT]):
-    """The lots of one partition, and its next numbers."""
-
-    __slots__ = (
-        "entries",
-        "epoch",
-        "has_gap",
-        "in_flight",
-        "lane",
-        "producer",
-        "queued",
-        "sequence",
-        "waits",
-    )
-
-    def __init__(self, epoch: int) -> None:
-        self.entries: OrderedDict[int, Entry[LotT]] = OrderedDict()
-        self.queued: OrderedDict[int, Entry[LotT]] = OrderedDict()
-        self.in_flight = 0
-        self.lane: Lane | None = None
-        self.producer = 0
-        self.epoch = epoch
-        self.sequence = 0
-        self.has_gap = False
-        """Whether what gets its numbers in this epoch is behind a gap."""
-        self.waits = False
-        """Whether an epoch is to begin."""
-
-    def begin_epoch(self, epoch_max: int) -> None:
-        """Number from 0 again, as another producer where this one has had its last epoch."""
-        if self.epoch == epoch_max:
-            self.producer, self.epoch = self.producer + 1, 0
-        else:
-            self.epoch += 1
-        self.sequence = 0
-        self.has_gap = False
-        self.waits = True
-
-
-class _Window:
-    """What a lane has in flight."""
-
-    __slots__ = ("numbers", "size")
-
-    def __init__(self) -> None:
-        self.numbers: set[int] = set()
-        self.size = 0
 
 
 class Outbox(Generic[LotT]):
@@ -186,8 +76,8 @@ class Outbox(Generic[LotT]):
         self._held: OrderedDict[int, Entry[LotT]] = OrderedDict()
         self._turns: OrderedDict[int, None] = OrderedDict()
         """Partitions that have lots queued; whose turn it was goes to the end."""
-        self._partitions: dict[int, _Partition[LotT]] = {}
-        self._windows: dict[Lane, _Window] = {}
+        self._partitions: dict[int, PartitionLots[LotT]] = {}
+        self._windows: dict[Lane, Window] = {}
         self.next_number = 0
         """The number of the next lot put; all before it have smaller ones."""
         self.size = 0
@@ -217,7 +107,7 @@ class Outbox(Generic[LotT]):
         self.next_number += 1
         partition = self._partitions.get(lot.partition)
         if partition is None:
-            partition = self._partitions[lot.partition] = _Partition(self._only_epoch or 0)
+            partition = self._partitions[lot.partition] = PartitionLots(self._only_epoch or 0)
         self._held[entry.number] = partition.entries[entry.number] = entry
         partition.queued[entry.number] = entry
         self._turns.setdefault(lot.partition)
@@ -243,12 +133,12 @@ class Outbox(Generic[LotT]):
                 return entry
         return None
 
-    def _fits(self, window: _Window, entry: Entry[LotT]) -> bool:
+    def _fits(self, window: Window, entry: Entry[LotT]) -> bool:
         size = window.size + entry.lot.size
         is_full = size > self._window_bytes or len(window.numbers) >= self._window_lots
         return not window.numbers or not is_full
 
-    def _numbered(self, partition: _Partition[LotT], entry: Entry[LotT]) -> bool:
+    def _numbered(self, partition: PartitionLots[LotT], entry: Entry[LotT]) -> bool:
         """Give the lot its numbers, if it has none yet; False if it must wait for them."""
         lot = entry.lot
         if entry.numbers is not None or lot.has_ids:
@@ -263,16 +153,16 @@ class Outbox(Generic[LotT]):
         partition.sequence += lot.rows
         return True
 
-    def _fly(self, entry: Entry[LotT], partition: _Partition[LotT], lane: Lane) -> None:
+    def _fly(self, entry: Entry[LotT], partition: PartitionLots[LotT], lane: Lane) -> None:
         self._turns.move_to_end(entry.lot.partition)
         self._unqueue(entry, partition)
         entry.lane = partition.lane = lane
         partition.in_flight += 1
-        window = self._windows.setdefault(lane, _Window())
+        window = self._windows.setdefault(lane, Window())
         window.numbers.add(entry.number)
         window.size += entry.lot.size
 
-    def _unqueue(self, entry: Entry[LotT], partition: _Partition[LotT]) -> None:
+    def _unqueue(self, entry: Entry[LotT], partition: PartitionLots[LotT]) -> None:
         del partition.queued[entry.number]
         if not partition.queued:
             del self._turns[entry.lot.partition]
@@ -410,6 +300,6 @@ def _is_never_stored(entry: Entry[LotT], error: StrandlineError) -> bool:
     return is_certain and not (entry.doubt or isinstance(error, ProducerFencedError))
 
 
-def _may_go(partition: _Partition[LotT], lane: Lane) -> bool:
+def _may_go(partition: PartitionLots[LotT], lane: Lane) -> bool:
     """Whether no other lane has lots of the partition in flight."""
     return partition.lane is None or partition.lane is lane

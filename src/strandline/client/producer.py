@@ -12,12 +12,12 @@ import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import msgspec
 import pyarrow as pa
 
-from strandline.client.arguments import whole_number
+from strandline.client.arguments import check_number, utf8, whole_number
 from strandline.client.batching import Record
 from strandline.client.brokers import Brokers
 from strandline.client.delivery import Delivery, DeliveryOptions
@@ -78,8 +78,12 @@ class Producer:
         idempotent: bool = True,
         enlisted: Enlisted | None = None,
     ) -> None:
-        if batch_bytes < 1 or buffer_bytes < 1 or linger_ms < 0 or delivery_timeout_s <= 0:
-            raise InvalidRequestError("sizes and times of a producer must be positive")
+        check_number(batch_bytes, "batch_bytes", least=1)
+        check_number(buffer_bytes, "buffer_bytes", least=1)
+        check_number(linger_ms, "linger_ms")
+        check_number(delivery_timeout_s, "delivery_timeout_s", least=1e-3)
+        if acks not in (None, *get_args(Acks)):
+            raise InvalidRequestError(f"acks is one of {', '.join(get_args(Acks))}, not {acks!r}")
         if idempotent and delivery_timeout_s > IDEMPOTENT_TIMEOUT_S_MAX:
             raise InvalidRequestError(
                 f"an idempotent producer tries for at most {IDEMPOTENT_TIMEOUT_S_MAX} s, because "
@@ -91,7 +95,7 @@ class Producer:
         self._config = stream.config
         self._record_bytes_max = server.record_bytes_max
         self._batch_bytes = min(batch_bytes, max(1, server.batch_bytes_max // 2))
-        self._router = Router(stream.config)
+        self._last_router = Router(stream.config)
         self._spread = itertools.count()
         self._subjects: set[str] = set()
         self._enlisted = enlisted
@@ -142,8 +146,8 @@ class Producer:
         if subject is not None and subject not in self._subjects:
             self._learn(subject)
         pairs = _pairs(headers) if headers else None
-        if message_id is not None and not isinstance(message_id, str):
-            raise InvalidRecordError(f"a message id is text, not {type(message_id).__name__}")
+        if message_id is not None:
+            _check_id(message_id)
         record = Record(_bytes(value, "value"), _bytes(key, "key"), subject, pairs, message_id)
         size = _size_of(record)
         if size > self._record_bytes_max:
@@ -151,21 +155,17 @@ class Producer:
                 f"record of {size} bytes; the broker's limits.record_bytes is "
                 f"{self._record_bytes_max}"
             )
+        router = self._router
         if partition is not None:
             number: int | None = self._checked(partition)
         else:
-            number = self._router.of_record(record.key, subject, message_id)
+            number = router.of_record(record.key, subject, message_id)
         if self._enlisted is not None:
             # Wherever it goes must be let in first; anywhere is one place in a transaction.
-            number = (
-                self._enlisted.producer_id % self._router.partitions if number is None else number
-            )
+            number = self._enlisted.producer_id % router.partitions if number is None else number
             self._enlisted.let_in((number,))
         return self._delivery.add_record(
-            number,
-            record,
-            partitions=self._router.partitions,
-            size=size + RECORD_OVERHEAD_BYTES,
+            number, record, partitions=router.partitions, size=size + RECORD_OVERHEAD_BYTES
         )
 
     def append_batch(self, data: Any, *, partition: int | None = None) -> AckFuture[BatchAck]:
@@ -267,21 +267,28 @@ class Producer:
         number = whole_number(number, "partition")
         if number >= self._router.partitions:
             self._look_for_more()
-        if not 0 <= number < self._router.partitions:
+        known = self._router.partitions
+        if not 0 <= number < known:
             raise UnknownPartitionError(
-                f"stream {self._stream!r} has partitions 0 to {self._router.partitions - 1}, "
-                f"not {number}"
+                f"stream {self._stream!r} has partitions 0 to {known - 1}, not {number}"
             )
         return number
 
+    @property
+    def _router(self) -> Router:
+        """Where records go, by as many partitions as are known to be there by now."""
+        router, known = self._last_router, self._delivery.partitions
+        if known > router.partitions:
+            config = msgspec.structs.replace(self._config, partitions=known)
+            router = self._last_router = Router(config)
+        return router
+
     def _look_for_more(self) -> None:
         """Know the partitions that the stream was given since it was looked at."""
-        known = self._router.partitions
+        known = self._delivery.partitions
         added = {n: each for n, each in self._brokers.routes(self._stream).items() if n >= known}
         if added:
             self._delivery.add_partitions(added)
-            config = msgspec.structs.replace(self._config, partitions=known + len(added))
-            self._router = Router(config)
 
     def _split(
         self, batch: pa.RecordBatch, partition: int | None
@@ -298,7 +305,7 @@ def _bytes(data: bytes | str | None, what: str) -> bytes | None:
     if data is None or isinstance(data, bytes):
         return data
     if isinstance(data, str):
-        return data.encode()
+        return utf8(data, what)
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
     raise InvalidRecordError(
@@ -306,15 +313,27 @@ def _bytes(data: bytes | str | None, what: str) -> bytes | None:
     )
 
 
+def _check_id(message_id: str) -> None:
+    if not isinstance(message_id, str):
+        raise InvalidRecordError(f"a message id is text, not {type(message_id).__name__}")
+    utf8(message_id, "message id")
+
+
 def _pairs(headers: Headers) -> list[tuple[str, bytes]]:
     """Headers as they travel."""
     items = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        return [(str(name), _bytes(value, "header") or b"") for name, value in items]
+        return [(_name(name), _bytes(value, "header") or b"") for name, value in items]
     except (TypeError, ValueError) as error:
         raise InvalidRecordError(
             "headers are a mapping from names to values, or (name, value) pairs"
         ) from error
+
+
+def _name(name: Any) -> str:
+    said = str(name)
+    utf8(said, "header's name")
+    return said
 
 
 def _size_of(record: Record) -> int:

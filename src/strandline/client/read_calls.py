@@ -17,7 +17,7 @@ from strandline.client.reading import BatchStream, EndlessReader, Place, read_re
 from strandline.client.retry import is_connection_loss
 from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.protocol.tickets import ReadRequest
 
 
@@ -142,6 +142,11 @@ class ReadCalls(ABC):
         Raises:
             StrandlineError: as ``read``.
         """
+        for name in ("columns", "follow"):
+            if name in options:
+                raise InvalidRequestError(
+                    f"a subscription gives whole records for ever; leave {name!r} out, or use read"
+                )
         request = read_request(
             stream,
             starts=self._positions(stream, partition, start) if starts is None else starts,

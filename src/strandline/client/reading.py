@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from strandline.client.arguments import nanoseconds, whole_number
+from strandline.client.arguments import listed, nanoseconds, utf8, whole_number
 from strandline.client.connection import Connection
 from strandline.errors import InvalidRequestError
 from strandline.protocol.tickets import (
@@ -76,9 +76,8 @@ def read_request(
     Raises:
         InvalidRequestError: an argument is out of its range.
     """
-    if isinstance(keys, str | bytes):
-        raise InvalidRequestError(f"keys is a list of keys; for one give [{keys!r}]")
-    encoded = [key.encode() if isinstance(key, str) else key for key in keys or ()]
+    named = () if keys is None else listed(keys, "keys")
+    encoded = [utf8(key, "key") if isinstance(key, str) else key for key in named]
     request = ReadRequest(
         stream=stream,
         partition=None if partition is None else whole_number(partition, "partition"),
@@ -86,7 +85,7 @@ def read_request(
         starts=None if starts is None else _numbers(starts),
         stop=None if stop is None else bound_of(stop),
         follow=follow,
-        columns=None if columns is None else list(columns),
+        columns=None if columns is None else listed(columns, "columns"),
         subject=subject,
         keys=None if keys is None else encoded,
         timestamp_from_ns=None if timestamp_from is None else nanoseconds(timestamp_from),
@@ -103,7 +102,13 @@ def read_request(
 
 
 def _numbers(starts: Mapping[int, int]) -> dict[int, int]:
-    """Offsets by partition as Python's own numbers."""
+    """Offsets by partition as Python's own numbers.
+
+    Raises:
+        InvalidRequestError: they are none.
+    """
+    if not isinstance(starts, Mapping):
+        raise InvalidRequestError(f"starts is offsets by partition, as {{0: 17}}, not {starts!r}")
     return {
         whole_number(number, "partition"): whole_number(at, "an offset")
         for number, at in starts.items()
@@ -182,6 +187,7 @@ class BatchStream:
         self._request = request
         self._may_wait = request.follow or request.wait_ms_max > 0
         self.schema: pa.Schema = self._stream.schema
+        connection.has_begun(self)
 
     def cancel(self) -> None:
         """End the read, from any thread; whoever waits for a batch gets a DisconnectedError."""
@@ -195,6 +201,7 @@ class BatchStream:
         """The batches; once only. Closing the generator cancels the read.
 
         Raises:
+            ClientClosedError: the client was closed.
             StrandlineError: the read cannot go on.
         """
         return self._pumped() if self._may_wait else self.direct()

@@ -6,7 +6,7 @@ Rules: as ``writing``. A part of a batch that is published already stores nothin
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from strandline.client.arguments import offsets_by_partition
+from strandline.client.arguments import offsets_by_partition, text
 from strandline.client.positions import Offsets, Owner
 from strandline.client.writing import Writing
 from strandline.errors import StrandlineError
@@ -63,8 +63,9 @@ class Stage:
         Raises:
             StrandlineError: as ``Writing.commit_positions``.
         """
+        name, given = text(group, "a group"), offsets_by_partition(offsets)
         if self._writing is not None:
-            self._writing.commit_positions(group, offsets_by_partition(offsets), Owner())
+            self._writing.commit_positions(name, given, Owner())
 
     def finish(self) -> StagedPart:
         """Have everything stored, and wait to be published.

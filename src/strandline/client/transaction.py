@@ -119,6 +119,10 @@ class Transaction:
             if offsets is None:
                 raise InvalidRequestError(f"give the offsets of group {group!r}, or a consumer")
             name = group
+        elif not hasattr(group, "commit_by"):
+            raise InvalidRequestError(
+                f"positions are of a consumer, or of a group, not of {group!r}"
+            )
         else:
             name = group.group
             self._members[name] = group

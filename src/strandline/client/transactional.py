@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from strandline.client.arguments import text, whole_number
 from strandline.client.brokers import Brokers
 from strandline.client.enlisted import Enlisted
 from strandline.client.office import Office
@@ -62,7 +63,9 @@ class TransactionalClient(ABC):
             TransactionPreparedError: the last one waits for ``commit_staged`` or ``abort_staged``.
         """
         producer = self._coordinator.begin(
-            transactional_id, timeout_s=timeout_s, after=self._last_producers.get(transactional_id)
+            text(transactional_id, "a transaction"),
+            timeout_s=timeout_s,
+            after=self._last_producers.get(transactional_id),
         )
         assert producer is not None, "only parts have nothing to do"
         self._last_producers[transactional_id] = producer
@@ -84,7 +87,7 @@ class TransactionalClient(ABC):
             UnknownTransactionError: nothing is prepared under these ids.
             TransactionAbortedError: it was aborted.
         """
-        self._coordinator.end_staged(transactional_id, staged_id, commit=True)
+        self._end_staged(transactional_id, staged_id, commit=True)
 
     def abort_staged(self, transactional_id: str, staged_id: str) -> None:
         """Abort what ``Transaction.prepare`` has left; harmless when repeated.
@@ -92,7 +95,11 @@ class TransactionalClient(ABC):
         Raises:
             UnknownTransactionError: nothing is prepared under these ids, or it was committed.
         """
-        self._coordinator.end_staged(transactional_id, staged_id, commit=False)
+        self._end_staged(transactional_id, staged_id, commit=False)
+
+    def _end_staged(self, transactional_id: str, staged_id: str, *, commit: bool) -> None:
+        name = text(transactional_id, "a transaction")
+        self._coordinator.end_staged(name, text(staged_id, "what is staged"), commit=commit)
 
     def transactions(self) -> list[wire.TransactionInfo]:
         """Every transactional id, and what its last transaction is."""
@@ -111,7 +118,7 @@ class TransactionalClient(ABC):
         Raises:
             StrandlineError: the coordinator was not reached.
         """
-        batch = wire.BatchRef(transaction_id, batch_id)
+        batch = _batch(transaction_id, batch_id)
         return self._stage(secrets.token_hex(8), batch, timeout_s=timeout_s)
 
     def _stage(self, name: str, batch: wire.BatchRef, *, timeout_s: float) -> Stage:
@@ -150,13 +157,13 @@ class TransactionalClient(ABC):
         if positions:
             # A part like any other, but for its name: that of an attempt before is replaced, and
             # is not in the way.
-            batch = wire.BatchRef(transaction_id, batch_id)
+            batch = _batch(transaction_id, batch_id)
             with self._stage(POSITIONS_PART, batch, timeout_s=TIMEOUT_S) as stage:
                 for group, offsets in positions.items():
                     stage.commit_positions(group, offsets)
                 parts += filter(None, [stage.finish().ref])
         request = wire.PublishStaged(
-            transaction_id=transaction_id,
+            transaction_id=text(transaction_id, "a transaction"),
             batch=batch_id,
             parts=tuple(parts),
             fingerprint=fingerprint,
@@ -165,4 +172,13 @@ class TransactionalClient(ABC):
 
     def last_published(self, transaction_id: str) -> wire.Publication | None:
         """The last batch published under a transaction id; None: none."""
-        return self._coordinator.last_published(transaction_id)
+        return self._coordinator.last_published(text(transaction_id, "a transaction"))
+
+
+def _batch(transaction_id: str, number: int) -> wire.BatchRef:
+    """A batch of the transaction.
+
+    Raises:
+        InvalidRequestError: it cannot be one.
+    """
+    return wire.BatchRef(text(transaction_id, "a transaction"), whole_number(number, "a batch"))

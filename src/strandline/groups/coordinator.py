@@ -12,7 +12,8 @@ Rules:
   member by then. Until it is decided nobody is given the partition who does not have it, and
   nobody else commits there: where the next one begins is not known before (KIP-447);
 - how many partitions a stream has when a group first consumes it, or has a position in it, is kept
-  with the group: what is added later was there for nobody to skip;
+  with the group: what is added later was there for nobody to skip. A stream that is made anew under
+  its name is another one;
 - a member that is not heard of for its session is removed. Whoever takes a static member's name
   takes its partitions at once, and the one before is fenced off.
 
@@ -20,6 +21,7 @@ Invariants: no partition is held by two members; ``_targets`` has every member o
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,12 +55,20 @@ ITEMS_PER_ENTRY = 500
 NOTHING: Partitions = frozenset()
 
 
+class _Begun(NamedTuple):
+    """Streams that a group begins with: how many partitions they have, and when they were made."""
+
+    partitions: dict[str, int]
+    created: dict[str, int]
+
+
 class GroupCoordinator:
     """Decides about consumer groups.
 
     Args:
         state: as the stored entries say.
         partitions: how many each stream has.
+        created: when each was made.
         now_ms: every member has its whole session again from here on.
         sequence: of the next entry.
         entries: how many were stored already.
@@ -69,12 +79,14 @@ class GroupCoordinator:
         state: GroupsState,
         partitions: Mapping[str, int],
         *,
+        created: Mapping[str, int],
         now_ms: int,
         sequence: int = 0,
         entries: int = 0,
     ) -> None:
         self.state = state
         self._partitions = dict(partitions)
+        self._created = dict(created)
         self._now_ms = now_ms
         self._log: DecisionLog[Entry, Effect] = DecisionLog(
             state, items_per_entry=ITEMS_PER_ENTRY, sequence=sequence, entries=entries
@@ -162,25 +174,34 @@ class GroupCoordinator:
             if known is None and predecessor is not None:
                 gone = (predecessor.id,)
                 self._succeed(request.group, predecessor.id, member.id)
+            begun = self._begun(group, streams)
             entry = Entry(
                 group=request.group,
                 epoch=epoch,
                 members=(member,),
                 gone=gone,
-                began_with=self._begun(group, streams),
+                began_with=begun.partitions,
+                created=begun.created,
+                keeps=request.keeps,
             )
             self._log.store(entry)
             self._retarget(request.group)
         self._heard(request.group, member)
         return self._reconciled(request.group, member, held=NOTHING)
 
-    def _begun(self, group: Group, streams: Iterable[str]) -> dict[str, int]:
-        """How many partitions those of the streams have that are new to the group."""
-        return {
-            stream: self._partitions[stream]
-            for stream in streams
-            if stream not in group.began_with and stream in self._partitions
-        }
+    def _begun(self, group: Group, streams: Iterable[str]) -> _Begun:
+        """Those of the streams that are new to the group."""
+        new = [s for s in streams if s in self._partitions and not self._knows(group, s)]
+        return _Begun(
+            {stream: self._partitions[stream] for stream in new},
+            {stream: self._created[stream] for stream in new},
+        )
+
+    def _knows(self, group: Group, stream: str) -> bool:
+        """Whether a group has begun with a stream, and that was not made anew since."""
+        created = self._created[stream]
+        # Of groups of before this was noted nobody can tell.
+        return stream in group.began_with and group.created.get(stream, created) == created
 
     def _check_join(self, request: ev.Join) -> None:
         if not SESSION_MS_MIN <= request.session_ms <= SESSION_MS_MAX:
@@ -226,13 +247,15 @@ class GroupCoordinator:
         self._check_transaction(group, request)
         is_numbered = bool(request.member and request.number)
         committed = {request.member: request.number} if is_numbered else {}
+        begun = self._begun(group, request.positions)
         self._log.store(
             Entry(
                 group=request.group,
                 positions=request.positions,
                 committed=committed,
                 transaction=request.transaction,
-                began_with=self._begun(group, request.positions),
+                began_with=begun.partitions,
+                created=begun.created,
             )
         )
 
@@ -264,8 +287,7 @@ class GroupCoordinator:
             waiting = known.waiting(transaction)
             self._log.store(Entry(transaction=transaction, mark=mark))
             for name in waiting:
-                group = self.state.groups[name]
-                if not (group.members or group.positions or group.undecided):
+                if self.state.groups[name].is_over:
                     self._forget_group(name)
 
     def _check_committer(self, group: Group, request: ev.Commit) -> None:
@@ -310,10 +332,10 @@ class GroupCoordinator:
         group = self.state.groups[name]
         del self._deadlines[name, member]
         self._log.store(Entry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
-        if group.members or group.positions or group.undecided:
-            self._retarget(name)
-        else:
+        if group.is_over:
             self._forget_group(name)
+        else:
+            self._retarget(name)
 
     def _forget_group(self, name: str) -> None:
         self._log.store(Entry(group=name, is_deleted=True))
@@ -353,7 +375,11 @@ class GroupCoordinator:
                 member = msgspec.structs.replace(member, assigned=assigned, revoking=revoking)
                 member = self._change(name, member)
         group, fresh = self.state.groups[name], member.assigned - held
-        streams = sorted({each.stream for each in fresh} & group.began_with.keys())
+        begun = self._begun(group, {each.stream for each in fresh})
+        if begun.partitions:  # a stream that was made anew while it had its readers
+            entry = Entry(group=name, began_with=begun.partitions, created=begun.created)
+            self._log.store(entry)
+        streams = sorted({each.stream for each in fresh})
         return Assigned(
             member.epoch,
             member.assigned,
@@ -378,7 +404,7 @@ class GroupCoordinator:
             for stream in {*self._partitions, *event.partitions}
             if self._partitions.get(stream) != event.partitions.get(stream)
         }
-        self._partitions = dict(event.partitions)
+        self._partitions, self._created = dict(event.partitions), dict(event.created)
         for name, group in self.state.groups.items():
             if any(not changed.isdisjoint(m.streams) for m in group.members.values()):
                 self._retarget(name)

@@ -20,6 +20,7 @@ class Join:
         instance: name of a static member, which takes the place of the member of that name; empty
             for others.
         session_ms: it is removed when it was not heard of for so long.
+        keeps: the group stays when its last member has left, though it has no positions here.
     """
 
     token: object
@@ -28,6 +29,7 @@ class Join:
     streams: tuple[str, ...]
     session_ms: int
     instance: str = ""
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,15 @@ Request = Join | Heartbeat | Leave | Commit | MarkTransaction | Delete | Read
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """These are the streams there are now, and how many partitions each has."""
+    """These are the streams there are now.
+
+    Attributes:
+        partitions: how many each has.
+        created: when each was made.
+    """
 
     partitions: Mapping[str, int]
+    created: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Have ended, whatever became of them."""
     began_with: dict[str, int] = {}
     """Stream → how many partitions it had when the group began with it."""
+    created: dict[str, int] = {}
+    """Stream → when that was made; another one of its name is begun with anew."""
+    keeps: bool = False
+    """The group stays without members and positions: it has those elsewhere."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -109,8 +113,17 @@ class Group:
         self.began_with: dict[str, int] = {}
         """How many partitions each stream had at first: who begins late leaves nothing of others
         out, as they are newer than the group."""
+        self.created: dict[str, int] = {}
+        """When the streams of ``began_with`` were made: another one of the name is another one."""
+        self.keeps = False
+        """Whether it has positions elsewhere, and so stays."""
         self.undecided: dict[PartitionName, Undecided] = {}
         """Positions that wait for transactions: nobody else begins there before."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody misses it."""
+        return not (self.members or self.positions or self.undecided or self.keeps)
 
     def by_instance(self, instance: str) -> Member | None:
         """The static member of that name."""
@@ -162,6 +175,8 @@ class GroupsState:
             group.committed.pop(gone, None)
         group.committed |= entry.committed
         group.began_with |= entry.began_with
+        group.created |= entry.created
+        group.keeps = group.keeps or entry.keeps
         if entry.transaction is not None:
             self._wait(entry.group, entry.positions, entry.transaction)
             return
@@ -209,7 +224,7 @@ class GroupsState:
         for transaction in self.transactions.opened():
             yield Entry(transaction=transaction, mark=Mark.BEGIN)
         for name, group in self.groups.items():
-            yield Entry(group=name, epoch=group.epoch)
+            yield Entry(group=name, epoch=group.epoch, keeps=group.keeps)
             members = list(group.members.values())
             for start in range(0, len(members), per_entry):
                 some = tuple(members[start : start + per_entry])
@@ -217,7 +232,9 @@ class GroupsState:
                 yield Entry(group=name, members=some, committed=numbers)
             counts = list(group.began_with.items())
             for start in range(0, len(counts), per_entry):
-                yield Entry(group=name, began_with=dict(counts[start : start + per_entry]))
+                some_counts = dict(counts[start : start + per_entry])
+                created = {s: group.created[s] for s in some_counts if s in group.created}
+                yield Entry(group=name, began_with=some_counts, created=created)
             for stream, offsets in group.positions.items():
                 items = sorted(offsets.items())
                 for start in range(0, len(items), per_entry):

@@ -34,7 +34,9 @@ LIST_GROUPS = "list_groups"
 DELETE_GROUP = "delete_group"
 
 ACTIONS: dict[str, str] = {
-    JOIN_GROUP: "Be a member of a consumer group; body: {group, member, streams, session_ms}.",
+    JOIN_GROUP: (
+        "Be a member of a consumer group; body: {group, member, streams, session_ms, keeps}."
+    ),
     GROUP_HEARTBEAT: "Stay a member of it; body: {group, member, epoch, held}.",
     LEAVE_GROUP: "Be a member no more; body: {group, member}.",
     COMMIT_POSITIONS: (
@@ -70,6 +72,8 @@ class JoinGroup(Message, frozen=True, kw_only=True, omit_defaults=True):
     """It is removed when it was not heard of for so long."""
     instance: _Optional = ""
     """A static member's name, the same in each life of it."""
+    keeps: bool = False
+    """The group has its positions elsewhere, and stays until it is deleted."""
 
 
 class GroupHeartbeat(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,8 @@ from strandline.record.subjects import SUBJECT_BYTES_MAX
 MESSAGE_BYTES_MAX = 4 << 20
 """Longest JSON message accepted."""
 INT64_MAX = (1 << 63) - 1
+UNENCODABLE = (UnicodeEncodeError, TypeError, OverflowError, RecursionError)
+"""What msgspec raises at values for which there is no JSON."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_BYTES_MAX)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=SUBJECT_BYTES_MAX)]
@@ -37,8 +39,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(message: Any) -> bytes:
-    """The JSON bytes of a message or answer."""
-    return msgspec.json.encode(message)
+    """The JSON bytes of a message or answer.
+
+    Raises:
+        InvalidRequestError: something in it cannot be sent, such as text that is no Unicode.
+    """
+    try:
+        return msgspec.json.encode(message)
+    except UNENCODABLE as error:
+        raise InvalidRequestError(f"{type(message).__name__} cannot be sent: {error}") from error
 
 
 def decode(data: bytes, kind: type[T], *, what: str) -> T:

@@ -43,7 +43,7 @@ def is_user_name(name: str) -> bool:
 
 def is_clean_name(name: str) -> bool:
     """Whether a text is short and printable, with no white space around it."""
-    is_printable = name.isprintable() and name == name.strip()
+    is_printable = isinstance(name, str) and name.isprintable() and name == name.strip()
     return is_printable and 0 < len(name.encode()) <= NAME_BYTES_MAX
 
 
@@ -55,7 +55,7 @@ def check_user_name(name: str) -> None:
     """
     if not is_user_name(name):
         raise InvalidRequestError(
-            f"{name[:NAME_BYTES_MAX]!r} is no name for a principal: it has 1 to {NAME_BYTES_MAX} "
-            "bytes of printable characters, begins and ends with no white space, and does not "
-            f"begin with {INTERNAL_PREFIX!r}"
+            f"{repr(name)[:NAME_BYTES_MAX]} is no name for a principal: it has 1 to "
+            f"{NAME_BYTES_MAX} bytes of printable characters, begins and ends with no white "
+            f"space, and does not begin with {INTERNAL_PREFIX!r}"
         )

@@ -6,7 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strandline.client.arguments import milliseconds, nanoseconds, whole_number
+from strandline.client.arguments import (
+    check_number,
+    milliseconds,
+    nanoseconds,
+    offsets_by_partition,
+    whole_number,
+)
 from strandline.errors import InvalidRequestError
 
 
@@ -38,11 +44,33 @@ def test_what_is_no_moment_is_refused():
         nanoseconds("2026-01-01")
 
 
+@pytest.mark.parametrize("moment", [pd.NaT, datetime.min])  # noqa: DTZ901 - out of any calendar
+def test_what_no_clock_shows_is_refused(moment):
+    """As what it is: pandas' NaT passes for a datetime."""
+    with pytest.raises(InvalidRequestError, match="no time of this world"):
+        nanoseconds(moment)
+
+
+@pytest.mark.parametrize("value", ["5", None, float("nan"), 0.5, [2]])
+def test_what_is_no_number_or_too_small_is_refused(value):
+    """By its name, and with the least that works."""
+    check_number(float("inf"), "linger_ms", least=1)
+    with pytest.raises(InvalidRequestError, match="linger_ms is a number from 1 on"):
+        check_number(value, "linger_ms", least=1)
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "5", None])
 def test_times_are_positive_and_finite(seconds):
     """A transaction of no time at all was begun, and refused its records for another reason."""
     with pytest.raises(InvalidRequestError, match="timeout_s is a positive number of seconds"):
         milliseconds(seconds, "timeout_s")
+
+
+@pytest.mark.parametrize("offsets", [{(None, 0): 1}, {(b"s", 0): 1}, {"s": 1}, [("s", 0)], None])
+def test_what_are_no_offsets_of_partitions_is_refused(offsets):
+    """Where they are given, with an example of what is meant."""
+    with pytest.raises(InvalidRequestError, match=r"offsets by stream|text"):
+        offsets_by_partition(offsets)
 
 
 def test_times_are_whole_milliseconds():

@@ -1,6 +1,7 @@
 """Leaders of a producer's partitions: known, waited for, looked up, given up."""
 
 import threading
+import time
 
 import pytest
 
@@ -145,3 +146,30 @@ def test_a_bug_leaves_nobody_waiting(make, caplog):
     kit.until(lambda: kit.given_up)
     assert "see the log" in kit.given_up[0].message
     assert "a bug" in caplog.text
+
+
+def test_partitions_that_come_later_are_found(make, monkeypatch):
+    """Now and then somebody looks; what is known of the others already stays as it is."""
+    monkeypatch.setattr("strandline.client.leaders.LOOK_S", 0.0)
+    kit = make(
+        brokers := Brokers(NotLeaderError("not now"), {0: "z:1", 1: "b:1", 2: ""}, {2: "c:1"})
+    )
+    with kit.changed:
+        kit.leaders.take({0: "a:1"})
+        kit.leaders.look_for_more(time.monotonic())
+    kit.until(lambda: brokers.asked == 1 and kit.leaders.partitions == 1)
+    with kit.changed:
+        kit.leaders.look_for_more(time.monotonic())
+    kit.until(lambda: kit.leaders.may_send(2, "c:1"))
+    assert kit.leaders.partitions == 3
+    assert [kit.leaders[n] for n in range(2)] == ["a:1", "b:1"]
+
+
+def test_nobody_looks_for_partitions_too_often_or_where_there_are_no_others(make):
+    """A question every ten seconds, and none to a broker alone, which gives a stream no more."""
+    kit = make(brokers := Brokers({0: "a:1"}))
+    with kit.changed:
+        kit.leaders.look_for_more(time.monotonic())
+        brokers.is_cluster = False
+        kit.leaders.look_for_more(time.monotonic() + 1e6)
+    assert not brokers.asked

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from strandline.broker.producer_state import Producers
-from strandline.client.outbox import Numbers, Outbox
+from strandline.client.entries import Numbers
+from strandline.client.outbox import Outbox
 from strandline.errors import (
     DiskFullError,
     InvalidRecordError,

@@ -45,6 +45,7 @@ class Groups(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = 0
         self.partitions = {"a": 3, "b": 2}
+        self.created = {"a": 1, "b": 1}
         self.stored = []
         self.unstored = []
         self.answers = {}
@@ -54,7 +55,9 @@ class Groups(RuleBasedStateMachine):
         """Requests that may arrive once more."""
         self.truth = {}
         """What was committed for certain."""
-        self.coordinator = GroupCoordinator(GroupsState(), self.partitions, now_ms=0)
+        self.coordinator = GroupCoordinator(
+            GroupsState(), self.partitions, created=self.created, now_ms=0
+        )
 
     def step(self, event):
         for effect in self.coordinator.step(event, self.now_ms):
@@ -188,7 +191,7 @@ class Groups(RuleBasedStateMachine):
         self.partitions = {name: count for name, count in (("a", a), ("b", b)) if count}
         self.partitions.setdefault("a", 1)
         self.partitions.setdefault("b", 1)
-        self.step(ev.StreamsChanged(self.partitions))
+        self.step(ev.StreamsChanged(self.partitions, self.created))
 
     @rule(keep=st.integers(0, 3), number=members)
     def crash_while_committing(self, keep, number):
@@ -203,7 +206,9 @@ class Groups(RuleBasedStateMachine):
         state = GroupsState()
         for entry in self.stored:
             state.apply(decode_entry(entry))
-        self.coordinator = GroupCoordinator(state, self.partitions, now_ms=self.now_ms)
+        self.coordinator = GroupCoordinator(
+            state, self.partitions, created=self.created, now_ms=self.now_ms
+        )
 
     @invariant()
     def nothing_has_two_holders(self):

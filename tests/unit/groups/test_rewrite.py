@@ -11,7 +11,7 @@ from strandline.types import PartitionName
 def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
     """Entries from the place that ``Forget`` names on give the same state as all of them."""
     monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
-    coordinator = GroupCoordinator(GroupsState(), {"s": 4}, now_ms=0)
+    coordinator = GroupCoordinator(GroupsState(), {"s": 4}, created={"s": 1}, now_ms=0)
     entries, forgotten = [], []
 
     def step(event):
@@ -23,7 +23,7 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
                 forgotten.append(effect.before)
 
     for number in range(4):
-        step(ev.Join(object(), "g", f"m{number}", ("s",), 1000))
+        step(ev.Join(object(), "g", f"m{number}", ("s",), 1000, keeps=True))
     for number in range(200):
         step(ev.Commit(object(), f"cursor-{number % 3}", {"s": {number % 4: number}}))
         step(ev.Stored(len(entries) - 1))
@@ -40,12 +40,15 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
         for name, group in coordinator.state.groups.items():
             assert state.groups[name].members == group.members
             assert state.groups[name].positions == group.positions
+            assert state.groups[name].began_with == group.began_with == {"s": 4}
+            assert state.groups[name].created == group.created == {"s": 1}
+            assert state.groups[name].keeps == group.keeps == (name == "g")
 
 
 def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
     """So is which transactions have begun and which have ended: none begins a second time."""
     monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
-    coordinator = GroupCoordinator(GroupsState(), {"s": 4}, now_ms=0)
+    coordinator = GroupCoordinator(GroupsState(), {"s": 4}, created={"s": 1}, now_ms=0)
     entries = []
 
     def step(event):

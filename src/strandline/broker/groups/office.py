@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from strandline.broker.office import Office, Surroundings, Term, Token
+from strandline.broker.stream import Stream
 from strandline.decisions import restore
 from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
 from strandline.groups import effects as fx
@@ -51,6 +52,7 @@ class GroupOffice(Office[GroupCoordinator]):
         *,
         session_ms: int,
         instance: str = "",
+        keeps: bool = False,
     ) -> Assigned:
         """Become a member; see ``events.Join``.
 
@@ -60,7 +62,7 @@ class GroupOffice(Office[GroupCoordinator]):
         """
         names = tuple(streams)
         assigned: Assigned = await self._ask(
-            lambda token: ev.Join(token, group, member, names, session_ms, instance)
+            lambda token: ev.Join(token, group, member, names, session_ms, instance, keeps)
         )
         return assigned
 
@@ -236,7 +238,12 @@ class GroupOffice(Office[GroupCoordinator]):
         state = GroupsState()
         count = restore(state, map(decode_entry, entries))
         return GroupCoordinator(
-            state, self._partitions(), now_ms=self._now_ms(), sequence=sequence, entries=count
+            state,
+            self._partitions(),
+            created=self._created(),
+            now_ms=self._now_ms(),
+            sequence=sequence,
+            entries=count,
         )
 
     def stored(self, term: Term[GroupCoordinator], sequence: int) -> None:
@@ -257,15 +264,19 @@ class GroupOffice(Office[GroupCoordinator]):
     def _streams_changed(self) -> None:
         term = self.term
         if term is not None:
-            self._step(term, ev.StreamsChanged(self._partitions()))
+            self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
 
     def _partitions(self) -> dict[str, int]:
-        """How many partitions each stream has; nobody consumes those that are ours."""
-        return {
-            stream.name: len(stream.partitions)
-            for stream in self.broker.streams()
-            if stream.name != GROUPS_STREAM
-        }
+        """How many partitions each stream has."""
+        return {stream.name: len(stream.partitions) for stream in self._streams()}
+
+    def _created(self) -> dict[str, int]:
+        """When each stream was made."""
+        return {stream.name: stream.created_ns for stream in self._streams()}
+
+    def _streams(self) -> list[Stream]:
+        """What can be consumed: not our own."""
+        return [each for each in self.broker.streams() if each.name != GROUPS_STREAM]
 
     async def _ask(self, make: Callable[[Token], ev.Request]) -> Any:
         def ask(term: Term[GroupCoordinator], token: Token) -> None:

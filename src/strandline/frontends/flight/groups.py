@@ -47,6 +47,7 @@ class GroupActions:
                 request.streams,
                 session_ms=request.session_ms,
                 instance=request.instance,
+                keeps=request.keeps,
             )
         )
         return [_assignment(assigned)]

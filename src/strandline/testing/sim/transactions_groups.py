@@ -41,7 +41,7 @@ class SimGroups:
         state = GroupsState()
         restore(state, self.entries)
         self.coordinator = GroupCoordinator(
-            state, {}, now_ms=int(self.world.now_ms), sequence=len(self.entries)
+            state, {}, created={}, now_ms=int(self.world.now_ms), sequence=len(self.entries)
         )
         self._unstored: deque[Entry] = deque()
         self._waiting: dict[object, Any] = {}

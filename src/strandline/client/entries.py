@@ -1,0 +1,130 @@
+"""Lots of an outbox: how far each has come, and the numbers by which brokers know them.
+
+Rules: pure, and decides nothing; when what is done to a lot is ``outbox``'s to know.
+
+Invariants:
+- ``doubt`` is true of a lot that was sent and not answered, until it is certain again;
+- ``is_void`` is true of a lot whose numbers are void, or were taken from it in flight: it is never
+  in doubt.
+"""
+
+from collections import OrderedDict
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from strandline.errors import StrandlineError
+
+
+class Lot(Protocol):
+    """What travels as one record batch to one partition."""
+
+    partition: int
+    size: int
+    deadline_s: float
+
+    @property
+    def rows(self) -> int:
+        """How many records it has."""
+        ...
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether any of them has a message id, which makes it stored once without numbers."""
+        ...
+
+
+LotT = TypeVar("LotT", bound=Lot)
+Lane = object
+"""Whatever sends lots; compared only."""
+
+
+class Numbers(NamedTuple):
+    """What a broker knows a lot by."""
+
+    epoch: int
+    sequence: int
+    producer: int = 0
+    """So many were used up before this one."""
+
+
+class Entry(Generic[LotT]):
+    """A lot and how far it has come."""
+
+    __slots__ = ("doubt", "error", "is_void", "lane", "lot", "number", "numbers")
+
+    def __init__(self, lot: LotT, number: int) -> None:
+        self.lot = lot
+        self.number = number
+        self.numbers: Numbers | None = None
+        self.lane: Lane | None = None
+        self.doubt = False
+        self.is_void = False
+        """Whether it is never stored under the numbers it was sent with."""
+        self.error: StrandlineError | None = None
+        """The last refusal."""
+
+    def unanswered(self) -> None:
+        """It was sent, and nobody says what became of it."""
+        self.doubt = not self.is_void
+
+    def void(self) -> None:
+        """Nothing can have become of it, nor will, under its numbers."""
+        self.doubt, self.is_void = False, True
+
+
+class Expired(NamedTuple, Generic[LotT]):
+    """A lot past its deadline."""
+
+    lot: LotT
+    is_in_flight: bool
+    in_doubt: bool
+    """It was sent, and may be stored."""
+    error: StrandlineError | None
+
+
+class PartitionLots(Generic[LotT]):
+    """The lots of one partition, and its next numbers."""
+
+    __slots__ = (
+        "entries",
+        "epoch",
+        "has_gap",
+        "in_flight",
+        "lane",
+        "producer",
+        "queued",
+        "sequence",
+        "waits",
+    )
+
+    def __init__(self, epoch: int) -> None:
+        self.entries: OrderedDict[int, Entry[LotT]] = OrderedDict()
+        self.queued: OrderedDict[int, Entry[LotT]] = OrderedDict()
+        self.in_flight = 0
+        self.lane: Lane | None = None
+        self.producer = 0
+        self.epoch = epoch
+        self.sequence = 0
+        self.has_gap = False
+        """Whether what gets its numbers in this epoch is behind a gap."""
+        self.waits = False
+        """Whether an epoch is to begin."""
+
+    def begin_epoch(self, epoch_max: int) -> None:
+        """Number from 0 again, as another producer where this one has had its last epoch."""
+        if self.epoch == epoch_max:
+            self.producer, self.epoch = self.producer + 1, 0
+        else:
+            self.epoch += 1
+        self.sequence = 0
+        self.has_gap = False
+        self.waits = True
+
+
+class Window:
+    """What a lane has in flight."""
+
+    __slots__ = ("numbers", "size")
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.size = 0
