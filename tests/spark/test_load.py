@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.run import run_pipeline
 from strandline.spark.table import read_table
@@ -109,6 +109,25 @@ def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
     load.config["checkpoint"] = str(tmp_path / "a-third")
     with pytest.raises(InvalidRequestError, match="write to another table"):
         load.run(spark)
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_columns_that_were_changed_after_the_first_commit_are_refused(
+    spark, log, tmp_path, table_format
+):
+    """A new column in the file would not come into the table: the load says so, instead of going on
+    without it, and with the old schema it goes on.
+    """
+    load = Load(log, tmp_path, table_format, values="json", schema="id BIGINT, at TIMESTAMP")
+    load.append(range(4))
+    load.run(spark)
+    load.append(range(4, 8))
+    load.config["schema"] = "id BIGINT, at TIMESTAMP, customer STRING"
+    with pytest.raises(InvalidConfigError, match=r"fixed by its first commit.*another table"):
+        load.run(spark)
+    load.config["schema"] = "at TIMESTAMP, id BIGINT"
+    load.run(spark)
+    assert load.rows() == load.expected()
 
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}

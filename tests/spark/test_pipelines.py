@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.client.latest import latest_by_key
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
 from strandline.spark.pipelines.run import run_pipeline, start_pipeline
@@ -112,6 +112,21 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
     created_anew(log, source)
     with pytest.raises(InvalidRequestError, match=r"created anew.*write to another stream"):
         run("aggregate", "a-third-machine", **config)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("sum(CAST(value AS STRING))", r"sum\(\) takes .*, not string; CAST"),
+        ("sum(CAST(CAST(value AS STRING) AS DECIMAL(9,2)))", r"not decimal\(9,2\)"),
+        ("max(timestamp)", "not timestamp"),
+    ],
+)
+def test_an_aggregate_whose_state_would_not_come_back_is_refused(run, log, column, message):
+    """A sum of texts was one long text; decimals and times ended the second run, for good."""
+    source, target = log.new_stream(10), log.new_stream() + "-state"
+    with pytest.raises(InvalidConfigError, match=f"column 'total': .*{message}"):
+        run("aggregate", stream=source, into=target, key="key", columns={"total": column})
 
 
 def test_a_merge_has_one_order_for_all(run, log):

@@ -126,7 +126,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _sliced(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
     pieces = min(batch.num_rows, -(-batch_bytes // LARGEST_BYTES))
-    if pieces == 1:
+    if pieces <= 1:
         yield batch
         return
     edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]

@@ -97,7 +97,7 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
     """The fields that a sample of JSON values has; values that are not JSON objects are ignored.
 
     Raises:
-        InvalidConfigError: no value of the sample is a JSON object.
+        InvalidConfigError: no value of the sample is a JSON object, or they tell no columns.
     """
     objects = [value for value in values.to_pylist() if value and _is_object(value)]
     if not objects:
@@ -106,7 +106,20 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
         )
     lines = b"\n".join(value.replace(b"\n", b" ") for value in objects)
     options = pa.json.ReadOptions(block_size=max(1, len(lines)), use_threads=False)
-    return pa.json.read_json(io.BytesIO(lines), options).schema
+    try:
+        found = pa.json.read_json(io.BytesIO(lines), options).schema
+    except pa.ArrowInvalid as error:
+        raise InvalidConfigError(
+            f"the stream's JSON objects do not tell their columns ({reason_of(error)}); give "
+            "'schema'"
+        ) from error
+    for field in found:
+        if pa.types.is_struct(field.type) and not field.type.num_fields:
+            raise InvalidConfigError(
+                f"the object '{field.name}' has no field in any of the stream's values, and no "
+                "column can be made of it; give 'schema', with its fields or without it"
+            )
+    return found
 
 
 def refuse_unreadable(schema: pa.Schema) -> None:
@@ -128,7 +141,7 @@ def refuse_unreadable(schema: pa.Schema) -> None:
 def _is_object(value: bytes) -> bool:
     try:
         return isinstance(json.loads(value), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -202,11 +215,12 @@ def _times_for_dates(kind: pa.DataType) -> pa.DataType:
 
 
 def _avro_parser(schema: pa.Schema, avro_schema: str | None) -> ParseRows:
+    # Imported here: fastavro, which comes with the extra 'lake', is needed for Avro alone.
     import fastavro
 
-    if not avro_schema:
-        raise InvalidConfigError("Avro values need the schema they were written with: 'schema'")
-    parsed = fastavro.parse_schema(json.loads(avro_schema))
+    from strandline.spark.avro import parsed_schema
+
+    parsed = parsed_schema(avro_schema)
     kind = pa.struct(list(schema))
 
     def one(value: bytes | None) -> object:

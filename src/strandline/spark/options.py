@@ -69,6 +69,21 @@ TABLE_OPTIONS = (
     "stream",
     "streamIdentity",
 )
+_ELSEWHERE = {
+    "endingoffsetsbytimestamp": "endingOffsets",
+    "endingtimestamp": "endingOffsets",
+    "endtimestamp": "endingOffsets",
+    "endoffset": "endingOffsets",
+    "kafka.group.id": "group",
+    "maxbytes": "maxBytesPerTrigger",
+    "maxoffsetspertrigger": "maxRecordsPerTrigger",
+    "maxrecordsperbatch": "maxRecordsPerTrigger",
+    "minoffsetspertrigger": "minBytesPerTrigger",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "startoffset": "startingOffsets",
+}
+"""What Kafka's source and others call options of a read: not near enough to be taken for misspelt,
+and without effect the read would be larger, or another, than was asked for."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
 ValueFormat = Literal["raw", "json", "avro", "arrow"]
 PartitionBy = Literal["stream", "column"]
@@ -174,10 +189,9 @@ class _Options:
         names = {name.lower(): name for name in known}
         for key in self.lowered:
             near = difflib.get_close_matches(key, names, n=1, cutoff=0.85)
-            if key not in names and near:
-                raise InvalidConfigError(
-                    f"unknown option '{key}'; did you mean '{names[near[0]]}'?"
-                )
+            meant = _ELSEWHERE.get(key) or (names[near[0]] if near else None)
+            if key not in names and meant in known:
+                raise InvalidConfigError(f"unknown option '{key}'; did you mean '{meant}'?")
 
     def text(self, name: str) -> str | None:
         value = self.lowered.get(name.lower(), "").strip()
@@ -215,7 +229,7 @@ class _Options:
 
     def server(self) -> str:
         hint = "give the broker's Flight address, for example .option('server', 'localhost:9293')"
-        value = self.text("server") or self.required("servers", hint)
+        value = self.text("server") or self.text("servers") or self.required("server", hint)
         # All of them: a process that starts while one broker is away has to reach another.
         return ",".join(each.strip().removeprefix("grpc://") for each in value.split(","))
 

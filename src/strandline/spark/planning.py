@@ -11,7 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from strandline.errors import DataLossError, OffsetOutOfRangeError, UnknownPartitionError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    UnknownPartitionError,
+)
 from strandline.spark.options import OffsetSpec, ReadOptions
 
 Offsets = dict[int, int]
@@ -92,9 +97,28 @@ def encode_offsets(
 
 
 def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
-    """The numbers of ``encode_offsets``."""
+    """The numbers of ``encode_offsets``.
+
+    Raises:
+        InvalidConfigError: the offsets are another source's.
+    """
+    if not _is_ours(encoded):
+        raise InvalidConfigError(
+            f"the checkpoint's offsets are not of format('strandline'): {str(encoded)[:100]}; if "
+            "the query read another source before, start with a new checkpoint"
+        )
     numbers = [key for key in encoded if key not in (_IDENTITY, _BEGAN_AT)]
     return {int(key): int(encoded[key]) for key in sorted(numbers, key=int)}
+
+
+def _is_ours(encoded: object) -> bool:
+    """Whether offsets that came out of a checkpoint are of the form that we store."""
+    if not isinstance(encoded, Mapping) or not isinstance(encoded.get(_IDENTITY), str):
+        return False
+    return all(
+        key in (_IDENTITY, _BEGAN_AT) or (key.isdecimal() and isinstance(offset, int))
+        for key, offset in encoded.items()
+    )
 
 
 def beginning_of(start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Offsets:
@@ -104,7 +128,9 @@ def beginning_of(start: Mapping[str, int | str], end: Mapping[str, int | str]) -
     to begin, and by then it would be elsewhere. So its end says it.
     """
     began_at = end.get(_BEGAN_AT)
-    return decode_offsets(start if began_at is None else json.loads(str(began_at)))
+    if began_at is None:
+        return decode_offsets(start)
+    return decode_offsets(json.loads(str(began_at)) | {_IDENTITY: end[_IDENTITY]})
 
 
 def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) -> None:
@@ -243,16 +269,21 @@ def refuse_data_loss(state: PartitionState, start: int) -> None:
 def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
     """Pull ``end`` in so that at most ``records_max`` offsets are taken.
 
-    Each partition gives in proportion to what it has, so that none waits for the others.
+    Each partition gives one record, if so many may be taken, so that a long backlog of one starves
+    no other; beyond it each gives in proportion to what it has.
     """
     available = {partition: end[partition] - start[partition] for partition in end}
-    total = sum(available.values())
-    if total <= records_max:
+    if sum(available.values()) <= records_max:
         return end
-    shares = {p: count * records_max // total for p, count in available.items()}
+    waiting = sum(count > 0 for count in available.values())
+    first = 1 if waiting <= records_max else 0
+    given = {p: min(count, first) for p, count in available.items()}
+    rest = {p: count - given[p] for p, count in available.items()}
+    shared, total = records_max - sum(given.values()), sum(rest.values())
+    shares = {p: given[p] + count * shared // total for p, count in rest.items()}
     # What rounding down left over goes to the largest remainders, smaller partition number first.
     left = records_max - sum(shares.values())
-    by_remainder = sorted(available, key=lambda p: (-(available[p] * records_max % total), p))
+    by_remainder = sorted(rest, key=lambda p: (-(rest[p] * shared % total), p))
     for partition in by_remainder[:left]:
         shares[partition] += 1
     return {partition: start[partition] + shares[partition] for partition in end}

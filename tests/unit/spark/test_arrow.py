@@ -82,6 +82,12 @@ def test_a_few_small_batches_before_a_big_one_go_with_it():
     assert first.column("offset")[:5].to_pylist() == [0, 1, 2, 3, 4]
 
 
+def test_rows_without_a_byte_are_rows():
+    """A column of nulls alone takes no memory; its rows count all the same."""
+    batch = pa.RecordBatch.from_pydict({"a": pa.nulls(3)})
+    assert sum(each.num_rows for each in sized_batches([batch])) == 3
+
+
 def test_slicing_copies_nothing():
     """A sliced batch still points into the memory it arrived in."""
     whole = records(0, 4000, size=2048)

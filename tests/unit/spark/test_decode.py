@@ -2,7 +2,8 @@
 
 import io
 import json
-from datetime import date
+from datetime import date, datetime, time
+from uuid import UUID
 
 import fastavro
 import pyarrow as pa
@@ -122,12 +123,51 @@ def test_avro_becomes_columns():
 
 
 @pytest.mark.parametrize(
+    ("kind", "logical", "value"),
+    [
+        ("string", "uuid", "0f8fad5b-d9cb-469f-a165-70867728950e"),
+        ("int", "date", date(2024, 1, 31)),
+        ("int", "time-millis", 3_600_000),
+        ("long", "time-micros", 3_600_000_000),
+        ("long", "local-timestamp-millis", datetime(2024, 1, 31, 12)),  # noqa: DTZ001 -- it is local
+        ("long", "local-timestamp-micros", datetime(2024, 1, 31, 12)),  # noqa: DTZ001 -- it is local
+        ("long", "of-tomorrow", 7),
+    ],
+)
+def test_logical_types_become_columns(kind, logical, value):
+    """Also in a union with null; a time of day, which Spark has no type for, is the number it is
+    stored as, and so is what nobody knows.
+    """
+    plain = {"type": kind, "logicalType": logical}
+    fields = [{"name": "x", "type": plain}, {"name": "y", "type": ["null", plain]}]
+    schema = {"type": "record", "name": "r", "fields": fields}
+    times = {"time-millis": time(1), "time-micros": time(1), "uuid": UUID}
+    given = times.get(logical, value)
+    given = given(value) if given is UUID else given
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), {"x": given, "y": given})
+    text = json.dumps(schema)
+    found = decoded([out.getvalue()], "avro", arrow_schema_of(text), avro_schema=text)
+    assert found.bad == []
+    assert found.rows.to_pylist() == [{"x": value, "y": value}]
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         "",
         "{",
         '"long"',
         '{"type":"record","name":"r","fields":[{"name":"u","type":["int","string"]}]}',
+        "5",
+        "null",
+        "{}",
+        '{"type":"record","name":"r"}',
+        '{"type":"record","name":"r","fields":"x"}',
+        '{"type":"record","name":"r","fields":[{"name":"a"}]}',
+        '{"type":"record","name":"r","fields":[{"name":"a","type":{"type":"array"}}]}',
+        '{"type":"bytes","logicalType":"decimal"}',
+        '{"type":"record","fields":[{"name":"a","type":"int"}]}',
     ],
 )
 def test_an_avro_schema_without_columns_is_refused(schema):
@@ -237,6 +277,26 @@ def test_columns_of_json_are_inferred_from_objects_alone():
     assert infer_json_schema(sample) == SCHEMA
     with pytest.raises(InvalidConfigError, match="schema"):
         infer_json_schema(pa.array([b"noise", None], pa.binary()))
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ([b'{"a":1}', b'{"a":"x"}'], "changed from number to string"),
+        ([b'{"a":1,"a":2}'], "specified twice"),
+        ([b'{"a":{}}'], "'a' has no field"),
+    ],
+)
+def test_a_sample_that_tells_no_columns_is_refused(sample, message):
+    """JSON objects that disagree, or have nothing that a column could be made of."""
+    with pytest.raises(InvalidConfigError, match=f"{message}.*give 'schema'"):
+        infer_json_schema(pa.array(sample, pa.binary()))
+
+
+def test_a_value_too_deep_for_the_sample_is_noise():
+    """One hostile value does not keep a load from starting."""
+    deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert infer_json_schema(pa.array([deep, b'{"a":1}'], pa.binary())).names == ["a"]
 
 
 def test_names_of_a_record_and_of_its_value_may_not_clash():

@@ -21,7 +21,7 @@ from strandline.spark.demo.chart import text_chart
 from strandline.spark.demo.processes import Child
 from strandline.spark.demo.progress import Progress
 from strandline.spark.demo.publisher import Publisher
-from strandline.spark.demo.story import prepare_directory
+from strandline.spark.demo.story import own_directory, run_demo
 
 HPUB = re.compile(rb"HPUB (\S+) (\S+) (\d+) (\d+)\r\n")
 
@@ -216,10 +216,35 @@ def test_only_its_own_directory_is_emptied(tmp_path):
     """A directory of an earlier run is emptied, one with other files is refused."""
     (tmp_path / "letter").write_text("dear")
     with pytest.raises(InvalidRequestError, match="not the demo's"):
-        prepare_directory(tmp_path)
-    first = prepare_directory(tmp_path / "new")
-    (first / "records").mkdir()
-    assert not (prepare_directory(tmp_path / "new") / "records").exists()
+        prepare(tmp_path)
+    with own_directory(tmp_path / "new") as first:
+        (first / "records").mkdir()
+    with own_directory(tmp_path / "new") as second:
+        assert not (second / "records").exists()
+
+
+def test_the_directory_of_a_demo_that_runs_is_left_alone(tmp_path):
+    """A second one says so, instead of removing the log under the first; then it is free again."""
+    with own_directory(tmp_path / "d") as first:
+        (first / "records").mkdir()
+        with pytest.raises(InvalidRequestError, match=r"a demo runs in .*another directory"):
+            prepare(tmp_path / "d")
+        assert (first / "records").exists()
+    prepare(tmp_path / "d")
+
+
+def test_without_java_the_demo_ends_before_it_begins(tmp_path, monkeypatch):
+    """It says what is missing, and has touched nothing."""
+    monkeypatch.setattr("strandline.spark.java._candidates", lambda: iter(()))
+    with pytest.raises(UnavailableError, match="Java 17"):
+        run_demo(tmp_path / "d", flights_max=10, out=io.StringIO())
+    assert not (tmp_path / "d").exists()
+
+
+def prepare(directory):
+    """Take a directory for a demo, and leave it."""
+    with own_directory(directory):
+        pass
 
 
 def test_a_killed_child_takes_its_group_along(tmp_path):

@@ -13,6 +13,7 @@ from strandline.spark.pipelines.folding import (
     fold,
     next_offsets,
     parse_folds,
+    refuse_types,
 )
 from strandline.spark.pipelines.sources import source_of
 
@@ -39,6 +40,38 @@ def test_each_function_does_what_it_says():
     state = folded((0, 0, 5), (0, 1, None), (1, 0, 2), (0, 2, 4))
     assert state.values == {"n": 4, "total": 11, "low": 2, "high": 5, "newest": 4}
     assert state.offsets == {0: 2, 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("sum(x)", "string"),
+        ("sum(x)", "decimal(10,2)"),
+        ("sum(x)", "boolean"),
+        ("max(x)", "timestamp"),
+        ("min(x)", "binary"),
+        ("max(x)", "decimal(38,0)"),
+        ("last(x)", "boolean"),
+        ("last(x)", "array<int>"),
+        ("last(x)", "map<string,binary>"),
+    ],
+)
+def test_what_a_state_cannot_hold_is_refused(column, kind):
+    """A state is JSON: a sum of texts would be one long text, and a decimal or a time would come
+    back as a text that nothing can be added to or compared with.
+    """
+    with pytest.raises(InvalidConfigError, match=r"column 'c'.*CAST"):
+        refuse_types(parse_folds({"c": column}), {"c": kind})
+
+
+def test_what_a_state_can_hold_passes():
+    """Numbers for all functions, texts to compare, and what is only kept as its text."""
+    for kind in ("int", "bigint", "float", "double"):
+        refuse_types(FOLDS, dict.fromkeys(("n", "total", "low", "high", "newest"), kind))
+    refuse_types(parse_folds({"a": "min(x)", "b": "last(x)"}), {"a": "string", "b": "string"})
+    refuse_types(parse_folds({"c": "last(x)"}), {"c": "timestamp"})
+    refuse_types(parse_folds({"c": "last(x)"}), {"c": "decimal(10,2)"})
+    refuse_types(parse_folds({"c": "count()"}), {"c": "void"})
 
 
 def test_a_record_is_folded_once():

@@ -43,6 +43,28 @@ def test_a_misspelt_option_is_refused_with_the_right_name():
         read(startingOffset="latest")
 
 
+@pytest.mark.parametrize(
+    ("parse", "name", "hint"),
+    [
+        (read, "maxOffsetsPerTrigger", "'maxRecordsPerTrigger'"),
+        (read, "minOffsetsPerTrigger", "'minBytesPerTrigger'"),
+        (read, "maxRecordsPerBatch", "'maxRecordsPerTrigger'"),
+        (read, "endingTimestamp", "'endingOffsets'"),
+        (read, "endTimestamp", "'endingOffsets'"),
+        (read, "endingOffsetsByTimestamp", "'endingOffsets'"),
+        (read, "startingOffsetsByTimestamp", "'startingTimestamp'"),
+        (read, "endOffset", "'endingOffsets'"),
+        (read, "startOffset", "'startingOffsets'"),
+        (read, "kafka.group.id", "'group'"),
+        (read, "maxBytes", "'maxBytesPerTrigger'"),
+    ],
+)
+def test_what_other_sources_call_an_option_is_refused(parse, name, hint):
+    """A limit or an end by the name it has in Kafka's source would otherwise not hold, silently."""
+    with pytest.raises(InvalidConfigError, match=f"did you mean {hint}"):
+        parse(**{name: "1"})
+
+
 def test_options_of_spark_itself_pass():
     """Options that Spark adds on its own are none of our business."""
     read(path="x", checkpointlocation="/tmp/c", queryname="q")

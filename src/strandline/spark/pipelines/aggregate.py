@@ -28,6 +28,7 @@ from strandline.spark.pipelines.folding import (
     fold,
     next_offsets,
     parse_folds,
+    refuse_types,
 )
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
@@ -43,7 +44,7 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
 
     Raises:
         UnknownStreamError: there is no stream to read.
-        InvalidConfigError: a column of the state is none.
+        InvalidConfigError: a column of the state is none, or of a type that no state can hold.
         InvalidRecordError: the changelog holds what is no state.
         InvalidRequestError: the changelog is older than the stream.
     """
@@ -120,8 +121,14 @@ class Folder(StatefulProcessor):
 
 
 def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
-    """Group, place and an argument for each column; records without a key are left out."""
+    """Group, place and an argument for each column; records without a key are left out.
+
+    Raises:
+        InvalidConfigError: an argument of a type that no state can hold.
+    """
     arguments = [F.expr(each.argument or "NULL").alias(each.name) for each in folds]
+    types = records.select(*arguments).schema
+    refuse_types(folds, {field.name: field.dataType.simpleString() for field in types})
     grouped = records.select(
         F.expr(key).cast("string").alias("group"), "partition", "offset", *arguments
     )

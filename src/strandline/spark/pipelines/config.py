@@ -139,7 +139,7 @@ def decode_pipeline(values: Any) -> Pipeline:
 
     Raises:
         InvalidConfigError: naming the key that is wrong, missing or unknown; for what is unknown
-            the nearest that there is.
+            the nearest that there is. Or the pipeline would feed on itself.
     """
     if isinstance(values, Mapping) and "kind" in values:
         rest = {key: value for key, value in values.items() if key != "kind"}
@@ -148,7 +148,35 @@ def decode_pipeline(values: Any) -> Pipeline:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:
         raise InvalidConfigError(f"not a pipeline: {error}; see docs/pipelines.md") from error
+    if isinstance(pipeline, Load | Merge):
+        _refuse_repeats(pipeline.streams)
+    _refuse_feeding_itself(pipeline)
     return pipeline
+
+
+def _refuse_repeats(streams: list[str]) -> None:
+    if not streams:
+        raise InvalidConfigError("'streams' is empty: name the streams to read")
+    for name in streams:
+        if streams.count(name) > 1:
+            raise InvalidConfigError(f"'streams' names '{name}' twice; name it once")
+
+
+def _refuse_feeding_itself(pipeline: Pipeline) -> None:
+    """Check that a pipeline does not read what it writes.
+
+    A transform may: its SQL can choose other records than those it makes.
+    """
+    inputs = pipeline.streams if isinstance(pipeline, Load | Merge) else [pipeline.stream]
+    key, output = "into", pipeline.into
+    if isinstance(pipeline, Load):
+        key, output = "dead_letters", pipeline.dead_letters
+    is_mirror = isinstance(pipeline, Copy) and pipeline.into_server not in (None, pipeline.server)
+    if output in inputs and not is_mirror and not isinstance(pipeline, Transform):
+        raise InvalidConfigError(
+            f"'{key}' is '{output}', which the pipeline reads: it would read what it writes, "
+            "without end; name another stream"
+        )
 
 
 def _kind_of(name: Any) -> type[Common]:

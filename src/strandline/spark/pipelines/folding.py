@@ -13,6 +13,12 @@ import msgspec
 
 from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError
 
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double")
+_COMPARED = (*_NUMBERS, "string")
+_KEPT = (*_COMPARED, "binary", "date", "decimal", "timestamp", "timestamp_ntz")
+_TAKES = {"sum": _NUMBERS, "min": _COMPARED, "max": _COMPARED, "last": _KEPT}
+"""Types of an argument, by function. A state is JSON, which has numbers and texts: what is neither
+comes back as its text, which can be kept, and not be added to or compared with."""
 _COLUMN = re.compile(r"(count|sum|min|max|last)\((.*)\)", re.DOTALL)
 
 
@@ -49,6 +55,26 @@ def parse_folds(columns: Mapping[str, str]) -> list[Fold]:
             )
         folds.append(Fold(name, found[1], found[2].strip()))
     return folds
+
+
+def refuse_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
+    """Check that a state can hold what its columns are made of.
+
+    Args:
+        folds: the columns.
+        types: Spark's type of each column's argument, as ``simpleString`` says it.
+
+    Raises:
+        InvalidConfigError: naming the column and its type.
+    """
+    for each in folds:
+        kind = types[each.name]
+        takes = _TAKES.get(each.function)
+        if takes is not None and kind.partition("(")[0] not in takes:
+            raise InvalidConfigError(
+                f"column '{each.name}': {each.function}() takes {', '.join(takes)}, not {kind}; "
+                "CAST its argument"
+            )
 
 
 def fold(

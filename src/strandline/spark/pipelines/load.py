@@ -6,11 +6,10 @@ the first commit. What is committed is the table sink's business (``table_io``).
 """
 
 import json
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -73,7 +72,9 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
     if config.values != "raw":
         options["valueSchema"] = _value_schema(config, stream, state).json()
     writer = records.writeStream.format("strandline-table").options(**options)
-    writer = writer.option("checkpointLocation", str(Path(config.checkpoint) / stream))
+    # Not as a Path, which would take a slash out of ``hdfs://``.
+    checkpoint = f"{config.checkpoint.rstrip('/')}/{stream}"
+    writer = writer.option("checkpointLocation", checkpoint)
     return triggered(writer, config).queryName(name).start(path)
 
 
@@ -98,7 +99,9 @@ def _value_schema(config: Load, stream: str, state: TableState | None) -> Struct
     if state is not None:
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
-        return from_arrow_schema(pa.schema(fields))
+        columns = from_arrow_schema(pa.schema(fields))
+        _refuse_other_columns(config, columns)
+        return columns
     if config.values == "avro":
         from strandline.spark.avro import arrow_schema_of
 
@@ -109,6 +112,32 @@ def _value_schema(config: Load, stream: str, state: TableState | None) -> Struct
     if config.values == "json":
         return from_arrow_schema(infer_json_schema(sample))
     return from_arrow_schema(_schema_of_arrow(sample, stream))
+
+
+def _refuse_other_columns(config: Load, columns: StructType) -> None:
+    """Check that a file's schema is still the table's; Avro's says how values are written instead.
+
+    Raises:
+        InvalidConfigError: it was changed after the first commit.
+    """
+    if config.values == "avro" or not config.schema:
+        return
+    # By way of Arrow, as the table's: some types of Spark have another name after that.
+    stored = from_arrow_schema(to_arrow_schema(StructType.fromDDL(config.schema), timezone="UTC"))
+    wanted, given = (
+        {field.name: field.dataType.simpleString() for field in schema}
+        for schema in (columns, stored)
+    )
+    if wanted != given:
+        raise InvalidConfigError(
+            f"'schema' is {_described(given)}, but the table's columns were fixed by its first "
+            f"commit: {_described(wanted)}; write that, or load into another table with a new "
+            "checkpoint"
+        )
+
+
+def _described(columns: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 def _sample(config: Load, stream: str) -> pa.Array:
