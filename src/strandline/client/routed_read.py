@@ -1,7 +1,7 @@
 """A read in a cluster: of each partition where it is led (or copied), and on where it broke off.
 
 Rules:
-- a followed partition is read where it is led, also when the leader of before says nothing more;
+- a partition is read where it is led, also when the leader of before says nothing more;
 - no record comes twice, none is left out, and no partition goes back;
 - partitions with an end are read one after another, those that are followed together: a thread for
   each broker, whatever the number of partitions;
@@ -28,7 +28,7 @@ from strandline.protocol.admin import PartitionInfo
 from strandline.protocol.tickets import ReadRequest
 
 LOOK_S = 10.0
-"""How often a followed read looks who leads its partitions, and whether there are more of them."""
+"""How often a read looks who leads its partitions and, if it follows, whether there are more."""
 LISTEN_S = 0.5
 """How often those who wait for each other look whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
@@ -122,6 +122,7 @@ class RoutedRead(ReadPlaces):
 
     def _in_turn(self) -> Batches:
         """One partition after another, to its end."""
+        threading.Thread(target=self._keep_looking, name="strandline-look", daemon=True).start()
         for number in sorted(self._positions):
             patience = Patience(self._timeout_s)
             while not self._is_done(number):
@@ -146,6 +147,31 @@ class RoutedRead(ReadPlaces):
         position, stop = self._positions[number], self._stops[number]
         is_there = isinstance(position, int) and isinstance(stop, int) and position >= stop
         return is_there or self._left == 0
+
+    def _keep_looking(self) -> None:
+        """On a thread of its own, as the one that reads waits where nothing wakes it."""
+        while not self._is_cancelled.wait(LOOK_S):
+            self._leave_deposed()
+
+    def _leave_deposed(self) -> Routes:
+        """End what is read at brokers that lead no more; who leads now, as far as anybody says.
+
+        A broker that stands still, or whom the network has lost, ends nothing by itself.
+        """
+        try:
+            routes = self._brokers.routes(self._request.stream)
+        except StrandlineError:
+            return {}  # what is wrong the reads themselves will tell
+        for stream, place in tuple(self._streams.items()):
+            if any(n in routes and self._has_left(routes[n], place) for n in place.partitions):
+                stream.cancel()  # whoever reads it is told so, behind what it has brought
+        return routes
+
+    def _has_left(self, partition: PartitionInfo, place: Place) -> bool:
+        """Whether somebody else is to be asked for a partition by now."""
+        if self._replica == "leader":
+            return partition.leader not in ("", place.address)
+        return not self._only and bool(partition.in_sync) and place.address not in partition.in_sync
 
     # Following
 
@@ -185,24 +211,9 @@ class RoutedRead(ReadPlaces):
                 inbox.get()
 
     def _look_around(self) -> set[int]:
-        """End what is read at brokers that lead no more; the partitions there are since, if asked.
-
-        A broker that stands still, or whom the network has lost, ends nothing by itself.
-        """
-        try:
-            routes = self._brokers.routes(self._request.stream)
-        except StrandlineError:
-            return set()  # what is wrong the reads themselves will tell
-        for stream, place in tuple(self._streams.items()):
-            if any(n in routes and self._has_left(routes[n], place) for n in place.partitions):
-                stream.cancel()  # its thread tells so, behind what it has brought
+        """Leave those who lead no more; the partitions there are since, if asked."""
+        routes = self._leave_deposed()
         return self._added(routes) if self._grows else set()
-
-    def _has_left(self, partition: PartitionInfo, place: Place) -> bool:
-        """Whether somebody else is to be asked for a partition by now."""
-        if self._replica == "leader":
-            return partition.leader not in ("", place.address)
-        return not self._only and bool(partition.in_sync) and place.address not in partition.in_sync
 
     def _added(self, routes: Routes) -> set[int]:
         """Partitions that the stream was given since; they are read from the first record kept."""

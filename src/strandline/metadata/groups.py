@@ -71,6 +71,14 @@ def without_stream(image: MetadataImage, name: str) -> MetadataImage:
     return image
 
 
+def with_more_partitions(image: MetadataImage, name: str) -> MetadataImage:
+    """The image when a stream has got partitions: who reads it shares them out anew."""
+    for group_id, group in image.groups.items():
+        if any(name in streams for streams in group.members.values()):
+            image = _with_group(image, group_id, group)
+    return image
+
+
 def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, Assignment]:
     """Who reads which partitions.
 

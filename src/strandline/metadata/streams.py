@@ -12,7 +12,7 @@ from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX, StreamConfig
 from strandline.errors import InvalidConfigError, StreamExistsError
 from strandline.metadata.brokers import known_broker
 from strandline.metadata.commands import AddPartitions, CreateStream, DeleteStream, Replicas
-from strandline.metadata.groups import without_stream
+from strandline.metadata.groups import with_more_partitions, without_stream
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.metadata.outcome import RefusedError
 from strandline.metadata.partitions import new_partition
@@ -72,11 +72,12 @@ def add_partitions(image: MetadataImage, command: AddPartitions) -> MetadataImag
     check_stream_config(config, is_cluster=bool(image.brokers))
     added = _new_partitions(image, command.assignment, config=config, count=command.count)
     grown = msgspec.structs.replace(stream, config=config, partitions=stream.partitions + added)
-    return msgspec.structs.replace(
+    image = msgspec.structs.replace(
         image,
         next_log_id=log_id_after(image, added),
         streams={**image.streams, command.name: grown},
     )
+    return with_more_partitions(image, command.name)
 
 
 def log_id_after(image: MetadataImage, added: tuple[PartitionImage, ...]) -> int:

@@ -1,12 +1,18 @@
 """Beam's log on one broker that stops, starts again and runs out of disk."""
 
+import asyncio
 from contextlib import contextmanager
 
 import grpc
+import msgspec
 import pytest
 
+from strandline.broker.raw_writes import RawWrite
 from strandline.errors import DiskFullError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
+from strandline.frontends.grpc.beam import entries as entries_module
+from strandline.frontends.grpc.beam import service as service_module
+from strandline.record.codec import encode_filler
 from strandline.storage.log import Log
 from strandline.testing import Server
 
@@ -50,6 +56,41 @@ def test_a_full_disk_is_said_once(tmp_path, connected, monkeypatch):
         monkeypatch.undo()
         [reply] = log.append([b"a"])
         assert list(reply.ok.indexes) == [1]
+
+
+def test_millions_of_compacted_offsets_are_sent_bit_by_bit(tmp_path, connected, monkeypatch):
+    """One filler stands for them, and the skip entries of all of them would fill the memory."""
+    made, skipped = [], 3_000_000
+
+    def framed_replies(entries):
+        made.append(entries_module.framed_replies(entries))
+        return made[-1]
+
+    monkeypatch.setattr(service_module, "framed_replies", framed_replies)
+    with running(tmp_path) as (broker, port), connected(port) as log:
+        log.append([b"first"])
+        partition = broker.stream("beam").partition(0)
+
+        async def compact():
+            partition.config = msgspec.structs.replace(partition.config, compact=True)
+            filler = encode_filler(1, 1 + skipped, leader_epoch=partition.leader_epoch)
+            written = asyncio.get_running_loop().create_future()
+            write = RawWrite(partition.log_id, partition.log, [filler], written.set_result)
+            broker.turn.submit(write)
+            assert await written is None
+            partition.commit(1 + skipped)
+
+        broker.run_coroutine(compact()).result(TIMEOUT_S)
+        found = log.entries(1, 200_000)
+        assert [entry.index for entry in found] == list(range(1, 200_001))
+        assert [entry.data for entry in found if not entry.skip] == [b"first"]
+        last = log.entries(skipped, 2)
+        assert [(entry.index, entry.skip) for entry in last] == [
+            (skipped, True),
+            (skipped + 1, True),
+        ]
+    assert max(map(len, made)) < 1 << 20
+    assert sum(map(len, made)) < 16 << 20, "what nobody took was made"
 
 
 def test_a_discard_waits_until_a_new_leader_knows_the_end(tmp_path, connected):

@@ -1,4 +1,4 @@
-"""Followed reads in a cluster, which is a fake, when leaders are lost and partitions added."""
+"""Reads in a cluster, which is a fake, when leaders are lost and partitions added."""
 
 import itertools
 import threading
@@ -41,6 +41,8 @@ class Stream:
                 continue
             assert self.is_cancelled.wait(60)
             raise DisconnectedError("cancelled")
+
+    batches = direct
 
     def cancel(self):
         self.is_cancelled.set()
@@ -190,6 +192,38 @@ def test_a_leader_that_only_falls_silent_is_left_for_the_next(follow):
     assert came == [3, 4]
     address, request = cluster.asked[-1]
     assert (address, request.start) == ("b:1", 4)
+
+
+def test_a_read_with_an_end_leaves_a_leader_that_falls_silent(monkeypatch):
+    """It does not wait for the connection to be given up; what it has read does not come again."""
+
+    def falls_silent():
+        yield batch(0, 3)
+        cluster.leaders[0] = "b:1"
+        yield SILENCE
+
+    cluster = Cluster({0: "a:1"}, {"a:1": [falls_silent], "b:1": [lambda: iter([batch(0, 4)])]})
+    monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)
+    monkeypatch.setattr(routed_read, "LOOK_S", 0.01)
+    request = read_request("s", start=3, stop=5, columns=COLUMNS)
+    read = RoutedRead(cluster, request, replica="leader", timeout_s=TIMEOUT_S)
+    came = [row["offset"] for each in read.batches() for row in each.to_pylist()]
+    assert came == [3, 4]
+    address, request = cluster.asked[-1]
+    assert (address, request.start, request.stop) == ("b:1", 4, 5)
+
+
+def test_a_read_with_an_end_looks_no_more_once_it_has_ended(monkeypatch):
+    """Also one that was left before its end."""
+    cluster = Cluster({0: "a:1"}, {"a:1": [lambda: iter([batch(0, 3), batch(0, 4)])]})
+    monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)
+    request = read_request("s", start=3, stop=5, columns=COLUMNS)
+    batches = RoutedRead(cluster, request, replica="leader", timeout_s=TIMEOUT_S).batches()
+    next(batches)
+    (looking,) = [t for t in threading.enumerate() if t.name == "strandline-look"]
+    batches.close()
+    looking.join(TIMEOUT_S)
+    assert not looking.is_alive()
 
 
 def test_a_replica_that_has_just_heard_of_the_end_is_read(monkeypatch):

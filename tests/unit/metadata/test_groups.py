@@ -9,6 +9,7 @@ from strandline.config import StreamConfig
 from strandline.errors import InvalidRequestError, UnknownPartitionError, UnknownStreamError
 from strandline.metadata.apply import apply
 from strandline.metadata.commands import (
+    AddPartitions,
     CreateStream,
     DeleteStream,
     JoinGroup,
@@ -53,6 +54,15 @@ def test_every_change_of_a_group_moves_its_epoch():
     assert seen == sorted(set(seen))
     assert image.groups["g"].coordinator == 2
     assert decode_image(encode_image(image)) == image
+
+
+def test_more_partitions_move_the_epoch_of_those_who_read_the_stream():
+    """So that members share them out anew, and who still has the shares of before is told."""
+    image = applied(JoinGroup("g", "m", ("a",), 1), JoinGroup("h", "m", ("b",), 1))
+    grown = apply(image, AddPartitions("a", 2))
+    assert grown.groups["g"].epoch == image.next_group_epoch < grown.next_group_epoch
+    assert grown.groups["g"].members == image.groups["g"].members
+    assert grown.groups["h"] == image.groups["h"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
 INFO_INTERVAL_S: Final = 1.0
 """Changes that no commit announces, such as a discard, are seen after so long."""
 RETRY_S: Final = 1.0
+PORTION_OFFSETS: Final = 32_768
+"""Read at once at most: each is an entry, also where compaction left one filler for millions."""
 REQUEST_SLACK_BYTES: Final = 1 << 20
 INDEX_MAX: Final = 1 << 62
 """To which a log may be discarded: offsets have 63 bits, and those behind it have to last."""
@@ -255,7 +257,8 @@ class BeamService:
                 call.send(redirect if is_moved else pb.ReadReply(truncated=True))
                 return
             before = reader.offset
-            portion = await reader.next(bytes_max=call.share_bytes)
+            stop = Offset(before + PORTION_OFFSETS)
+            portion = await reader.next(stop, bytes_max=call.share_bytes)
             self._allow(call, "Read")
             if before < partition.log_start_offset:
                 call.send(pb.ReadReply(truncated=True))
@@ -266,7 +269,8 @@ class BeamService:
                 self._broker.telemetry.count_read(records=portion.records, size_bytes=size)
             if portion.next_offset > portion.filled_to:
                 rest = skips(portion.filled_to, portion.next_offset)
-                call.send_framed(framed_replies(rest))
+                loop = asyncio.get_running_loop()
+                call.send_framed(await loop.run_in_executor(self._pool, framed_replies, rest))
             await call.drain()
             if reader.offset >= partition.stable_offset:
                 await reader.more()
