@@ -300,6 +300,7 @@ class BrokerBase(ABC):
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
         self.telemetry.damaged_batches += len(report.damage)
+        self.telemetry.disk_full = int(not report.checkpointed)
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         return storage
