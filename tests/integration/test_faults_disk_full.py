@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -60,6 +62,7 @@ def small_disk(request, tmp_path):
 
 def fill(place, *, leave=0):
     """Take the free space of a file system, but for a little; returns the file that does."""
+    run("sync", "-f", str(place))  # ext4 frees what was deleted only then
     ballast = place / "ballast"
     state = os.statvfs(place)
     missing = state.f_bavail * state.f_frsize - leave
@@ -143,6 +146,39 @@ async def test_what_was_acked_survives_an_end_on_a_full_disk(small_disk, kit, en
                 await asyncio.to_thread(server.start)
             await kit.progress(publishers)
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
+
+
+async def test_a_broker_starts_on_a_full_disk(small_disk, kit):
+    """It serves reads and says why it is not ready; with space again all of it works, NATS too."""
+    with ProcessServer(small_disk / "data", environment=SETTINGS) as server:
+        with strandline.connect(server.flight) as client:
+            client.create_stream("s", subject="s.*", segment_bytes=1 << 20)
+            for _ in range(20):
+                client.append("s", bytes(100_000))
+        assert await asyncio.to_thread(server.stop) == 0
+        log = [(offset, "s._", bytes(100_000)) for offset in range(20)]
+        ballast = fill(small_disk)
+        await asyncio.to_thread(server.start)
+        assert kit.read_log(server.flight, "s") == {0: log}
+        publisher = kit.Publisher(server.nats_url, "nats", "s.a", padding=2000)
+        with strandline.connect(server.flight) as client:
+            append_until_full(client, "s")
+            assert readiness(server) == (503, "the disk is full: publishes are refused\n")
+            ballast.unlink()
+            await until_appended(client, "s")
+        assert readiness(server) == (200, "ready\n")
+        async with kit.running(publisher):
+            await kit.progress([publisher])
+
+
+def readiness(server):
+    """Status and words of the health page."""
+    try:
+        with urllib.request.urlopen(f"{server.http_url}/health/ready", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 @pytest.mark.parametrize("leave", [0, 4096], ids=["nothing", "one page"])

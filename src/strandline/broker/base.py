@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
+DESCRIPTORS_MIN = 32
+"""With fewer left, connections are refused now and then, or a segment cannot be opened."""
 T = TypeVar("T")
 
 
@@ -144,6 +146,8 @@ class BrokerBase(ABC):
             return "starting or stopping"
         if self.telemetry.disk_full:
             return "the disk is full: publishes are refused"
+        if self.disk.descriptors_left() < DESCRIPTORS_MIN:
+            return "hardly any file descriptors are left: raise 'ulimit -n' and start it again"
         return ""
 
     def refresh_telemetry(self) -> None:
@@ -300,6 +304,7 @@ class BrokerBase(ABC):
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
         self.telemetry.damaged_batches += len(report.damage)
+        self.telemetry.disk_full = int(not report.checkpointed)
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         return storage

@@ -358,6 +358,8 @@ class Broker(BrokerBase):
         try:
             return self._store.apply(command)
         except UnavailableError as error:
+            if isinstance(error, DiskFullError):  # clients begin to publish with such a command
+                self.telemetry.disk_full = 1
             if not self._store.is_certain:
                 self.turn.poison(error)
             raise

@@ -19,7 +19,7 @@ import uvloop
 from strandline.allocator import keep_freed_memory
 from strandline.clock import Clock
 from strandline.config import BrokerConfig
-from strandline.errors import StrandlineError
+from strandline.errors import StrandlineError, UnavailableError
 from strandline.server.logs import logging_to_stderr
 from strandline.server.renewal import certificate_files
 from strandline.server.wiring import BrokerApp, run_until
@@ -31,6 +31,8 @@ EXIT_ERROR = 1
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
 so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0003)."""
+OPEN_FILES_MIN = 256
+"""Some 30 of them are open when it has begun."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -125,8 +127,17 @@ async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
 
 
 def raise_open_files_limit() -> None:
-    """Allow as many open files as the system lets us: every connection and segment takes one."""
+    """Allow as many open files as the system lets us: every connection and segment takes one.
+
+    Raises:
+        UnavailableError: they are too few even for a broker without streams.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < OPEN_FILES_MIN:
+        raise UnavailableError(
+            f"only {hard} files may be open at a time, and a broker needs {OPEN_FILES_MIN} or "
+            "more: raise the limit with 'ulimit -n' (systemd: LimitNOFILE) and start again"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -37,6 +38,12 @@ def translated(error: OSError, doing: str) -> UnavailableError:
     """Our error for the system's ``error`` met while ``doing`` something."""
     if error.errno in FULL:
         return DiskFullError(f"no space left while {doing}; free some and retry")
+    if error.errno == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return UnavailableError(
+            f"{error.strerror} while {doing}: {limit} are allowed; raise that with 'ulimit -n' "
+            "(systemd: LimitNOFILE) and start again"
+        )
     if error.errno in _SCARCE:
         return UnavailableError(f"{error.strerror} while {doing}; raise the limit and retry")
     return LogPoisonedError(f"{error.strerror} while {doing}; reopen the log to verify it")
@@ -310,6 +317,14 @@ class Disk:
         """
         with contextlib.suppress(OSError):  # not every file system can
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def descriptors_left(self) -> int:
+        """How many more files and connections this process may open."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            return limit - sum(1 for _ in Path("/dev/fd").iterdir())
+        except OSError as error:
+            return 0 if error.errno in _SCARCE else limit
 
     def entropy(self, length: int) -> bytes:
         """Unpredictable bytes, for marks that no stored record can forge."""

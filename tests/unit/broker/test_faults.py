@@ -473,3 +473,30 @@ async def test_a_start_that_finds_no_space_says_where_and_for_what(
     disk.mend()
     again = await open_broker()
     assert kit.values(again.stream("s").partition(0)) == [bytes(1000)]
+
+
+async def test_a_start_without_space_for_the_first_record_is_not_ready(
+    broker, open_broker, clock, disk, kit
+):
+    """Nobody has to publish in vain to find out; readers are served, and space is looked for."""
+    kit.abandon(broker)
+    disk.fill()
+    broker = await open_broker()
+    assert "disk is full" in broker.why_not_ready
+    disk.mend()
+    await asyncio.sleep(0.12)
+    clock.advance_ms(60_000)
+    await kit.until(lambda: not broker.why_not_ready)
+
+
+async def test_clients_that_cannot_begin_to_publish_make_it_not_ready(broker, disk, clock, kit):
+    """Their ids are kept in the metadata, which may need space when the journal has some."""
+    disk.fill("metadata")
+    with pytest.raises(DiskFullError):
+        await broker.new_producer_id()
+    assert "disk is full" in broker.why_not_ready
+    disk.mend()
+    await asyncio.sleep(0.12)
+    clock.advance_ms(60_000)
+    await kit.until(lambda: not broker.why_not_ready)
+    assert await broker.new_producer_id() > 0

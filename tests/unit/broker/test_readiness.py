@@ -1,5 +1,7 @@
 """When a broker alone is ready, and the figures that are brought up to date for a scrape."""
 
+import resource
+
 import pytest
 
 
@@ -25,6 +27,14 @@ async def test_what_is_in_the_way_is_named(broker, figure, reason):
     assert reason in broker.why_not_ready
     broker.refresh_telemetry()
     assert broker.telemetry.ready == 0
+
+
+async def test_a_broker_that_may_open_hardly_any_more_files_is_not_ready(broker, monkeypatch):
+    """Connections and segments would be refused; the reason names the limit."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = broker.disk.descriptors_left()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limits[0] - room + 20, limits[1]))
+    assert "ulimit -n" in broker.why_not_ready
 
 
 async def test_a_broker_that_stops_is_not_ready(broker):

@@ -99,3 +99,10 @@ def test_as_many_files_may_be_open_as_the_system_allows():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     raise_open_files_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_a_limit_that_is_too_low_is_told_before_anything_is_opened(config, monkeypatch):
+    """Else a library that finds no descriptor would end the process without a word of ours."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    with pytest.raises(UnavailableError, match=r"only 64 files .* 'ulimit -n'"):
+        run_broker(config, on_ready=pytest.fail)

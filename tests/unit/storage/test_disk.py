@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ def test_system_errors_become_ours(code, kind):
     error = translated(OSError(code, os.strerror(code)), "writing")
     assert type(error) is kind
     assert "writing" in error.message
+
+
+def test_too_many_open_files_names_the_limit():
+    """How many are allowed, and what raises that."""
+    error = translated(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "opening x")
+    assert f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} are allowed" in error.message
+    assert "ulimit -n" in error.message
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])

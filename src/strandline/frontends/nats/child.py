@@ -3,7 +3,8 @@
 Rules: it dies with the broker, whatever kills the broker: a tiny launcher asks the kernel to kill
 it when its parent goes (PR_SET_PDEATHSIG) and then becomes it. The kernel means the parent
 *thread*, so ``start`` and every restart happen on the loop's thread. If it dies, it is started
-again on the same port, after a pause that grows. It stores nothing: JetStream is off.
+again on the same port, after a pause that grows; so it is, too, where a full disk has no room for
+its files, lest the broker's readers wait for that. It stores nothing: JetStream is off.
 """
 
 import asyncio
@@ -44,6 +45,8 @@ STEADY_S: Final = 10.0
 """After running this long, the next restart is immediate again."""
 MAX_PENDING_BYTES: Final = 256 << 20
 LOG_BYTES_MAX: Final = 8 << 20
+ROOM_BYTES: Final = 64 << 10
+"""More than nats-server writes as it starts; if there is no room for that, it may not say so."""
 LAUNCHER: Final = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -123,9 +126,12 @@ class NatsServerChild:
     async def start(self) -> None:
         """Start it, and keep it running from now on.
 
+        On a full disk it runs (``pid`` says so) once there is space; that is not waited for, unless
+        its port is to be a free one, which has to be known.
+
         Raises:
             UnavailableError: there is no binary, or it ends (a port in use, mostly), or cannot
-                write its files, on a full disk for a minute.
+                write its files for a minute.
         """
         self._binary = find_binary()
         await self._launch_first()
@@ -149,13 +155,23 @@ class NatsServerChild:
         self._ports_file(process.pid).unlink(missing_ok=True)
 
     async def _launch_first(self) -> None:
-        """Launch; patiently while a killed broker's child still has the port, or a disk is full."""
+        """Launch; patiently while a killed broker's child still has the port.
+
+        Also where its port, not known yet, is waited for while the disk is full.
+        """
         loop = asyncio.get_running_loop()
         backoff_s, started_s = BACKOFF_FIRST_S, loop.time()
         while True:
             try:
                 await self._launch()
             except (UnavailableError, OSError) as error:
+                if self.port and _is_full(error):
+                    logger.error(  # noqa: TRY400  no trace
+                        "no space left in %s for nats-server's files: it is started once there is "
+                        "some, and nobody can connect to it before",
+                        self._directory,
+                    )
+                    return
                 if loop.time() > started_s + _patience_s(error):
                     raise UnavailableError(f"nats-server does not start: {error}") from error
                 logger.warning("nats-server does not start yet: %s", error)
@@ -167,7 +183,7 @@ class NatsServerChild:
     async def _keep(self) -> None:
         """Start it again whenever it dies."""
         loop = asyncio.get_running_loop()
-        backoff_s, started_s = BACKOFF_FIRST_S, loop.time()
+        backoff_s, started_s, last_error = BACKOFF_FIRST_S, loop.time(), ""
         while True:
             process = self._process
             if process is not None:
@@ -183,8 +199,11 @@ class NatsServerChild:
             try:
                 await self._launch()
             except (UnavailableError, OSError) as error:
-                logger.error("nats-server does not start: %s", error)  # noqa: TRY400  no trace
+                if str(error) != last_error:
+                    logger.error("nats-server does not start: %s", error)  # noqa: TRY400  no trace
+                last_error = str(error)
                 continue
+            last_error = ""
             self._on_restart()
             logger.warning("nats-server was restarted on port %d", self.port)
 
@@ -270,15 +289,32 @@ def _patience_s(error: UnavailableError | OSError) -> float:
     """How long to try again after this, in seconds from the first try; 0: it will not help."""
     if isinstance(error, UnavailableError):
         return PORT_PATIENCE_S if "address already in use" in error.message else 0.0
-    will_pass = isinstance(error, TimeoutError) or error.errno in FULL
+    will_pass = isinstance(error, TimeoutError) or _is_full(error)
     return START_TIMEOUT_S if will_pass else 0.0
 
 
+def _is_full(error: UnavailableError | OSError) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL
+
+
 def _write_private(file: Path, text: str) -> None:
-    """Write what only its owner may read: nats-servers show each other a secret that is in it."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-        opened.write(os.fsencode(text))
+    """Write what only its owner may read: nats-servers show each other a secret that is in it.
+
+    Raises:
+        OSError: it cannot be written, or there is no room for what nats-server writes next.
+    """
+    fresh = file.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(os.fsencode(text))
+            size = opened.tell()
+            opened.write(bytes(ROOM_BYTES))
+            opened.truncate(size)
+        fresh.replace(file)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -> bool:

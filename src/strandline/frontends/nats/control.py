@@ -171,14 +171,19 @@ class Control:
         self._first: asyncio.Future[None] | None = None
         self._last_error = "no attempt was made"
 
-    async def start(self) -> None:
+    async def start(self, *, is_awaited: bool = True) -> None:
         """Connect; returns when questions are answered.
+
+        Args:
+            is_awaited: False if there may be no server for a long time: returns at once.
 
         Raises:
             UnavailableError: the server could not be reached in time.
         """
         self._first = asyncio.get_running_loop().create_future()
         self._task = start_task(self._run(), "nats-control")
+        if not is_awaited:
+            return
         await asyncio.wait(
             (self._first, self._task),
             timeout=FIRST_CONNECTION_TIMEOUT_S,

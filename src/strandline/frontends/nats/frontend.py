@@ -91,7 +91,7 @@ class NatsFrontEnd:
                 servers = [await self._start_child(tls)]
             login = self._accounts.broker_login if self._accounts is not None else None
             self._subscriber = Subscriber(broker, intake=intake, gate=gate, tls=tls, login=login)
-            await self._subscriber.start(servers, bindings)
+            await self._subscriber.start(servers, bindings, is_awaited=self._is_server_there)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
                     broker,
@@ -178,7 +178,12 @@ class NatsFrontEnd:
             login=accounts.system_login,
             tls=tls,
         )
-        await self._control.start()
+        await self._control.start(is_awaited=self._is_server_there)
+
+    @property
+    def _is_server_there(self) -> bool:
+        """Whether there should be somebody to connect to: no child waits for space."""
+        return self._child is None or self._child.pid is not None
 
     def _child_url(self) -> str:
         """Where the child listens."""

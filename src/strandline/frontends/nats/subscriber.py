@@ -78,8 +78,15 @@ class Subscriber:
         self._last_error = "no attempt was made"
         self._connected: asyncio.Future[None] | None = None
 
-    async def start(self, servers: Sequence[str], bindings: list[Binding]) -> None:
+    async def start(
+        self, servers: Sequence[str], bindings: list[Binding], *, is_awaited: bool = True
+    ) -> None:
         """Connect and subscribe; returns when both have happened once.
+
+        Args:
+            servers: URLs, tried in turn.
+            bindings: what to subscribe to.
+            is_awaited: False if there may be no server for a long time: returns at once.
 
         Raises:
             InvalidConfigError: a URL is wrong.
@@ -90,6 +97,8 @@ class Subscriber:
         self._broker.on_answered(self.send_answers)
         self._connected = asyncio.get_running_loop().create_future()
         self._task = start_task(self._run(), "nats-subscriber")
+        if not is_awaited:
+            return
         await asyncio.wait(
             (self._connected, self._task),
             timeout=FIRST_CONNECTION_TIMEOUT_S,
