@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.client.latest import latest_by_key
-from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.errors import InvalidConfigError, InvalidRequestError, StrandlineError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
 from strandline.spark.pipelines.run import run_pipeline, start_pipeline
@@ -127,6 +127,17 @@ def test_an_aggregate_whose_state_would_not_come_back_is_refused(run, log, colum
     source, target = log.new_stream(10), log.new_stream() + "-state"
     with pytest.raises(InvalidConfigError, match=f"column 'total': .*{message}"):
         run("aggregate", stream=source, into=target, key="key", columns={"total": column})
+
+
+def test_what_spark_cannot_start_is_told_in_one_line(run, log, tmp_path):
+    """A checkpoint where none can be, and a setting that Spark refuses, without a trace of Java."""
+    source, target = log.new_stream(10), log.new_stream()
+    (tmp_path / "file").touch()
+    with pytest.raises(StrandlineError, match=r"^Spark cannot start .*/file") as told:
+        run("copy", "file", stream=source, into=target)
+    assert "\n" not in told.value.message
+    with pytest.raises(InvalidConfigError, match=r"^Spark cannot start .*not be negative$"):
+        run("copy", stream=source, into=target, trigger="continuous", interval_ms=-5)
 
 
 def test_a_merge_has_one_order_for_all(run, log):

@@ -33,6 +33,9 @@ def main() -> int:
     except StrandlineError as error:
         sys.stderr.write(f"\nthe demo failed: {error.message}\n")
         return 1
+    except OSError as error:
+        sys.stderr.write(f"\nthe demo failed: cannot use {error.filename!r}: {error.strerror}\n")
+        return 1
     return 0
 
 

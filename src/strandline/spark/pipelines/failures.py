@@ -8,6 +8,8 @@ stays in Spark's log. Must not know which pipeline it is.
 
 import re
 
+from py4j.protocol import Py4JJavaError
+
 from strandline.errors import (
     InvalidConfigError,
     StrandlineError,
@@ -40,6 +42,14 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
 def refused_description(error: Exception) -> InvalidConfigError:
     """Why Spark takes no SQL or schema of a pipeline's description."""
     return InvalidConfigError(f"the pipeline's SQL or schema: {_first_line(error)}")
+
+
+def start_failure(error: Exception) -> StrandlineError:
+    """Why Spark did not start a query: a setting that it refuses, or a checkpoint it cannot use."""
+    if isinstance(error, Py4JJavaError):
+        reason = error.java_exception.toString().splitlines()[0]
+        return UnavailableError(f"Spark cannot start the pipeline: {reason}")
+    return InvalidConfigError(f"Spark cannot start the pipeline: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,8 @@ the command line.
 
 from collections.abc import Callable
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -23,7 +24,7 @@ from strandline.spark.pipelines.config import (
     Transform,
 )
 from strandline.spark.pipelines.copy import start_copy
-from strandline.spark.pipelines.failures import refused_description
+from strandline.spark.pipelines.failures import refused_description, start_failure
 from strandline.spark.pipelines.load import start_load
 from strandline.spark.pipelines.merge import start_merge
 from strandline.spark.pipelines.queries import Report, wait_for_end
@@ -46,12 +47,14 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
 
     Raises:
         StrandlineError: the description does not fit the streams or tables that are there, or
-            Spark cannot make sense of its SQL.
+            Spark cannot make sense of its SQL, or use its checkpoint.
     """
     try:
         return _START[type(config)](spark, config)
     except AnalysisException as error:
         raise refused_description(error) from error
+    except (IllegalArgumentException, Py4JJavaError) as error:
+        raise start_failure(error) from error
 
 
 def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None = None) -> None:
