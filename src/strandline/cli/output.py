@@ -23,6 +23,7 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
+from strandline.extras import missing_package
 
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -177,10 +178,7 @@ def _not_installed(error: ModuleNotFoundError) -> StrandlineError:
     package = (error.name or "strandline").partition(".")[0]
     if package.startswith(("strandline", "pyspark_strandline")):
         raise error
-    return InvalidConfigError(
-        f"this command needs the package {package!r}: pip install 'strandline[all]', or the part "
-        "of it that has the command (docs/quickstart.md)"
-    )
+    return InvalidConfigError(missing_package(error))
 
 
 @contextmanager

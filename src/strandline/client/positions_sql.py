@@ -10,11 +10,15 @@ none. Needs the extra ``positions`` and the database's driver.
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-import sqlalchemy as sa
-
 from strandline.client.positions import Offsets, Owner
 from strandline.errors import InvalidConfigError, StaleMemberError, UnavailableError
+from strandline.extras import missing_package
 from strandline.types import PartitionName
+
+try:
+    import sqlalchemy as sa
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(missing_package(error), name=error.name) from error
 
 TABLE = "strandline_positions"
 

@@ -16,14 +16,19 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import msgspec
-from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.interfaces import IAsyncResult
 
 from strandline.client.positions import TIMEOUT_S, Offsets, Owner
 from strandline.errors import StaleMemberError, UnavailableError
+from strandline.extras import missing_package
 from strandline.types import PartitionName
+
+try:
+    from kazoo.client import KazooClient
+    from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+    from kazoo.handlers.threading import KazooTimeoutError
+    from kazoo.interfaces import IAsyncResult
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(missing_package(error), name=error.name) from error
 
 ROOT = "/strandline/positions"
 ATTEMPTS = 10

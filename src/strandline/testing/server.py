@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strandline.errors import RequestTimeoutError
+from strandline.errors import InvalidConfigError, RequestTimeoutError
+from strandline.extras import missing_package
 
 if TYPE_CHECKING:
     from strandline.server.wiring import BrokerApp
@@ -189,11 +190,14 @@ class _Runner:
             raise self._error
 
     def _run(self) -> None:
-        import uvloop
-
         try:
+            import uvloop
+
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main())
+        except ModuleNotFoundError as error:
+            self._error = InvalidConfigError(missing_package(error))
+            self._error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             self._error = error
         self._started.set()

