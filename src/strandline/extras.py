@@ -33,4 +33,4 @@ def missing_package(error: ModuleNotFoundError) -> str:
     """Which package is missing, and the command that installs it."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package, "all")
-    return f"the package {package!r} is not installed: pip install 'strandline[{extra}]'"
+    return f"this needs the package {package!r}: pip install 'strandline[{extra}]'"

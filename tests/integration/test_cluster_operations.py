@@ -275,7 +275,7 @@ def test_a_reassignment_outlives_its_controller(brokers):
     client = strandline.connect(addresses)
     subscription = client.subscribe("orders")
     *_, done = brokers.command("cluster", "reassign", "orders", "--partition", 0, "--to", "1,3")
-    assert done["message"] == "1 partitions were moved"
+    assert done["message"] == "1 partition was moved"
     found = brokers.until(is_whole)
     assert part(found).replicas == (1, 3), "the command waits"
     brokers.append("orders", *"abc")
@@ -315,7 +315,7 @@ def move_slowly(brokers):
     order = ("cluster", "reassign", "large", "--partition", 0, "--to", f"{leader},{other}")
     begun = time.monotonic()
     [told] = brokers.command(*order, "--no-wait")
-    assert told["message"] == "1 partitions are being moved"
+    assert told["message"] == "1 partition is being moved"
     brokers.append("large", "while it moves")
     told = brokers.command(*order)  # given again it shows how far it is
     took_s = time.monotonic() - begun

@@ -192,7 +192,7 @@ def reassign(
         [begun] = connection.action(REASSIGN, order, Begun)
         if wait:
             _watch(connection, lambda part: part.stream == stream and part.is_moving, output)
-    _done(output, f"{begun.moves} partitions {'were moved' if wait else 'are being moved'}")
+    _done(output, _moved(begun.moves, wait=wait))
 
 
 def spread(
@@ -216,7 +216,7 @@ def spread(
                 _watch(connection, lambda part: part.is_moving, output)
             if not wait or not begun.moves:
                 break
-    _done(output, f"{moves} partitions {'were moved' if wait else 'are being moved'}")
+    _done(output, _moved(moves, wait=wait))
 
 
 def elect(
@@ -275,6 +275,12 @@ def _brokers(text: str | None) -> tuple[int, ...]:
 def _confirm(question: str, output: OutputFormat, *, yes: bool) -> None:
     if not yes and sys.stdin.isatty() and output is OutputFormat.text:
         typer.confirm(question, abort=True)
+
+
+def _moved(moves: int, *, wait: bool) -> str:
+    if moves == 1:
+        return f"1 partition {'was' if wait else 'is being'} moved"
+    return f"{moves} partitions {'were' if wait else 'are being'} moved"
 
 
 def _done(output: OutputFormat, text: str) -> None:

@@ -7,7 +7,7 @@ service that are not being drained.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from strandline.errors import UnavailableError
 from strandline.metadata.commands import ElectLeader, Move, Replicas
@@ -173,32 +173,6 @@ def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
 def moving(image: MetadataImage) -> int:
     """How many partitions are being copied to where they move."""
     return sum(is_under_way(partition, image) for _, partition in image.partitions())
-
-
-def reassign_plan(
-    image: MetadataImage, wanted: Mapping[PartitionName, Replicas], *, moves_max: int
-) -> tuple[Move, ...]:
-    """The next moves towards replicas that an operator wants; none when all are there or moving.
-
-    Args:
-        image: as it is.
-        wanted: the replicas each partition is to have in the end, preferred leader first.
-        moves_max: how many partitions may be moving at once.
-
-    Only the order of replicas is changed at once, for that copies nothing. Partitions that are
-    gone are passed over; whoever holds the plan calls again as moves end.
-    """
-    room = moves_max - moving(image)
-    moves: list[Move] = []
-    for name, partition in image.partitions():
-        target = wanted.get(name, partition.target)
-        if target == partition.target or partition.is_moving:
-            continue
-        is_copy = set(target) != set(partition.replicas)
-        if room > 0 or not is_copy:
-            room -= is_copy
-            moves.append(Move(at(name, partition), target))
-    return tuple(moves)
 
 
 def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:

@@ -8,8 +8,6 @@ Rules: gRPC carries both in metadata whose size is limited (8 KiB, soft), so tex
 A code this client does not know becomes its nearest known parent: the retriable kind or not.
 """
 
-from typing import Any
-
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -145,9 +143,3 @@ def _shorten(text: str, limit: int) -> str:
     while len(text) > limit or len(text.encode()) > 2 * limit:
         text = text[: min(limit, len(text) * 3 // 4) - 1] + "…"
     return text
-
-
-def error_fields(error: StrandlineError) -> dict[str, Any]:
-    """An error as plain JSON-able fields, for command-line output and logs."""
-    body = to_body(error)
-    return {"code": body.code, "message": body.message, "retriable": body.retriable, **body.details}

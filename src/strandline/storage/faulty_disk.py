@@ -44,7 +44,6 @@ class _Change(NamedTuple):
     write: Unsynced
     overwritten: bytes
     size_before: int
-    size_after: int
 
 
 @dataclass(slots=True)
@@ -147,7 +146,7 @@ class FaultyDisk(Disk):
             before = os.pread(fd, len(written), position)
             super().pwrite(fd, written, position)
             unsynced = Unsynced(self._state(fd).path, position, written)
-            self._state(fd).changes.append(_Change(unsynced, before, size, self.size(fd)))
+            self._state(fd).changes.append(_Change(unsynced, before, size))
         if code:
             raise translated(OSError(code, os.strerror(code)), "writing")
 
@@ -162,7 +161,7 @@ class FaultyDisk(Disk):
         if length != size:
             lost = os.pread(fd, max(size - length, 0), length)
             unsynced = Unsynced(self._state(fd).path, length, b"")
-            self._state(fd).changes.append(_Change(unsynced, lost, size, length))
+            self._state(fd).changes.append(_Change(unsynced, lost, size))
         super().truncate(fd, length)
 
     def fdatasync(self, fd: int) -> None:

@@ -156,7 +156,9 @@ class _Inspection:
             report = FileReport(each.file, "segment", 0)
             report.add("damage" if each.is_certain else "note", 0, each.message)
             yield report
-        for directory in sorted({file.parent for file in self._path.rglob(f"*{LOG_SUFFIX}")}):
+        # Segments are named by an offset: the log of the nats-server ends alike and is none.
+        segments = (f for f in self._path.rglob(f"*{LOG_SUFFIX}") if f.stem.isdigit())
+        for directory in sorted({file.parent for file in segments}):
             yield from self._inspect_log(directory)
 
     def _directory(self, log_id: int) -> Path:

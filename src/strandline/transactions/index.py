@@ -13,8 +13,7 @@ offsets below a last stable offset that was seen before.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from strandline.transactions.effects import MarkerKind
 from strandline.transactions.state import Producer
@@ -149,25 +148,3 @@ class TransactionIndex:
                 self._ranges[gone.producer_id] = rest
             else:
                 del self._ranges[gone.producer_id]
-
-    # Kept beside the log
-
-    def as_plain(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
-        return {
-            "next_offset": self.next_offset,
-            "open": [[producer_id, *each] for producer_id, each in self._open.items()],
-            "ended": [list(each) for each in self._ended.items()],
-            "aborted": [list(each) for each in self._in_order],
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "TransactionIndex":
-        """The index that ``as_plain`` was made of."""
-        index = cls(Offset(plain["next_offset"]))
-        for producer_id, epoch, first in plain["open"]:
-            index._open[producer_id] = _Open(epoch, Offset(first))
-        index._ended = dict(plain["ended"])
-        for producer_id, first, end in plain["aborted"]:
-            index._abort(producer_id, Offset(first), Offset(end))
-        return index

@@ -178,4 +178,4 @@ def test_a_command_without_its_extra_names_it(tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert "the package 'uvloop' is not installed: pip install 'strandline[server]'" in done.stderr
+    assert "the package 'uvloop': pip install 'strandline[server]'" in done.stderr

@@ -12,7 +12,6 @@ from strandline.metadata.placement import (
     Loads,
     drain_plan,
     place,
-    reassign_plan,
     rebalance_leaders,
     rotated,
     spread_plan,
@@ -185,27 +184,6 @@ def test_a_move_to_a_broker_that_is_drained_meanwhile_goes_elsewhere(cluster):
     made.must(Drain(4))
     [move] = drain_plan(made.image, moves_max=1)
     assert move.target == (1, 2, 3)
-
-
-def test_an_operators_plan_is_followed_a_few_partitions_at_a_time(cluster):
-    """What only changes its order does so at once; what is there, moving or gone is passed over."""
-    made = cluster(4)
-    made.create("s", *[(1, 2, 3)] * 4)
-    wanted = {PartitionName("s", n): (4, 2, 3) for n in (0, 1, 2)}
-    wanted |= {PartitionName("s", 3): (3, 2, 1), PartitionName("gone", 0): (1, 2, 3)}
-
-    def numbers():
-        moves = reassign_plan(made.image, wanted, moves_max=2)
-        if moves:
-            made.must(ReassignReplicas(moves))
-        return [move.at.partition for move in moves]
-
-    assert numbers() == [0, 1, 3]
-    assert numbers() == []
-    made.isr(1, 2, 3, 4, number=0)
-    finish_move(made, 0)
-    assert numbers() == [2]
-    assert made.partition(3).replicas == (3, 2, 1)
 
 
 def test_a_broker_that_joined_is_filled_up(cluster):

@@ -16,7 +16,6 @@ from strandline.errors import (
 from strandline.protocol.status import (
     MESSAGE_CHARACTERS_MAX,
     ErrorBody,
-    error_fields,
     from_body,
     from_flight,
     to_body,
@@ -77,10 +76,3 @@ def test_errors_no_broker_wrote_are_judged_by_their_kind(raised, cls, part):
     arrived = from_flight(raised, address="h:1")
     assert type(arrived) is cls
     assert part in arrived.message
-
-
-def test_fields_of_an_error_can_be_printed():
-    """The command line prints errors as JSON with the code."""
-    fields = error_fields(CorruptBatchError("bad", file="f", position=1))
-    assert fields["code"] == "corrupt_batch"
-    assert fields["position"] == 1

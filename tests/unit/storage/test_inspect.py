@@ -245,6 +245,15 @@ def test_strange_files_are_noted(data_dir):
     }
 
 
+def test_what_the_nats_server_keeps_is_no_log(data_dir):
+    """Its directory is the broker's own, and its log in words is nothing to verify."""
+    (data_dir / "nats").mkdir()
+    (data_dir / "nats" / "nats-server.log").write_text("[1] 2026/11/25 [INF] Server is ready\n")
+    (data_dir / "nats" / "nats-server.conf").write_text("port: -1\n")
+    assert findings(data_dir) == []
+    assert not [r for r in inspect_directory(data_dir, verify=True) if r.file.parent.name == "nats"]
+
+
 def test_index_that_points_nowhere(data_dir):
     """An index whose checksum is right but whose entries are wrong is noted."""
     logs = data_dir / "logs" / "00000001"

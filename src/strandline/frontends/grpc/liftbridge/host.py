@@ -13,7 +13,6 @@ from strandline.broker.routing import PartitionPort
 from strandline.broker.stream import Stream
 from strandline.config import GrpcConfig
 from strandline.errors import (
-    NotLeaderError,
     PausedError,
     UnknownPartitionError,
     UnknownStreamError,
@@ -116,16 +115,6 @@ class Host:
                 return
             await asyncio.sleep(CONTROLLER_POLL_S)
         raise RpcError(Status.INTERNAL, "no known metadata leader")
-
-    def check_leading(self, partition: Partition) -> None:
-        """Refuse a partition that somebody else leads.
-
-        Raises:
-            NotLeaderError: naming who does, if anybody.
-        """
-        leader = self.leader(partition)
-        if leader != self.me:
-            raise NotLeaderError(f"{partition.name} is led by broker {leader}")
 
     async def wake(self, partition: Partition) -> None:
         """Resume a partition that is paused."""
