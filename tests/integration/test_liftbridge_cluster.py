@@ -200,6 +200,45 @@ def test_any_broker_takes_any_publish(cluster, stream):
     until(a_follower_sends_away)
 
 
+def test_a_stream_is_known_at_any_broker_as_soon_as_it_was_created(cluster, stream):
+    """Whatever is asked there, at once; each call is the first that its broker hears of it."""
+
+    def published(api, name):
+        request = pb.PublishRequest(stream=name, value=b"v")
+        return api.Publish(request, timeout=TIMEOUT_S).ack.stream
+
+    def published_on_a_stream(api, name):
+        [answer] = api.PublishAsync(iter([pb.PublishRequest(stream=name)]), timeout=TIMEOUT_S)
+        return answer.ack.stream
+
+    def published_to_its_subject(api, name):
+        request = pb.PublishToSubjectRequest(subject=name, value=b"v")
+        return api.PublishToSubject(request, timeout=TIMEOUT_S).ack.stream
+
+    def described(api, name):
+        [found] = api.FetchMetadata(
+            pb.FetchMetadataRequest(streams=[name]), timeout=TIMEOUT_S
+        ).streamMetadata
+        return name if found.error == pb.StreamMetadata.OK else found.error
+
+    def made_readonly(api, name):
+        api.SetStreamReadonly(pb.SetStreamReadonlyRequest(name=name), timeout=TIMEOUT_S)
+        return name
+
+    def deleted(api, name):
+        api.DeleteStream(pb.DeleteStreamRequest(name=name), timeout=TIMEOUT_S)
+        return name
+
+    uses = (published, published_on_a_stream, published_to_its_subject, described)
+    for use in (*uses, made_readonly, deleted):
+        for at in IDS:
+            for elsewhere in set(IDS) - {at}:
+                name = f"{use.__name__}-{at}-{elsewhere}"
+                request = pb.CreateStreamRequest(name=name, subject=name, replicationFactor=1)
+                cluster.api[at].CreateStream(request, timeout=TIMEOUT_S)
+                assert use(cluster.api[elsewhere], name) == name
+
+
 def test_cursors_are_with_the_leader_of_their_partition(cluster):
     """The others send clients away; what the leader acknowledged every copy has."""
     where = {"stream": "s", "partition": 0, "cursorId": "c"}

@@ -94,8 +94,31 @@ class LogEndsTold(msgspec.Struct, frozen=True, array_like=True, tag=8):
     ends: tuple[tuple[LogId, tuple[LeaderEpoch, Offset]], ...]
 
 
+class AskNewest(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """To the leader of the quorum: how far is what was decided before now?"""
+
+    number: int
+
+
+class NewestTold(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The answer: an index of the quorum's log or, if there is a failure, that it is not known."""
+
+    number: int
+    index: int
+    failure: str = ""
+
+
 Request = (
-    Propose | Decided | Failed | Heartbeat | WriteMarker | MarkerWritten | AskLogEnds | LogEndsTold
+    Propose
+    | Decided
+    | Failed
+    | Heartbeat
+    | WriteMarker
+    | MarkerWritten
+    | AskLogEnds
+    | LogEndsTold
+    | AskNewest
+    | NewestTold
 )
 
 _encode = msgspec.msgpack.Encoder().encode

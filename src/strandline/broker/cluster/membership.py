@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.channels import (
     AskLogEnds,
+    AskNewest,
     Decided,
     Failed,
     Heartbeat,
     LogEndsTold,
     MarkerWritten,
+    NewestTold,
     Propose,
     Request,
     WriteMarker,
@@ -29,6 +31,7 @@ from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.neighbours import Neighbours
+from strandline.broker.cluster.newest import Newest
 from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.survey import Survey
@@ -139,6 +142,7 @@ class Membership:
         self._links = self._neighbours.links
         self._requests = Requests(self.quorum, self._send_request)
         self.admin = Session(self._requests)
+        self.newest = Newest(self.quorum, self._send_request, has_told=lambda: self.has_told)
         self.markers = RemoteMarkers(self._send_request)
         self.replicas = Replicas(
             self._links,
@@ -259,6 +263,7 @@ class Membership:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._requests.stop()
+        await self.newest.stop()
         await self._links.stop()
         self.replicas.drop_all(error)
         self.quorum.stop(error)
@@ -401,6 +406,10 @@ class Membership:
                 self.survey.serve(peer, request)
             case LogEndsTold():
                 self.survey.told(peer, request)
+            case AskNewest():
+                self.newest.serve(peer, request)
+            case NewestTold():
+                self.newest.told(peer, request)
 
     def on_peer_back(self, peer: BrokerId) -> None:
         """Frames flow both ways."""
@@ -411,6 +420,7 @@ class Membership:
         """What was sent may not have arrived."""
         self.office.peer_lost(peer)
         self._requests.peer_lost(peer)
+        self.newest.peer_lost(peer)
         self.markers.peer_lost(peer)
         self.survey.peer_lost(peer)
         self.replicas.peer_lost(peer)

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -39,6 +40,7 @@ async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led
     leaders = [1]
     host = SimpleNamespace(
         me=1,
+        know=AsyncMock(),
         partition=lambda *_: led_anew,
         leader=lambda _: leaders[-1],
         replicas=lambda _: ((), ()),

@@ -4,6 +4,7 @@ Rules: what is unknown is an entry that says so, not an error; brokers that cann
 not listed; what the caller may not see is unknown; offsets are inclusive, -1: an empty partition.
 """
 
+import contextlib
 from collections import Counter
 from typing import Final
 
@@ -14,6 +15,7 @@ from strandline.errors import (
     DecryptionError,
     EncryptionKeyError,
     OffsetOutOfRangeError,
+    UnavailableError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
@@ -42,6 +44,9 @@ class DescribeCalls:
     ) -> pb.FetchMetadataResponse:
         """Brokers, streams (none named: all) and the groups named."""
         host, asker = self._host, call.asker
+        with contextlib.suppress(UnavailableError):  # what this broker knows it tells all the same
+            if any(host.stream(name) is None for name in request.streams):
+                await host.know_newest()
         known = {
             each.name: host.stream(each.name)
             for each in host.broker.streams()
@@ -62,6 +67,7 @@ class DescribeCalls:
         self, request: pb.FetchPartitionMetadataRequest, _: Call
     ) -> pb.FetchPartitionMetadataResponse:
         """One partition, as its leader knows it."""
+        await self._host.know(request.stream, (request.partition,))
         partition = self._host.partition(request.stream, request.partition)
         if partition is None:
             raise RpcError(Status.NOT_FOUND, "partition not found")

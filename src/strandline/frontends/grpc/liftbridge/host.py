@@ -66,6 +66,25 @@ class Host:
         except UnknownStreamError:
             return None
 
+    async def know(self, stream: str, numbers: Iterable[int] = ()) -> None:
+        """Before a stream or partition is said to be unknown: hear of what was decided just now.
+
+        Raises:
+            UnavailableError: nobody says what was decided.
+        """
+        found = self.stream(stream)
+        if found is None or max(numbers, default=0) >= len(found.partitions):
+            await self.know_newest()
+
+    async def know_newest(self) -> None:
+        """Hear of everything that the cluster had decided before this call.
+
+        Raises:
+            UnavailableError: nobody says what it was.
+        """
+        if isinstance(self.broker, ClusterBroker):
+            await self.broker.membership.newest.know()
+
     def partition(self, stream: str, number: int) -> Partition | None:
         """A partition, if there is it."""
         found = self.stream(stream)

@@ -6,6 +6,7 @@ without a deadline). A stream of publishes never ends by itself: its clients tak
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from strandline.broker.internal import is_internal
@@ -72,6 +73,7 @@ class PublishCalls:
         """Store one message; answer with its ack if somebody waits for it."""
         if not request.stream:
             raise RpcError(Status.INVALID_ARGUMENT, "no stream provided")
+        await self._host.know(request.stream, (request.partition,))
         try:
             aim = await self._awake(self._aim(request))
             if request.ackPolicy == pb.NONE or call.timeout_s is None:
@@ -106,6 +108,7 @@ class PublishCalls:
 
     async def _publish_one(self, request: pb.PublishRequest, acks: AckStream) -> None:
         try:
+            await self._know(request)
             aim = self._aim(request)
             if aim.partition.barred_by is not None:
                 aim = await self._awake(aim)
@@ -118,6 +121,17 @@ class PublishCalls:
             self._append(request, aim, acks)
         except RefusedError as error:
             acks.refuse(request.correlationId, error)
+
+    async def _know(self, request: pb.PublishRequest) -> None:
+        """As ``Host.know``.
+
+        Raises:
+            RefusedError: nobody says what was decided.
+        """
+        try:
+            await self._host.know(request.stream, (request.partition,))
+        except StrandlineError as error:
+            raise RefusedError(pb.PublishAsyncError.INTERNAL, error.message) from error
 
     def _aim(self, request: pb.PublishRequest) -> Aim:
         """Where it goes, if it may.
@@ -221,12 +235,8 @@ class PublishCalls:
         self, request: pb.PublishToSubjectRequest, call: Call
     ) -> pb.PublishToSubjectResponse:
         """Store a message in every stream that records a subject; the first ack counts."""
-        try:
-            route = self._routes.route(request.subject.encode())
-        except InvalidSubjectError:
-            raise RpcError(Status.UNKNOWN, "nats: invalid subject") from None
+        targets = await self._targets(request.subject)
         waits = request.ackPolicy != pb.NONE and call.timeout_s is not None
-        targets = route.targets()
         waiting = SingleAck(0, due=len(targets)) if waits else None
         try:
             for target in targets:
@@ -247,6 +257,21 @@ class PublishCalls:
                 ackError=_ACK_ERRORS.get(error.code, pb.Ack.UNKNOWN),
             )
             return pb.PublishToSubjectResponse(ack=ack)
+
+    async def _targets(self, subject: str) -> Sequence[Target]:
+        """Where a subject is recorded; before that is nowhere, what was decided is heard of.
+
+        Raises:
+            RpcError: it is no subject.
+            UnavailableError: nobody says what was decided.
+        """
+        try:
+            if targets := self._routes.route(subject.encode()).targets():
+                return targets
+            await self._host.know_newest()
+            return self._routes.route(subject.encode()).targets()
+        except InvalidSubjectError:
+            raise RpcError(Status.UNKNOWN, "nats: invalid subject") from None
 
     def _store_in(
         self, target: Target, request: pb.PublishToSubjectRequest, responder: SingleAck | None

@@ -126,6 +126,7 @@ class StreamCalls:
         """Remove a stream and its records."""
         if is_internal(request.name):
             raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
+        await self._host.know(request.name)
         try:
             await self._host.broker.delete_stream(request.name)
         except UnknownStreamError:
@@ -135,7 +136,7 @@ class StreamCalls:
     async def pause(self, request: pb.PauseStreamRequest, _: Call) -> pb.PauseStreamResponse:
         """Let partitions rest until somebody wants them."""
         numbers = sorted(set(request.partitions))
-        self._check(request.name, numbers)
+        await self._check(request.name, numbers)
         try:
             await self._host.pause(request.name, numbers, is_on=True, resumes_all=request.resumeAll)
         except InvalidRequestError as error:
@@ -147,7 +148,7 @@ class StreamCalls:
     ) -> pb.SetStreamReadonlyResponse:
         """Let partitions take no more records, or take them again."""
         numbers = tuple(sorted(set(request.partitions)))
-        self._check(request.name, numbers)
+        await self._check(request.name, numbers)
         broker = self._host.broker
         now_ns = broker.clock.now_ns()
         try:
@@ -156,8 +157,9 @@ class StreamCalls:
             raise _not_found(error) from error
         return pb.SetStreamReadonlyResponse()
 
-    def _check(self, name: str, partitions: Any) -> None:
+    async def _check(self, name: str, partitions: Any) -> None:
         """Refuse what there is not; a reserved stream is the broker's own."""
+        await self._host.know(name, partitions)
         stream = self._host.stream(name)
         if stream is None:
             text = "stream does not exist" if partitions else "stream not found"

@@ -144,6 +144,7 @@ class SubscribeCalls:
 
     async def subscribe(self, request: pb.SubscribeRequest, call: Call) -> None:
         """Deliver records until the client goes or the end is reached."""
+        await self._host.know(request.stream, (request.partition,))
         partition = self._partition(request)
         if request.resume:
             try:

@@ -1,0 +1,148 @@
+"""Knowing what the cluster has decided: a broker asks the controller how far that is, and follows.
+
+What is decided is told to the broker that asked for it, and known to the others moments later. Who
+is asked there for what it does not know makes sure first that it was not decided a moment ago.
+
+Rules: one question is under way at a time, whatever many wait for; who comes while it is under way
+waits for the next, since the answer may be older than what it wants to know.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strandline.broker.cluster.channels import AskNewest, NewestTold, Request
+from strandline.broker.quorum import Quorum
+from strandline.errors import NotLeaderError, RequestTimeoutError, StrandlineError, UnavailableError
+from strandline.types import BrokerId
+
+PATIENCE_S: Final = 3.0
+"""Longer than it takes to elect a controller."""
+ATTEMPT_S: Final = 1.0
+RETRY_S: Final = 0.05
+POLL_S: Final = 0.005
+
+
+class Newest:
+    """Questions to the controller, and others' to this broker.
+
+    Args:
+        quorum: this broker's member.
+        send: hands a request to a broker; False if it is not there.
+        has_told: whether the broker goes by the newest image that is applied here.
+    """
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        send: Callable[[BrokerId, Request], bool],
+        *,
+        has_told: Callable[[], bool],
+    ) -> None:
+        self._quorum = quorum
+        self._send = send
+        self._has_told = has_told
+        self._round: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        self._last_number = 0
+        self._asked: dict[int, tuple[BrokerId, asyncio.Future[int]]] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def know(self) -> None:
+        """Wait until this broker goes by everything that was decided before this call.
+
+        Raises:
+            UnavailableError: nobody says how far that is, or it does not come; retry.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._round), name="know-newest")
+        await asyncio.shield(self._next)
+
+    async def _after(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._round, self._next = self._next, None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._follow()
+        except TimeoutError:
+            raise UnavailableError(
+                "this broker cannot find out what the cluster has decided; retry. Are most of its "
+                "brokers up?"
+            ) from None
+
+    async def _follow(self) -> None:
+        while (index := await self._index()) is None:  # noqa: ASYNC110  to ask again
+            await asyncio.sleep(RETRY_S)
+        while self._quorum.applied_index < index or not self._has_told():  # noqa: ASYNC110  soon enough
+            await asyncio.sleep(POLL_S)
+
+    async def _index(self) -> int | None:
+        """How far the cluster has decided; None: ask again."""
+        try:
+            if self._quorum.is_leading:
+                await self._quorum.barrier(timeout_s=ATTEMPT_S)
+                return self._quorum.applied_index
+            leader = self._quorum.leader
+            return await self._told_by(leader) if leader is not None else None
+        except UnavailableError:
+            return None  # another controller may know
+
+    async def _told_by(self, leader: BrokerId) -> int:
+        """What the controller answers.
+
+        Raises:
+            UnavailableError: nothing, or that it does not know.
+        """
+        self._last_number += 1
+        number = self._last_number
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._asked[number] = leader, answer
+        try:
+            if not self._send(leader, AskNewest(number)):
+                raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
+            async with asyncio.timeout(ATTEMPT_S):
+                return await answer
+        except TimeoutError:
+            raise RequestTimeoutError(f"broker {leader} did not answer") from None
+        finally:
+            del self._asked[number]
+
+    # What comes from others
+
+    def serve(self, sender: BrokerId, question: AskNewest) -> None:
+        """Answer another broker, once it is sure that this one leads the metadata."""
+        task = asyncio.create_task(self._serve(sender, question), name="newest")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, sender: BrokerId, question: AskNewest) -> None:
+        try:
+            await self._quorum.barrier(timeout_s=ATTEMPT_S)
+            answer = NewestTold(question.number, self._quorum.applied_index)
+        except StrandlineError as error:
+            answer = NewestTold(question.number, 0, error.message)
+        self._send(sender, answer)  # lost with the link, of which the asker hears
+
+    def told(self, sender: BrokerId, answer: NewestTold) -> None:
+        """An answer came, perhaps one that nobody waits for any more."""
+        broker, future = self._asked.get(answer.number, (None, None))
+        if future is None or broker != sender or future.done():
+            return
+        if answer.failure:
+            future.set_exception(UnavailableError(answer.failure))
+        else:
+            future.set_result(answer.index)
+
+    def peer_lost(self, broker: BrokerId) -> None:
+        """It will not answer."""
+        for asked, answer in self._asked.values():
+            if asked == broker and not answer.done():
+                answer.set_exception(UnavailableError(f"the link to broker {broker} broke"))
+
+    async def stop(self) -> None:
+        """Let go of what is under way."""
+        tasks = [task for task in (self._round, self._next, *self._serving) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
