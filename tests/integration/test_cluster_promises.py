@@ -209,6 +209,26 @@ def test_with_too_few_copies_no_level_is_acked(brokers):
     assert brokers.values(name)[number] == b"again"
 
 
+def test_without_most_of_the_brokers_clients_are_told_so(brokers):
+    """Not only that somebody does not answer: by the broker that is left, as far as it knows."""
+    name = brokers.create("left-alone")
+    left = brokers.leader(name)
+    dead = brokers.but(left)
+    with strandline.connect(left.flight) as client, client.producer(name) as producer:
+        client.stream_info(name)  # knows the others from here on
+        for server in dead:
+            server.kill()
+        try:
+            ack = producer.append(b"to whom?")
+            for attempt in (lambda: client.create_stream("one-more"), lambda: ack.result(60)):
+                with pytest.raises(UnavailableError, match="most of the cluster's brokers up"):
+                    attempt()
+        finally:
+            for server in dead:
+                server.start()
+    brokers.wait_until_whole(name)
+
+
 def refusal_of(server, name, acks):
     """What a publish at a leader is refused with; an error as long as it is taken, or waits."""
     with strandline.connect(server.flight) as client:

@@ -181,16 +181,20 @@ class Brokers:
     ) -> list[T]:
         backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
         while True:
+            failure: StrandlineError | None = None
             for address in self._order():
                 try:
                     found = self._attempt(address, name, (body, kind, wait_s))
                 except StrandlineError as error:
-                    failure = error
+                    # What a broker says tells more than that another one does not answer.
+                    if failure is None or not is_connection_loss(error):
+                        failure = error
                     if not self._may_ask_another(error, is_change=is_change):
-                        raise
+                        raise _told_before(error, failure) from None
                 else:
                     self._home = address
                     return found
+            assert failure is not None, "one was asked at least"
             now_s = time.monotonic()
             backoff.failed(now_s)
             if isinstance(failure, UnknownStreamError) or backoff.not_before_s >= deadline_s:
@@ -273,6 +277,13 @@ class Brokers:
                 if not (self.is_cluster and is_passing) or backoff.not_before_s >= deadline_s:
                     raise
                 time.sleep(backoff.wait_s(now_s))
+
+
+def _told_before(error: StrandlineError, before: StrandlineError) -> StrandlineError:
+    """The error, and what another broker said before."""
+    if error is before:
+        return error
+    return type(error)(f"{error.message}; before that: {before.message}")
 
 
 _QUICK = frozenset({admin.SERVER_INFO, admin.STREAM_INFO, admin.LIST_STREAMS, admin.OFFSETS})

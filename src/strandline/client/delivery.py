@@ -349,7 +349,9 @@ class Delivery:
         unknown = "; whether the record was stored is unknown" if expired.in_doubt else ""
         if expired.is_in_flight:
             where = self._leaders[expired.lot.partition]
-            return RequestTimeoutError(f"no ack from {where} within {limit}{unknown}")
+            loss = self._leaders.loss_since(expired.lot.deadline_s - self._options.timeout_s)
+            before = f"; before that: {loss.message}" if loss is not None else ""
+            return RequestTimeoutError(f"no ack from {where} within {limit}{unknown}{before}")
         reason = expired.error or self._leaders.last_loss
         if isinstance(reason, UnavailableError):
             return type(reason)(f"not delivered within {limit}: {reason.message}{unknown}")
@@ -382,15 +384,17 @@ class Delivery:
         with self._changed:
             return self._outbox.in_flight(lane)
 
-    def producer_id(self, producer: int) -> int:
+    def producer_id(self, lane: Lane, producer: int) -> int:
         """Who numbers the lots, each asked for once; see ``Office``."""
         with self._producer_lock:
             while len(self._producer_ids) <= producer:
+                lane.waits_since_s = None  # nothing of it is sent yet, so its broker is not silent
                 try:
                     [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
                 except RequestTimeoutError as error:  # nothing was sent, so it is tried again
                     raise UnavailableError(error.message) from error
                 self._producer_ids.append(info.producer_id)
+                lane.waits_since_s = time.monotonic()
             return self._producer_ids[producer]
 
     def lost(self, lane: Lane, error: StrandlineError) -> None:

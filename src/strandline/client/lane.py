@@ -33,8 +33,12 @@ class Office(Protocol):
         """How many lots the lane was given that are not answered."""
         ...
 
-    def producer_id(self, producer: int) -> int:
+    def producer_id(self, lane: "Lane", producer: int) -> int:
         """The id of who numbers the lots, after so many producers that were used up.
+
+        Args:
+            lane: who needs it.
+            producer: so many were used up before.
 
         Raises:
             StrandlineError: no broker gives out an id now.
@@ -143,7 +147,7 @@ class Lane:
         producer = None
         if entry.numbers is not None:
             epoch, sequence, which = entry.numbers
-            producer = ProducerTag(self._office.producer_id(which), epoch, sequence)
+            producer = ProducerTag(self._office.producer_id(self, which), epoch, sequence)
         return BatchTag(sequence=entry.number, partition=entry.lot.partition, producer=producer)
 
     def _stream_for(self, columns: list[str]) -> PutStream:

@@ -74,6 +74,7 @@ class Leaders:
         """How many there are, as far as known; read without the lock."""
         self.last_loss: StrandlineError | None = None
         """Why leaders were looked up last, or were not found."""
+        self._last_loss_s = 0.0
 
     def __getitem__(self, partition: int) -> str:
         """The address of a partition's leader, as far as known; empty if it has none."""
@@ -93,11 +94,18 @@ class Leaders:
 
     def look_up(self, partitions: Iterable[int], error: StrandlineError) -> None:
         """Partitions wait until their leaders were looked up, because of an error."""
-        self.last_loss = error
+        self._note_loss(error)
         if not self._waiting:
             self._backoff.failed(time.monotonic())
         self._waiting.update(partitions)
         self._begin_to_look()
+
+    def loss_since(self, time_s: float) -> StrandlineError | None:
+        """The last loss, if it was not before ``time_s``."""
+        return self.last_loss if self._last_loss_s >= time_s else None
+
+    def _note_loss(self, error: StrandlineError) -> None:
+        self.last_loss, self._last_loss_s = error, time.monotonic()
 
     def take(self, routes: Routes) -> None:
         """Know the leaders that a broker has named."""
@@ -155,7 +163,7 @@ class Leaders:
                 unknown = 0
             except StrandlineError as error:
                 found = {}
-                self.last_loss = error
+                self._note_loss(error)
                 unknown = unknown + 1 if isinstance(error, UnknownStreamError) else 0
                 if unknown == UNKNOWN_MAX or isinstance(error, ClientClosedError):
                     self._sender.give_all_up(error)

@@ -7,6 +7,7 @@ are numbered and applied once. Registrations and the like do no harm twice and n
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,7 +37,10 @@ ATTEMPT_S = 5.0
 """After so long without an answer the command is proposed again."""
 LEADERLESS_S = 8.0
 """So long nobody to propose it to is no election any more. Clients wait for an answer for 10 s, and
-would not learn why there is none, nor that nothing was done."""
+would not learn why there is none, nor that nothing was done. Counted for all proposals together:
+those that wait for one another would wait in vain one after the other."""
+PAUSE_S = 1.0
+"""After so long without a proposal nobody knows whether there was a leader meanwhile."""
 
 
 class _Asked(NamedTuple):
@@ -60,6 +64,7 @@ class Requests:
         self._asked: dict[int, _Asked] = {}
         self._last_number = 0
         self._serving: set[asyncio.Task[None]] = set()
+        self._leaderless_since_s = self._in_vain_s = -math.inf
 
     async def propose(self, entry: Entry, *, timeout_s: float) -> Outcome:
         """What became of the entry, which this broker has applied; tried again until then.
@@ -70,26 +75,40 @@ class Requests:
         """
         data = encode_entry(entry)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        given_up = loop.time() + LEADERLESS_S
-        reason = "no broker leads the metadata now"
-        while (left_s := deadline - loop.time()) > 0:
+        began = loop.time()
+        reason, is_open = "no broker leads the metadata now", False
+        while (left_s := began + timeout_s - loop.time()) > 0:
             try:
-                return await self._attempt(data, min(left_s, ATTEMPT_S))
+                outcome = await self._attempt(data, min(left_s, ATTEMPT_S))
             except NotLeaderError as error:
                 reason = error.message
-                if loop.time() >= given_up:
+                now_s = loop.time()
+                leaderless_s = self._leaderless_s(now_s)
+                if is_open and now_s >= began + LEADERLESS_S:
+                    break
+                if not is_open and leaderless_s >= LEADERLESS_S:
                     raise UnavailableError(
                         f"nothing was changed: {reason}. Are most of the cluster's brokers up?"
                     ) from error
             except UnavailableError as error:
                 reason = error.message
-                given_up = deadline  # it may have been taken
+                is_open = True  # it may have been taken
+                self._in_vain_s = -math.inf
+            else:
+                self._in_vain_s = -math.inf
+                return outcome
             await asyncio.sleep(RETRY_S)
         raise RequestTimeoutError(
-            f"not decided within {timeout_s:.0f} s ({reason}); it may still happen. Are most of "
-            "the cluster's brokers up?"
+            f"not decided within {loop.time() - began:.0f} s ({reason}); it may still happen. Are "
+            "most of the cluster's brokers up?"
         )
+
+    def _leaderless_s(self, now_s: float) -> float:
+        """For how long nobody to propose to was found, as none is now."""
+        if now_s - self._in_vain_s > PAUSE_S:
+            self._leaderless_since_s = now_s
+        self._in_vain_s = now_s
+        return now_s - self._leaderless_since_s
 
     async def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
         """Propose once.

@@ -173,3 +173,17 @@ async def test_an_answer_that_nobody_waits_for_is_nothing(group):
     asker = group.join(2)
     asker.answered(Failed(7, "unavailable", "late"))
     asker.peer_lost(1)
+
+
+async def test_who_asks_after_others_waited_in_vain_does_not_wait_again(group, monkeypatch):
+    """Else those that wait for one another would outlast the clients that wait for them."""
+    monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.1)
+    group.join(1)
+    asker = group.join(2)
+    group.leader = None
+    with pytest.raises(UnavailableError):
+        await asker.propose(AllocateProducerIds(5), timeout_s=60)
+    monkeypatch.setattr(requests_module, "RETRY_S", 60.0)  # a second attempt would take too long
+    async with asyncio.timeout(30):
+        with pytest.raises(UnavailableError, match=r"^nothing was changed"):
+            await asker.propose(AllocateProducerIds(5), timeout_s=60)
