@@ -239,6 +239,25 @@ def test_a_stream_is_known_at_any_broker_as_soon_as_it_was_created(cluster, stre
                 assert use(cluster.api[elsewhere], name) == name
 
 
+def test_who_publishes_wakes_what_was_paused_a_moment_ago_elsewhere(cluster, stream):
+    """The leader has heard of the pause and the broker that hands on has not, or of the waking."""
+    name = "paused"
+    request = pb.CreateStreamRequest(name=name, subject=name, replicationFactor=-1)
+    cluster.api[1].CreateStream(request, timeout=TIMEOUT_S)
+    leader = cluster.leader(1, name)
+    sent = [b"%d-%d" % (attempt, n) for attempt in range(6) for n in range(20)]
+    for attempt in range(6):
+        elsewhere = sorted(set(IDS) - {leader})[attempt % 2]
+        cluster.api[leader].PauseStream(pb.PauseStreamRequest(name=name), timeout=TIMEOUT_S)
+        requests = [
+            pb.PublishRequest(stream=name, value=value, ackPolicy=pb.ALL)
+            for value in sent[20 * attempt : 20 * attempt + 20]
+        ]
+        for answer in cluster.api[elsewhere].PublishAsync(iter(requests), timeout=TIMEOUT_S):
+            assert not answer.HasField("asyncError"), answer.asyncError.message
+    assert [m.value for m in read(cluster.api[leader], name, len(sent))] == sent
+
+
 def test_cursors_are_with_the_leader_of_their_partition(cluster):
     """The others send clients away; what the leader acknowledged every copy has."""
     where = {"stream": "s", "partition": 0, "cursorId": "c"}

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -29,7 +30,7 @@ class Outcomes:
 @pytest.fixture
 async def forwarder():
     """Of a broker that the cluster does not know yet, so that whatever it hands on is refused."""
-    made = Forwarder(SimpleNamespace(config=BrokerConfig(), image=MetadataImage()))
+    made = Forwarder(SimpleNamespace(config=BrokerConfig(), image=MetadataImage()), AsyncMock())
     yield made
     await made.stop()
 

@@ -13,8 +13,9 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple
 
 from strandline.broker.broker import Broker
@@ -27,6 +28,7 @@ from strandline.client.results import Ack
 from strandline.client.tls import Credentials
 from strandline.errors import StrandlineError, UnauthenticatedError, UnavailableError
 from strandline.frontends.grpc.liftbridge.own_token import own_token, wait_until_known
+from strandline.frontends.grpc.liftbridge.waking import Errand, Outcome, Waking
 from strandline.record.codec import Headers
 from strandline.types import BrokerId, Offset, PartitionName
 
@@ -39,8 +41,6 @@ ONE_TIMEOUT_S: Final = 30.0
 """How long a record that goes by itself is tried for, as long as the others."""
 STOP_WAIT_S: Final = 1.0
 A_BUG: Final = "internal error; see the broker's log"
-WAKE_POLL_S: Final = 0.02
-WAKE_POLLS: Final = 250
 
 
 class Handed(NamedTuple):
@@ -52,8 +52,8 @@ class Handed(NamedTuple):
     key: bytes | None
     headers: Headers | None
     message_id: str | None
-    is_woken: bool = False
-    """Whether the partition was just woken, of which its leader may not have heard yet."""
+    wakes: bool = False
+    """Whether the partition is resumed for it, if it is paused."""
 
 
 class Link(NamedTuple):
@@ -77,10 +77,12 @@ class Forwarder:
 
     Args:
         broker: whose cluster it is.
+        wake: resumes a partition, if it is paused.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, wake: Callable[[PartitionName], Awaitable[None]]) -> None:
         self._broker = broker
+        self._waking = Waking(wake)
         self._loop = asyncio.get_running_loop()
         # One thread each: what it is given leaves in that order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward")
@@ -127,7 +129,7 @@ class Forwarder:
             return
         self._pending[record.partition] += 1
 
-        def done(outcome: Ack | StrandlineError) -> None:
+        def tell(outcome: Outcome) -> None:
             self._pending[record.partition] -= 1
             if not self._pending[record.partition]:
                 del self._pending[record.partition]
@@ -140,17 +142,21 @@ class Forwarder:
                 offset = Offset(outcome.offset)
                 responder.acked(token, record.partition, offset, duplicate=outcome.duplicate)
 
-        if expects:
-            self._single.submit(self._send_one, record, done, expected)
-        else:
-            self._thread.submit(self._send, record, done)
+        def send(errand: Errand) -> None:
+            done = partial(self._waking.answered, errand)
+            if expects:
+                self._single.submit(self._send_one, record, done, expected)
+            else:
+                self._thread.submit(self._send, record, done)
+
+        self._waking.hand_on(Errand(record.partition, send, tell, wakes=record.wakes))
 
     def _refusal(self) -> StrandlineError | None:
         if self._pending.total() >= PENDING_MAX:
             return UnavailableError(f"{PENDING_MAX} publishes wait for other brokers; retry later")
         return None
 
-    def _send(self, record: Handed, done: Callable[[Ack | StrandlineError], None]) -> None:
+    def _send(self, record: Handed, done: Callable[[Outcome], None]) -> None:
         """On the thread: give the record to the client."""
 
         def finished(future: "Future[Ack]") -> None:
@@ -159,8 +165,6 @@ class Forwarder:
 
         try:
             client = self._linked().client
-            if record.is_woken:
-                _wait_until_awake(client, record.partition)
             future = client.appender(record.partition.stream).append(
                 record.value,
                 key=record.key,
@@ -175,17 +179,15 @@ class Forwarder:
             future.add_done_callback(finished)
 
     def _send_one(
-        self, record: Handed, done: Callable[[Ack | StrandlineError], None], expected: int | None
+        self, record: Handed, done: Callable[[Outcome], None], expected: int | None
     ) -> None:
         """On its thread: store a record before the next one."""
-        outcome: Ack | StrandlineError
+        outcome: Outcome
         handed = Record(record.value, record.key, record.subject, record.headers, record.message_id)
         stream, number = record.partition
         try:
             with self._sending_one:
                 link = self._linked()
-                if record.is_woken:
-                    _wait_until_awake(link.client, record.partition)
                 outcome = link.expecting.append(stream, number, handed, expected_offset=expected)
         except Exception as error:  # noqa: BLE001 - whoever published is told
             outcome = self._explained(error)
@@ -213,9 +215,7 @@ class Forwarder:
             self.renew_client()
         return UnavailableError("the leader did not take this broker's own token; retry")
 
-    def _tell(
-        self, done: Callable[[Ack | StrandlineError], None], outcome: Ack | StrandlineError
-    ) -> None:
+    def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(done, outcome)
 
@@ -243,6 +243,7 @@ class Forwarder:
     async def stop(self) -> None:
         """Let go of the client; what is under way is told that its outcome is unknown."""
         self._is_stopping = True
+        await self._waking.stop()
         for thread in (self._thread, self._single):
             thread.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._close, STOP_WAIT_S)
@@ -269,20 +270,6 @@ def _connect(broker: Broker) -> Link:
         Client(f"{scheme}://{address}", credentials=credentials),
         ExpectingAppender(brokers, timeout_s=ONE_TIMEOUT_S),
     )
-
-
-def _wait_until_awake(client: Client, partition: PartitionName) -> None:
-    """Wait until the leader knows that a partition was woken; what comes later waits behind.
-
-    Raises:
-        StrandlineError: nobody can be asked.
-    """
-    pause = threading.Event()
-    for _ in range(WAKE_POLLS):
-        infos = client.stream_info(partition.stream).partitions
-        if not any(info.paused for info in infos if info.partition == partition.partition):
-            return
-        pause.wait(WAKE_POLL_S)
 
 
 def _own_address(broker: Broker) -> str:

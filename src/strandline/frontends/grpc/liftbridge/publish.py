@@ -156,7 +156,8 @@ class PublishCalls:
             text = "stream with concurrency control must have AckPolicy set"
             raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
         subject = default_subject(config.subject)
-        record = _record(request, partition.name, f"{subject}.{number}" if number else subject)
+        subject = f"{subject}.{number}" if number else subject
+        record = _record(request, partition.name, subject, wakes=True)
         return Aim(partition, config.subject, record)
 
     async def _awake(self, aim: Aim) -> Aim:
@@ -168,7 +169,7 @@ class PublishCalls:
         except StrandlineError as error:
             text = f"failed to resume stream: {error.message}"
             raise RefusedError(pb.PublishAsyncError.INTERNAL, text) from error
-        return aim._replace(record=aim.record._replace(is_woken=True))
+        return aim
 
     def _append(
         self,
@@ -282,7 +283,7 @@ class PublishCalls:
         )
         self._store(
             partition,
-            _record(request, partition.name, request.subject),
+            _record(request, partition.name, request.subject, wakes=False),
             responder,
             token=receipt,
             expects=target.checks_offsets,
@@ -299,7 +300,11 @@ _ACK_ERRORS: Final[dict[Any, Any]] = {
 
 
 def _record(
-    request: pb.PublishRequest | pb.PublishToSubjectRequest, partition: PartitionName, subject: str
+    request: pb.PublishRequest | pb.PublishToSubjectRequest,
+    partition: PartitionName,
+    subject: str,
+    *,
+    wakes: bool,
 ) -> Handed:
     """What is stored.
 
@@ -314,6 +319,7 @@ def _record(
         key=request.key or None,
         headers=headers,
         message_id=_message_id(request.headers) if headers else None,
+        wakes=wakes,
     )
 
 

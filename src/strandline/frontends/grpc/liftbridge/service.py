@@ -78,7 +78,7 @@ class LiftbridgeService:
         host, broker = self._host, self._host.broker
         activity = Activity(host) if host.config.activity else None
         groups, subscribing = GroupCalls(host), SubscribeCalls(host)
-        self._forwarder = Forwarder(broker) if broker.config.cluster.is_on else None
+        self._forwarder = Forwarder(broker, host.resume) if broker.config.cluster.is_on else None
         publishing = PublishCalls(host, self._forwarder)
         health = HealthService((NAME,), lambda: self._is_ready and broker.is_ready)
         methods = {
