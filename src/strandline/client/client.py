@@ -16,6 +16,7 @@ from strandline.client.brokers import Brokers
 from strandline.client.consumer import Consumer, Options
 from strandline.client.enlisted import Enlisted
 from strandline.client.groups import Groups
+from strandline.client.leaving import leave
 from strandline.client.office import Office
 from strandline.client.producer import Headers, Producer
 from strandline.client.quotas import Quotas
@@ -25,7 +26,7 @@ from strandline.client.stream_calls import StreamCalls
 from strandline.client.tls import Credentials
 from strandline.client.transactional import TransactionalClient
 from strandline.config import Acks
-from strandline.errors import RequestTimeoutError, StrandlineError
+from strandline.errors import RequestTimeoutError
 from strandline.protocol import admin
 from strandline.protocol.groups import GROUPS_STREAM
 
@@ -318,12 +319,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self.close()
-        except StrandlineError as failure:
-            if error is None:
-                raise
-            error.add_note(f"besides, records were not stored: {failure.message}")
+        leave(self.close, error, otherwise="records were not stored")
 
     def __repr__(self) -> str:
         """Show where it is connected."""

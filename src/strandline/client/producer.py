@@ -22,6 +22,7 @@ from strandline.client.batching import Record
 from strandline.client.brokers import Brokers
 from strandline.client.delivery import Delivery, DeliveryOptions
 from strandline.client.enlisted import Enlisted
+from strandline.client.leaving import leave
 from strandline.client.lots import TableLot, TablePromise, batches_from, runs_of_ids
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.config import Acks
@@ -29,7 +30,6 @@ from strandline.errors import (
     InvalidRecordError,
     InvalidRequestError,
     RecordTooLargeError,
-    StrandlineError,
     UnknownPartitionError,
 )
 from strandline.protocol.admin import ServerInfo, StreamInfo
@@ -248,12 +248,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self.close()
-        except StrandlineError as failure:
-            if error is None:
-                raise
-            error.add_note(f"besides, records were not stored: {failure.message}")
+        leave(self.close, error, otherwise="records were not stored")
 
     def _learn(self, subject: str) -> None:
         """Check a subject seen for the first time."""

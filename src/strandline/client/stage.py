@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from strandline.client.arguments import offsets_by_partition, text
+from strandline.client.leaving import leave
 from strandline.client.positions import Offsets, Owner
 from strandline.client.writing import Writing
-from strandline.errors import StrandlineError
 
 
 class StagedPart(NamedTuple):
@@ -97,9 +97,4 @@ class Stage:
     ) -> None:
         if self._part is not None or self._writing is None:
             return
-        try:
-            self._writing.abort()
-        except StrandlineError as failure:
-            if error is None:
-                raise
-            error.add_note(f"besides, the part waits for its timeout: {failure.message}")
+        leave(self._writing.abort, error, otherwise="the part waits for its timeout")

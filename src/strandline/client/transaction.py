@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from strandline.client.arguments import offsets_by_partition
+from strandline.client.leaving import leave
 from strandline.client.positions import Offsets, Owner, Tell
 from strandline.client.producer import Headers
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.client.writing import Writing
-from strandline.errors import InvalidRequestError, StrandlineError
+from strandline.errors import InvalidRequestError
 from strandline.types import PartitionName
 
 
@@ -207,7 +208,4 @@ class Transaction:
         if error is None:
             self.commit()
             return
-        try:
-            self.abort()
-        except StrandlineError as failure:
-            error.add_note(f"besides, the transaction waits for its timeout: {failure.message}")
+        leave(self.abort, error, otherwise="the transaction waits for its timeout")
