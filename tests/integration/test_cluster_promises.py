@@ -99,7 +99,12 @@ def started(tmp_path_factory):
 
 @pytest.fixture
 def brokers(started, kit):
-    return Cluster(*started, persist=kit.persist)
+    """The cluster; whom a test that failed left dead is brought back, for those after it."""
+    cluster = Cluster(*started, persist=kit.persist)
+    yield cluster
+    for server in cluster.servers.values():
+        if not server.is_running:
+            server.start()
 
 
 @contextmanager

@@ -80,6 +80,28 @@ async def test_what_was_refused_goes_again_before_what_came_behind_it(leader):
     assert all(isinstance(outcome, Ack) for outcome in leader.told.values())
 
 
+async def test_a_leader_that_hears_late_stores_them_in_order(leader):
+    """The first goes alone until it is stored: those behind it would be stored before it."""
+
+    async def wake(_):
+        leader.wakes += 1
+
+    leader.waking = Waking(wake)
+    leader.publish("a", "b", "c")
+    leader.answer()
+    async with asyncio.timeout(30):
+        while not leader.sent:  # noqa: ASYNC110  it goes on a loop of its own
+            await asyncio.sleep(0.001)
+    leader.publish("d")
+    assert [name for name, _ in leader.sent] == ["a"]
+    leader.answer()
+    leader.is_paused = False
+    await leader.until_told("a", "b", "c", "d")
+    assert leader.stored == ["a", "b", "c", "d"]
+    assert leader.wakes == 2
+    assert all(isinstance(outcome, Ack) for outcome in leader.told.values())
+
+
 async def test_nothing_goes_again_behind_a_later_one(leader):
     """Somebody else had woken the partition between the two; who sent it first is told."""
     leader.publish("a", "b")

@@ -161,8 +161,9 @@ class PublishCalls:
         return Aim(partition, config.subject, record)
 
     async def _awake(self, aim: Aim) -> Aim:
-        """The aim, once its partition is not paused."""
-        if not isinstance(aim.partition.barred_by, PausedError):
+        """The aim, once its partition is not paused; what is handed on wakes it where it goes."""
+        is_paused = isinstance(aim.partition.barred_by, PausedError)
+        if not is_paused or self._is_handed_on(aim.partition):
             return aim
         try:
             await self._host.wake(aim.partition)

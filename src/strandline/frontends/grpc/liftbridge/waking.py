@@ -2,7 +2,8 @@
 
 A leader pauses a partition, or hears that it was resumed, moments before or after others do. What
 it refuses meanwhile is held, with what comes behind it, until nothing of the partition is under
-way; then the partition is woken, and all go again in their order.
+way; then the partition is woken, and all go again in their order. The first goes alone: a leader
+that hears of the waking between two of them would refuse one and store the next.
 
 Rules: loop thread only. A publish does not go again once a later one was stored, which would
 change their order, nor for longer than ``PATIENCE_S``: it is told the refusal.
@@ -84,7 +85,7 @@ class Waking:
         self._last_number += 1
         errand.number = self._last_number
         partition = self._partitions[errand.partition]
-        if partition.refused or partition.task is not None:
+        if partition.refused or partition.waiting or partition.task is not None:
             partition.waiting.append(errand)
         else:
             partition.sent += 1
@@ -124,8 +125,9 @@ class Waking:
                 partition.refused.append((errand, error))
 
     async def _wake_and_send(self, name: PartitionName, partition: _Partition) -> None:
+        has_heard = not partition.refused
         try:
-            if partition.refused:
+            if not has_heard:
                 await self._wake(name)
                 await asyncio.sleep(RETRY_S)
         except StrandlineError as error:
@@ -134,8 +136,10 @@ class Waking:
             for errand in refused:
                 errand.tell(error)
         errands = [errand for errand, _ in partition.refused] + partition.waiting
-        partition.refused, partition.waiting, partition.task = [], [], None
         errands.sort(key=lambda errand: errand.number)
+        sent = len(errands) if has_heard else 1
+        errands, partition.waiting = errands[:sent], errands[sent:]
+        partition.refused, partition.task = [], None
         partition.sent += len(errands)
         for errand in errands:
             errand.send(errand)
