@@ -272,9 +272,7 @@ class StockClient:
         """The endpoint of partition 0, as any broker tells it."""
         for seed in self._seeds:
             try:
-                with fl.connect(seed) as client:
-                    descriptor = fl.FlightDescriptor.for_path(stream, "0")
-                    return client.get_flight_info(descriptor, PATIENTLY).endpoints[0]
+                return endpoint_told_by(seed, stream)
             except (fl.FlightError, pa.ArrowException):
                 continue  # the next may know
         raise fl.FlightUnavailableError("nobody answers")
@@ -299,10 +297,17 @@ class StockClient:
         return ack["offsets"][0]
 
     def read(self, stream, location):
-        """Every value, at one of the locations of its endpoint."""
-        endpoint = self._endpoint(stream)
+        """Every value up to the end that the leader knows, at one of the endpoint's locations."""
+        endpoint = endpoint_told_by(self._endpoint(stream).locations[0], stream)
         with fl.connect(endpoint.locations[location]) as client:
             return client.do_get(endpoint.ticket, PATIENTLY).read_all()["value"].to_pylist()
+
+
+def endpoint_told_by(location, stream):
+    """The endpoint of partition 0, as a broker tells it."""
+    descriptor = fl.FlightDescriptor.for_path(stream, "0")
+    with fl.connect(location) as client:
+        return client.get_flight_info(descriptor, PATIENTLY).endpoints[0]
 
 
 def retried(kit, attempt):
