@@ -108,18 +108,8 @@ class NewestTold(msgspec.Struct, frozen=True, array_like=True, tag=10):
     failure: str = ""
 
 
-Request = (
-    Propose
-    | Decided
-    | Failed
-    | Heartbeat
-    | WriteMarker
-    | MarkerWritten
-    | AskLogEnds
-    | LogEndsTold
-    | AskNewest
-    | NewestTold
-)
+Answer = Decided | Failed | MarkerWritten | LogEndsTold | NewestTold
+Request = Propose | Heartbeat | WriteMarker | AskLogEnds | AskNewest | Answer
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode

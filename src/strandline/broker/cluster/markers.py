@@ -5,9 +5,11 @@ their order on a link, so the end of a transaction never overtakes its beginning
 leader; between leaders the partition's own ledger tells what is too late.
 """
 
+import asyncio
 from collections.abc import Callable
 
-from strandline.broker.cluster.channels import MarkerWritten, Request, WriteMarker
+from strandline.broker.cluster.asking import Questions
+from strandline.broker.cluster.channels import MarkerWritten, WriteMarker
 from strandline.broker.transactions.office import MarkerDone
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.transactions.effects import Mark
@@ -18,49 +20,46 @@ class RemoteMarkers:
     """Orders to other brokers, and theirs to this one.
 
     Args:
-        send: hands a request to a broker; False if it is not there.
+        questions: to other brokers and theirs.
 
     Attributes:
         write_here: writes a marker of a partition that this broker leads.
     """
 
-    def __init__(self, send: Callable[[BrokerId, Request], bool]) -> None:
+    def __init__(self, questions: Questions) -> None:
         self.write_here: Callable[[Mark, MarkerDone], None] = _not_yet
-        self._send = send
-        self._last_number = 0
-        self._ordered: dict[int, tuple[BrokerId, MarkerDone]] = {}
+        self._questions = questions
 
     def order(self, leader: BrokerId, mark: Mark, done: MarkerDone) -> None:
         """Have ``leader`` write a marker; ``done`` is called once, perhaps at once."""
-        self._last_number += 1
-        number = self._last_number
-        self._ordered[number] = (leader, done)
-        if not self._send(leader, WriteMarker(number, mark.place, mark.producer, mark.kind)):
-            del self._ordered[number]
+        answer = self._questions.ask(
+            leader,
+            lambda n: WriteMarker(n, mark.place, mark.producer, mark.kind),
+            MarkerWritten,
+        )
+        if answer is None:
             done(UnavailableError(f"broker {leader} leads {mark.place} and is not reached"))
-
-    def written(self, sender: BrokerId, answer: MarkerWritten) -> None:
-        """An answer came, perhaps to an order that was given up."""
-        leader, done = self._ordered.get(answer.number, (None, None))
-        if done is not None and leader == sender:
-            del self._ordered[answer.number]
-            done(UnavailableError(answer.failure) if answer.failure else None)
+        else:
+            answer.add_done_callback(lambda answer: done(_outcome(answer)))
 
     def serve(self, sender: BrokerId, order: WriteMarker) -> None:
         """Write what another broker orders, and answer."""
 
         def done(error: StrandlineError | None) -> None:
             failure = "" if error is None else error.message or error.code
-            self._send(sender, MarkerWritten(order.number, failure))  # lost with the link
+            self._questions.answer(sender, MarkerWritten(order.number, failure))
 
         self.write_here(Mark("", order.producer, order.place, order.kind), done)
 
-    def peer_lost(self, broker: BrokerId) -> None:
-        """What was ordered of the broker may or may not happen."""
-        lost = [number for number, (leader, _) in self._ordered.items() if leader == broker]
-        for number in lost:
-            _, done = self._ordered.pop(number)
-            done(UnavailableError(f"the link to broker {broker} broke"))
+
+def _outcome(answer: asyncio.Future[MarkerWritten]) -> StrandlineError | None:
+    """Why an order was perhaps not carried out; None: it was."""
+    error = answer.exception()
+    if error is None:
+        failure = answer.result().failure
+        return UnavailableError(failure) if failure else None
+    assert isinstance(error, StrandlineError), "what ends questions"
+    return error
 
 
 def _not_yet(mark: Mark, done: MarkerDone) -> None:

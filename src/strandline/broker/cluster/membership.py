@@ -12,15 +12,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from strandline.broker.cluster import channels
+from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import (
     AskLogEnds,
     AskNewest,
-    Decided,
-    Failed,
     Heartbeat,
-    LogEndsTold,
-    MarkerWritten,
-    NewestTold,
     Propose,
     Request,
     WriteMarker,
@@ -140,10 +136,11 @@ class Membership:
             trace=self.trace,
         )
         self._links = self._neighbours.links
-        self._requests = Requests(self.quorum, self._send_request)
+        self._questions = questions = Questions(self._send_request)
+        self._requests = Requests(self.quorum, questions)
         self.admin = Session(self._requests)
-        self.newest = Newest(self.quorum, self._send_request, has_told=lambda: self.has_told)
-        self.markers = RemoteMarkers(self._send_request)
+        self.newest = Newest(self.quorum, questions, has_told=lambda: self.has_told)
+        self.markers = RemoteMarkers(questions)
         self.replicas = Replicas(
             self._links,
             turn,
@@ -154,7 +151,7 @@ class Membership:
             move_rate=_move_rate(config),
         )
         self.replicas.trace = self.trace
-        self.survey = Survey(self.replicas, self._send_request)
+        self.survey = Survey(self.replicas, questions)
         self.office = ControllerOffice(self.quorum, self._newest, self.survey.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
 
@@ -396,20 +393,14 @@ class Membership:
                     self.office.heartbeat(run)
             case Propose():
                 self._requests.serve(peer, request)
-            case Decided() | Failed():
-                self._requests.answered(request)
             case WriteMarker():
                 self.markers.serve(peer, request)
-            case MarkerWritten():
-                self.markers.written(peer, request)
             case AskLogEnds():
                 self.survey.serve(peer, request)
-            case LogEndsTold():
-                self.survey.told(peer, request)
             case AskNewest():
                 self.newest.serve(peer, request)
-            case NewestTold():
-                self.newest.told(peer, request)
+            case _:
+                self._questions.told(peer, request)
 
     def on_peer_back(self, peer: BrokerId) -> None:
         """Frames flow both ways."""
@@ -419,10 +410,7 @@ class Membership:
     def on_peer_lost(self, peer: BrokerId) -> None:
         """What was sent may not have arrived."""
         self.office.peer_lost(peer)
-        self._requests.peer_lost(peer)
-        self.newest.peer_lost(peer)
-        self.markers.peer_lost(peer)
-        self.survey.peer_lost(peer)
+        self._questions.peer_lost(peer)
         self.replicas.peer_lost(peer)
 
     def _send_envelope(self, envelope: Envelope) -> None:

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from strandline.broker.cluster.channels import AskNewest, NewestTold, Request
+from strandline.broker.cluster.asking import Questions
+from strandline.broker.cluster.channels import AskNewest, NewestTold
 from strandline.broker.quorum import Quorum
 from strandline.errors import NotLeaderError, RequestTimeoutError, StrandlineError, UnavailableError
 from strandline.types import BrokerId
@@ -28,24 +29,18 @@ class Newest:
 
     Args:
         quorum: this broker's member.
-        send: hands a request to a broker; False if it is not there.
+        questions: to other brokers and theirs.
         has_told: whether the broker goes by the newest image that is applied here.
     """
 
     def __init__(
-        self,
-        quorum: Quorum,
-        send: Callable[[BrokerId, Request], bool],
-        *,
-        has_told: Callable[[], bool],
+        self, quorum: Quorum, questions: Questions, *, has_told: Callable[[], bool]
     ) -> None:
         self._quorum = quorum
-        self._send = send
+        self._questions = questions
         self._has_told = has_told
         self._round: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
-        self._last_number = 0
-        self._asked: dict[int, tuple[BrokerId, asyncio.Future[int]]] = {}
         self._serving: set[asyncio.Task[None]] = set()
 
     async def know(self) -> None:
@@ -94,19 +89,17 @@ class Newest:
         Raises:
             UnavailableError: nothing, or that it does not know.
         """
-        self._last_number += 1
-        number = self._last_number
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._asked[number] = leader, answer
+        answer = self._questions.ask(leader, AskNewest, NewestTold)
+        if answer is None:
+            raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
         try:
-            if not self._send(leader, AskNewest(number)):
-                raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
             async with asyncio.timeout(ATTEMPT_S):
-                return await answer
+                told = await answer
         except TimeoutError:
             raise RequestTimeoutError(f"broker {leader} did not answer") from None
-        finally:
-            del self._asked[number]
+        if told.failure:
+            raise UnavailableError(told.failure)
+        return told.index
 
     # What comes from others
 
@@ -122,23 +115,7 @@ class Newest:
             answer = NewestTold(question.number, self._quorum.applied_index)
         except StrandlineError as error:
             answer = NewestTold(question.number, 0, error.message)
-        self._send(sender, answer)  # lost with the link, of which the asker hears
-
-    def told(self, sender: BrokerId, answer: NewestTold) -> None:
-        """An answer came, perhaps one that nobody waits for any more."""
-        broker, future = self._asked.get(answer.number, (None, None))
-        if future is None or broker != sender or future.done():
-            return
-        if answer.failure:
-            future.set_exception(UnavailableError(answer.failure))
-        else:
-            future.set_result(answer.index)
-
-    def peer_lost(self, broker: BrokerId) -> None:
-        """It will not answer."""
-        for asked, answer in self._asked.values():
-            if asked == broker and not answer.done():
-                answer.set_exception(UnavailableError(f"the link to broker {broker} broke"))
+        self._questions.answer(sender, answer)
 
     async def stop(self) -> None:
         """Let go of what is under way."""

@@ -8,15 +8,14 @@ are numbered and applied once. Registrations and the like do no harm twice and n
 import asyncio
 import logging
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
+from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import (
     TIMEOUT_MS_MAX,
+    Answer,
     Decided,
     Failed,
     Propose,
-    Request,
 )
 from strandline.broker.quorum import Quorum
 from strandline.errors import (
@@ -43,26 +42,17 @@ PAUSE_S = 1.0
 """After so long without a proposal nobody knows whether there was a leader meanwhile."""
 
 
-class _Asked(NamedTuple):
-    """A request to another broker."""
-
-    to: BrokerId
-    answer: asyncio.Future[Decided]
-
-
 class Requests:
     """Proposes on behalf of this broker, and of others while this one leads.
 
     Args:
         quorum: this broker's member.
-        send: hands a request to a broker; False if it is not there.
+        questions: to other brokers and theirs.
     """
 
-    def __init__(self, quorum: Quorum, send: Callable[[BrokerId, Request], bool]) -> None:
+    def __init__(self, quorum: Quorum, questions: Questions) -> None:
         self._quorum = quorum
-        self._send = send
-        self._asked: dict[int, _Asked] = {}
-        self._last_number = 0
+        self._questions = questions
         self._serving: set[asyncio.Task[None]] = set()
         self._leaderless_since_s = self._in_vain_s = -math.inf
 
@@ -123,13 +113,11 @@ class Requests:
             outcome = await self._quorum.propose(data, timeout_s=timeout_s)
             assert isinstance(outcome, Outcome), "what the machine answers"
             return outcome
-        self._last_number += 1
-        number = self._last_number
-        answer: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
-        self._asked[number] = _Asked(leader, answer)
+        timeout_ms = max(1, int(timeout_s * 1e3))
+        answer = self._questions.ask(leader, lambda n: Propose(n, data, timeout_ms), Decided)
+        if answer is None:
+            raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
         try:
-            if not self._send(leader, Propose(number, data, max(1, int(timeout_s * 1e3)))):
-                raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
             async with asyncio.timeout(timeout_s):
                 decided = await answer
                 # Whoever asked may look at once for what it changed.
@@ -138,26 +126,8 @@ class Requests:
                 return decided.outcome
         except TimeoutError:
             raise RequestTimeoutError(f"broker {leader} did not answer") from None
-        finally:
-            del self._asked[number]
 
     # What comes from others
-
-    def answered(self, answer: Decided | Failed) -> None:
-        """An answer came, perhaps one that nobody waits for any more."""
-        asked = self._asked.get(answer.number)
-        if asked is None or asked.answer.done():
-            return
-        if isinstance(answer, Decided):
-            asked.answer.set_result(answer)
-        else:
-            asked.answer.set_exception(UnavailableError(answer.message))
-
-    def peer_lost(self, broker: BrokerId) -> None:
-        """What was asked of the broker may or may not happen."""
-        for asked in self._asked.values():
-            if asked.to == broker and not asked.answer.done():
-                asked.answer.set_exception(UnavailableError(f"the link to broker {broker} broke"))
 
     def serve(self, sender: BrokerId, request: Propose) -> None:
         """Propose what another broker asks for, and answer."""
@@ -167,14 +137,14 @@ class Requests:
 
     async def _serve(self, sender: BrokerId, request: Propose) -> None:
         timeout_s = min(request.timeout_ms, TIMEOUT_MS_MAX) / 1e3
-        answer: Request
+        answer: Answer
         try:
             outcome = await self._quorum.propose(request.entry, timeout_s=timeout_s)
             assert isinstance(outcome, Outcome), "what the machine answers"
             answer = Decided(request.number, outcome, self._quorum.applied_index)
         except StrandlineError as error:
             answer = Failed(request.number, error.code, error.message)
-        self._send(sender, answer)  # lost with the link, of which the asker hears
+        self._questions.answer(sender, answer)
 
     async def stop(self) -> None:
         """Let go of what is under way."""

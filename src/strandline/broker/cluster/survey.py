@@ -7,9 +7,10 @@ only when a leader was lost, so that nothing is told while all is well.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from strandline.broker.cluster.channels import AskLogEnds, LogEndsTold, Request
+from strandline.broker.cluster.asking import Questions
+from strandline.broker.cluster.channels import AskLogEnds, LogEndsTold
 from strandline.broker.cluster.replicas import Replicas
 from strandline.metadata.election import LogEnd, LogEnds
 from strandline.types import BrokerId, LogId
@@ -23,40 +24,35 @@ class Survey:
 
     Args:
         replicas: of this broker.
-        send: hands a request to a broker; False if it is not there.
+        questions: to other brokers and theirs.
     """
 
-    def __init__(self, replicas: Replicas, send: Callable[[BrokerId, Request], bool]) -> None:
+    def __init__(self, replicas: Replicas, questions: Questions) -> None:
         self._replicas = replicas
-        self._send = send
-        self._last_number = 0
-        self._asked: dict[int, tuple[BrokerId, asyncio.Future[Told]]] = {}
+        self._questions = questions
 
     async def ask(self, wanted: Mapping[BrokerId, tuple[LogId, ...]]) -> LogEnds:
         """The ends of logs, as far as brokers tell them in time."""
         found: dict[LogId, dict[BrokerId, LogEnd]] = defaultdict(dict)
-        numbers = []
+        asked = {}
         for broker, log_ids in wanted.items():
             if broker == self._replicas.me:
                 _note(found, broker, self._ends(log_ids))
-            elif (number := self._ask(broker, log_ids)) is not None:
-                numbers.append(number)
-        if numbers:
-            await asyncio.wait([self._asked[number][1] for number in numbers], timeout=ASK_S)
-        for number in numbers:
-            broker, answer = self._asked.pop(number)
-            if answer.done():
-                _note(found, broker, answer.result())
+            elif (answer := self._ask(broker, log_ids)) is not None:
+                asked[answer] = broker
+        if asked:
+            await asyncio.wait(asked, timeout=ASK_S)
+        for answer, broker in asked.items():
+            if not answer.done():
+                answer.cancel()
+            elif answer.exception() is None:
+                _note(found, broker, answer.result().ends)
         return found
 
-    def _ask(self, broker: BrokerId, log_ids: tuple[LogId, ...]) -> int | None:
-        """Ask one broker; the number of the question, unless it is not there."""
-        self._last_number += 1
-        if not self._send(broker, AskLogEnds(self._last_number, log_ids)):
-            return None
-        answer: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
-        self._asked[self._last_number] = (broker, answer)
-        return self._last_number
+    def _ask(
+        self, broker: BrokerId, log_ids: tuple[LogId, ...]
+    ) -> asyncio.Future[LogEndsTold] | None:
+        return self._questions.ask(broker, lambda n: AskLogEnds(n, log_ids), LogEndsTold)
 
     def _ends(self, log_ids: tuple[LogId, ...]) -> Told:
         """How far the copies here are."""
@@ -68,19 +64,7 @@ class Survey:
 
     def serve(self, sender: BrokerId, question: AskLogEnds) -> None:
         """Answer another broker."""
-        self._send(sender, LogEndsTold(question.number, self._ends(question.log_ids)))
-
-    def told(self, sender: BrokerId, answer: LogEndsTold) -> None:
-        """An answer came, perhaps too late."""
-        broker, future = self._asked.get(answer.number, (None, None))
-        if future is not None and broker == sender and not future.done():
-            future.set_result(answer.ends)
-
-    def peer_lost(self, broker: BrokerId) -> None:
-        """It will not answer."""
-        for asked, answer in self._asked.values():
-            if asked == broker and not answer.done():
-                answer.set_result(())
+        self._questions.answer(sender, LogEndsTold(question.number, self._ends(question.log_ids)))
 
 
 def _note(found: dict[LogId, dict[BrokerId, LogEnd]], broker: BrokerId, told: Told) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from strandline.broker.cluster import newest as newest_module
+from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import AskNewest, NewestTold
 from strandline.broker.cluster.newest import Newest
 from strandline.config import StreamConfig
@@ -17,20 +18,21 @@ class Group:
     leader, is_leading, applied_index = 1, False, 0
 
     def __init__(self):
-        self.questions = asyncio.Queue()
+        self.asked = asyncio.Queue()
         self.is_reached = self.has_told = True
-        self.newest = Newest(self, self.send, has_told=lambda: self.has_told)
+        self.questions = Questions(self.send)
+        self.newest = Newest(self, self.questions, has_told=lambda: self.has_told)
 
     def send(self, to, request):
         assert to == self.leader
-        self.questions.put_nowait(request)
+        self.asked.put_nowait(request)
         return self.is_reached
 
     async def answer(self, index, failure=""):
         """Let the controller answer the next question."""
         async with asyncio.timeout(30):
-            question = await self.questions.get()
-        self.newest.told(self.leader, NewestTold(question.number, index, failure))
+            question = await self.asked.get()
+        self.questions.told(self.leader, NewestTold(question.number, index, failure))
 
 
 async def test_a_stream_is_known_elsewhere_the_moment_after_it_was_created(cluster):
@@ -50,14 +52,14 @@ async def test_who_comes_while_a_question_is_under_way_waits_for_the_next():
     """Its answer may be older; those who wait for the next share it."""
     group = Group()
     first = asyncio.create_task(group.newest.know())
-    question = await group.questions.get()
+    question = await group.asked.get()
     later = [asyncio.create_task(group.newest.know()) for _ in range(100)]
-    group.newest.told(1, NewestTold(question.number, 0))
+    group.questions.told(1, NewestTold(question.number, 0))
     await asyncio.wait_for(first, 30)
     assert not any(task.done() for task in later)
     await group.answer(0)
     await asyncio.wait_for(asyncio.gather(*later), 30)
-    assert group.questions.empty()
+    assert group.asked.empty()
 
 
 async def test_the_broker_has_to_have_followed():
@@ -79,13 +81,13 @@ async def test_another_controller_is_asked_after_one_that_does_not_know():
     group = Group()
     knowing = asyncio.create_task(group.newest.know())
     await group.answer(0, "another leads")
-    await group.questions.get()
-    group.newest.peer_lost(1)
-    question = await group.questions.get()
-    group.newest.told(3, NewestTold(question.number, 0))
+    await group.asked.get()
+    group.questions.peer_lost(1)
+    question = await group.asked.get()
+    group.questions.told(3, NewestTold(question.number, 0))
     await asyncio.sleep(0)
     assert not knowing.done()
-    group.newest.told(1, NewestTold(question.number, 0))
+    group.questions.told(1, NewestTold(question.number, 0))
     await asyncio.wait_for(knowing, 30)
 
 
@@ -99,7 +101,7 @@ async def test_where_nobody_can_tell_that_is_the_answer(trouble, monkeypatch):
     with pytest.raises(UnavailableError, match="cannot find out"):
         await group.newest.know()
     monkeypatch.undo()
-    group.leader, group.is_reached, group.questions = 1, True, asyncio.Queue()
+    group.leader, group.is_reached, group.asked = 1, True, asyncio.Queue()
     knowing = asyncio.create_task(group.newest.know())
     await group.answer(0)
     await asyncio.wait_for(knowing, 30)
@@ -111,9 +113,8 @@ async def test_who_does_not_lead_says_so(cluster):
     await cluster.until_live()
     follower = next(b for b in cluster.brokers.values() if not b.membership.quorum.is_leading)
     told = []
-    asked = Newest(
-        follower.membership.quorum, lambda *sent: told.append(sent), has_told=lambda: True
-    )
+    questions = Questions(lambda *sent: told.append(sent))
+    asked = Newest(follower.membership.quorum, questions, has_told=lambda: True)
     asked.serve(3, AskNewest(5))
     async with asyncio.timeout(30):
         while not told:  # noqa: ASYNC110

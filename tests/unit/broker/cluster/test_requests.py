@@ -1,11 +1,13 @@
 """Commands from any broker: forwarded, tried again, and applied once where that matters."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from strandline.broker.cluster import requests as requests_module
-from strandline.broker.cluster.channels import Decided, Failed, Propose
+from strandline.broker.cluster.asking import Questions
+from strandline.broker.cluster.channels import Propose
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.errors import NotLeaderError, RequestTimeoutError, UnavailableError
 from strandline.metadata.apply import apply_entry
@@ -22,6 +24,7 @@ class Group:
         self.applied = []
         self.lost_answers = 0
         self.requests = {}
+        self.questions = {}
         self.is_cut = False
         self.is_lagging = False
         """Whether those that do not lead apply nothing new; ``known`` is what they have."""
@@ -54,23 +57,20 @@ class Group:
                 group.image, outcome = apply_entry(group.image, group.applied[-1])
                 return outcome
 
-        self.requests[number] = Requests(
-            Member(), lambda to, request: self._carry(number, to, request)
-        )
+        self.questions[number] = Questions(partial(self._carry, number))
+        self.requests[number] = Requests(Member(), self.questions[number])
         return self.requests[number]
 
     def _carry(self, sender, to, request):
         if self.is_cut or to not in self.requests:
             return False
-        target = self.requests[to]
         if isinstance(request, Propose):
-            target.serve(sender, request)
-        elif isinstance(request, Decided | Failed):
-            if self.lost_answers:
-                self.lost_answers -= 1
-                target.peer_lost(sender)
-            else:
-                target.answered(request)
+            self.requests[to].serve(sender, request)
+        elif self.lost_answers:
+            self.lost_answers -= 1
+            self.questions[to].peer_lost(sender)
+        else:
+            self.questions[to].told(sender, request)
         return True
 
 
@@ -166,13 +166,6 @@ async def test_a_session_that_was_forgotten_is_opened_anew(group):
     with pytest.raises(UnavailableError, match="forgotten"):
         await session.propose(AllocateProducerIds(1), timeout_s=60)
     assert (await session.propose(AllocateProducerIds(1), timeout_s=60)).is_applied
-
-
-async def test_an_answer_that_nobody_waits_for_is_nothing(group):
-    """Late answers, and those to others, are dropped."""
-    asker = group.join(2)
-    asker.answered(Failed(7, "unavailable", "late"))
-    asker.peer_lost(1)
 
 
 async def test_who_asks_after_others_waited_in_vain_does_not_wait_again(group, monkeypatch):

@@ -1,0 +1,89 @@
+"""Markers of transactions elsewhere: each order is answered once, whatever becomes of its link."""
+
+import asyncio
+
+import pytest
+
+from strandline.broker.cluster.asking import Questions
+from strandline.broker.cluster.channels import MarkerWritten
+from strandline.broker.cluster.markers import RemoteMarkers
+from strandline.errors import DiskFullError
+from strandline.transactions.effects import Mark, MarkerKind
+from strandline.transactions.state import Place, Producer
+
+MARK = Mark("", Producer(7, 1), Place("s", 0, 5), MarkerKind.COMMIT)
+
+
+class Pair:
+    """Broker 1, which orders, and broker 2, which leads the partition; 3 is not there."""
+
+    def __init__(self):
+        self.is_answering = True
+        self.first = Questions(self.to_second)
+        self.second = Questions(lambda _, answer: self.to_first(answer))
+        self.orders, self.leads = RemoteMarkers(self.first), RemoteMarkers(self.second)
+        self.outcomes = []
+
+    def to_second(self, to, order):
+        if to == 2:
+            self.leads.serve(1, order)
+        return to == 2
+
+    def to_first(self, answer):
+        if self.is_answering:
+            self.first.told(2, answer)
+        return True
+
+    async def order(self, leader=2):
+        self.orders.order(leader, MARK, self.outcomes.append)
+        await asyncio.sleep(0)
+        return self.outcomes
+
+
+@pytest.fixture
+async def pair():
+    made = Pair()
+    made.leads.write_here = lambda mark, done: done(None)
+    return made
+
+
+async def test_the_leader_writes_what_was_ordered(pair):
+    """As it was ordered, and whoever ordered hears so."""
+    written = []
+    pair.leads.write_here = lambda mark, done: (written.append(mark), done(None))
+    assert await pair.order() == [None]
+    assert written == [MARK]
+
+
+async def test_why_it_was_not_written_is_told(pair):
+    """In the leader's words."""
+    pair.leads.write_here = lambda mark, done: done(DiskFullError("no room"))
+    [failure] = await pair.order()
+    assert failure.message == "no room"
+
+
+async def test_a_leader_that_is_not_there_has_written_nothing(pair):
+    """The order ends at once."""
+    pair.orders.order(3, MARK, pair.outcomes.append)
+    [failure] = pair.outcomes
+    assert "broker 3 leads s/0 and is not reached" in failure.message
+
+
+async def test_a_lost_link_ends_an_order_once(pair):
+    """An answer that comes later is dropped."""
+    pair.is_answering = False
+    assert await pair.order() == []
+    pair.first.peer_lost(2)
+    await asyncio.sleep(0)
+    [failure] = pair.outcomes
+    assert "link to broker 2 broke" in failure.message
+    pair.first.told(2, MarkerWritten(1, ""))
+    await asyncio.sleep(0)
+    assert len(pair.outcomes) == 1
+
+
+async def test_a_broker_that_begins_writes_nothing(pair):
+    """Until it knows what writes there."""
+    pair.leads = RemoteMarkers(pair.second)
+    [failure] = await pair.order()
+    assert "this broker begins" in failure.message
