@@ -258,6 +258,30 @@ def test_who_publishes_wakes_what_was_paused_a_moment_ago_elsewhere(cluster, str
     assert [m.value for m in read(cluster.api[leader], name, len(sent))] == sent
 
 
+def test_who_has_just_joined_a_group_is_known_to_every_broker(cluster, stream):
+    """To its coordinator, which need not be whom the member asked, and wherever it leaves."""
+
+    def join(at, name, member):
+        request = pb.JoinConsumerGroupRequest(groupId=name, consumerId=member, streams=[stream])
+        return cluster.api[at].JoinConsumerGroup(request, timeout=TIMEOUT_S)
+
+    for attempt in range(5):
+        for at in IDS:
+            for elsewhere in set(IDS) - {at}:
+                name = f"quick-{attempt}-{at}-{elsewhere}"
+                where = {"groupId": name, "consumerId": "m"}
+                joined = join(at, name, "m")
+                fetch = pb.FetchConsumerGroupAssignmentsRequest(epoch=joined.epoch, **where)
+                coordinator = cluster.api[int(joined.coordinator)]
+                found = coordinator.FetchConsumerGroupAssignments(fetch, timeout=TIMEOUT_S)
+                assert [each.stream for each in found.assignments] == [stream]
+                epoch = join(at, name, "n").epoch
+                [described] = cluster.metadata(elsewhere, groups=[name]).groupMetadata
+                assert described.epoch in (joined.epoch, epoch), "perhaps not the newest"
+                leave = pb.LeaveConsumerGroupRequest(groupId=name, consumerId="n")
+                cluster.api[elsewhere].LeaveConsumerGroup(leave, timeout=TIMEOUT_S)
+
+
 def test_cursors_are_with_the_leader_of_their_partition(cluster):
     """The others send clients away; what the leader acknowledged every copy has."""
     where = {"stream": "s", "partition": 0, "cursorId": "c"}

@@ -45,7 +45,8 @@ class DescribeCalls:
         """Brokers, streams (none named: all) and the groups named."""
         host, asker = self._host, call.asker
         with contextlib.suppress(UnavailableError):  # what this broker knows it tells all the same
-            if any(host.stream(name) is None for name in request.streams):
+            groups = host.broker.image.groups
+            if None in map(host.stream, request.streams) or set(request.groups) - groups.keys():
                 await host.know_newest()
         known = {
             each.name: host.stream(each.name)
@@ -56,11 +57,11 @@ class DescribeCalls:
         # Each once: a short request must not ask for a stream of many partitions a million times.
         streams = [(name, known.get(name)) for name in dict.fromkeys(request.streams) or shown]
         names = dict.fromkeys(request.groups)
-        groups = {name for name in names if asker.may(group(name).resource, "group")}
+        may_see = {name for name in names if asker.may(group(name).resource, "group")}
         return pb.FetchMetadataResponse(
             brokers=self._brokers(),
             streamMetadata=[self._stream(name, stream) for name, stream in streams],
-            groupMetadata=[self._group(name, is_shown=name in groups) for name in names],
+            groupMetadata=[self._group(name, is_shown=name in may_see) for name in names],
         )
 
     async def partition(

@@ -76,7 +76,7 @@ class GroupCalls:
     ) -> pb.LeaveConsumerGroupResponse:
         """Be a member no more."""
         _check_ids(request.groupId, request.consumerId)
-        group = self._group(request.groupId)
+        group = await self._known(request.groupId, member=request.consumerId)
         _check_member(group, request.consumerId)
         try:
             await self._host.broker.change(LeaveGroup(request.groupId, request.consumerId))
@@ -89,7 +89,7 @@ class GroupCalls:
     ) -> pb.FetchConsumerGroupAssignmentsResponse:
         """The member's partitions; a sign of life."""
         _check_ids(request.groupId, request.consumerId)
-        group = self._group(request.groupId)
+        group = await self._known(request.groupId, epoch=request.epoch)
         if group.coordinator != self._host.me:
             text = "broker is not the consumer group coordinator"
             raise RpcError(Status.FAILED_PRECONDITION, text)
@@ -118,10 +118,11 @@ class GroupCalls:
         _check_ids(request.groupId, request.consumerId)
         if not request.coordinator:
             raise RpcError(Status.INVALID_ARGUMENT, "No coordinator provided")
-        group = self._host.broker.image.groups.get(request.groupId)
-        if group is None:
+        try:
+            group = await self._known(request.groupId, epoch=request.epoch)
+        except RpcError as unknown:
             text = f"No such consumer group {request.groupId}"
-            raise RpcError(Status.FAILED_PRECONDITION, text)
+            raise RpcError(Status.FAILED_PRECONDITION, text) from unknown
         if request.coordinator != str(group.coordinator) or request.epoch != group.epoch:
             text = "the group has another coordinator or epoch now; fetch its metadata"
             raise RpcError(Status.FAILED_PRECONDITION, text)
@@ -165,6 +166,18 @@ class GroupCalls:
 
     def _heard(self, group: str, member: str) -> None:
         self._heard_ms[(group, member)] = self._host.broker.clock.monotonic_ms()
+
+    async def _known(self, name: str, *, epoch: int = 0, member: str | None = None) -> GroupImage:
+        """A group, as new as whoever asks knows it: in this epoch or later, with this member.
+
+        Raises:
+            RpcError: there is none.
+            UnavailableError: nobody says what was decided.
+        """
+        group = self._host.broker.image.groups.get(name)
+        if group is None or group.epoch < epoch or member not in (None, *group.members):
+            await self._host.know_newest()
+        return self._group(name)
 
     def _group(self, name: str) -> GroupImage:
         group = self._host.broker.image.groups.get(name)
