@@ -15,10 +15,11 @@ from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.frontends.grpc.beam.append import AppendStream
-from strandline.frontends.grpc.calls import Call, Direct
+from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.framing import framed
 from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.grpc.methods import Direct
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
 

@@ -1,7 +1,7 @@
 """One call: messages in, messages out, a status at the end.
 
-A method is a coroutine that receives and sends, or, where each message is to cost little, an object
-that is handed messages as they come (``Direct``).
+Who serves it receives and sends or, where each message is to cost little, is handed messages as
+they come (``Taker``).
 
 Rules: on the loop's thread only. What is sent is queued and leaves with the connection's next
 flush, many messages in one HTTP/2 frame. Who sends much awaits ``drain``; who receives slowly is
@@ -10,10 +10,9 @@ sent no more than the stream's window.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from strandline.broker.access import Asker
 from strandline.frontends.grpc.frames import Inflow
@@ -34,16 +33,6 @@ INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
 ONE_MESSAGE: Final = "this call takes one message"
 A_BUG: Final = "internal error; see the broker's log"
-
-MessageT = TypeVar("MessageT", bound=Message)
-Handler = Callable[["Call"], Awaitable[None]]
-
-
-class Method(NamedTuple):
-    """How a rpc is served."""
-
-    handle: Handler
-    message_bytes_max: int = 4 << 20
 
 
 class Taker(Protocol):
@@ -81,13 +70,6 @@ class Taker(Protocol):
     def end_input(self) -> None:
         """There will be no more."""
         ...
-
-
-class Direct(NamedTuple):
-    """How a rpc is served whose messages go straight to who takes them, without a task."""
-
-    open: Callable[["Call"], Taker]
-    message_bytes_max: int = 4 << 20
 
 
 class Call:
@@ -383,36 +365,3 @@ class Call:
         self.finish(error.status, error.text)
         if self.task is not None:
             self.task.cancel()
-
-
-def parsed(kind: type[MessageT], data: bytes) -> MessageT:
-    """A message of a type.
-
-    Raises:
-        RpcError: it is not one.
-    """
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        text = f"not a {kind.DESCRIPTOR.full_name}: {error}"
-        raise RpcError(Status.INVALID_ARGUMENT, text) from error
-    return message
-
-
-def unary(kind: type[Any], handle: Callable[[Any, Call], Awaitable[Message]]) -> Method:
-    """A method that answers one message with one."""
-
-    async def run(call: Call) -> None:
-        call.send(await handle(parsed(kind, await call.receive_one()), call))
-
-    return Method(run)
-
-
-def server_stream(kind: type[Any], handle: Callable[[Any, Call], Awaitable[None]]) -> Method:
-    """A method that answers one message with many."""
-
-    async def run(call: Call) -> None:
-        await handle(parsed(kind, await call.receive_one()), call)
-
-    return Method(run)

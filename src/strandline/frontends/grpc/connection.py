@@ -30,8 +30,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from strandline.errors import StrandlineError
-from strandline.frontends.grpc.calls import STREAM_WINDOW_BYTES, Call, Direct, Method
+from strandline.frontends.grpc.calls import STREAM_WINDOW_BYTES, Call
 from strandline.frontends.grpc.frames import (
     END_STREAM,
     PADDED,
@@ -43,9 +42,10 @@ from strandline.frontends.grpc.frames import (
     unpadded,
     window_update,
 )
-from strandline.frontends.grpc.framing import PREFIX_BYTES, timeout_s
+from strandline.frontends.grpc.framing import timeout_s
+from strandline.frontends.grpc.serving import serve
 from strandline.frontends.grpc.short_way import ShortWay
-from strandline.frontends.grpc.status import RpcError, Status, percent_encoded, rpc_error
+from strandline.frontends.grpc.status import RpcError, Status, percent_encoded
 from strandline.frontends.metering import Presence
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ RESETS_MAX: Final = 1000
 """Calls that a client may take back unanswered beyond those it lets finish (CVE-2023-44487)."""
 SETTINGS_S: Final = 1.0
 """How long changes of a client's settings count against the most that it may make."""
-DEADLINE_PASSED: Final = "the deadline has passed"
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
@@ -278,65 +277,22 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, event: RequestReceived) -> None:
         """A call."""
-        headers = dict(event.headers or ())
-        stream_id = event.stream_id or 0
-        path = bytes(headers.get(b":path", b""))
-        method = self._listener.methods.get(path)
+        headers, stream_id = dict(event.headers or ()), event.stream_id or 0
+        method = self._listener.methods.get(bytes(headers.get(b":path", b"")))
         timeout = headers.get(b"grpc-timeout")
-        call = Call(
+        call = self._calls[stream_id] = Call(
             self,
             stream_id,
-            message_bytes_max=(method or _UNKNOWN).message_bytes_max,
+            message_bytes_max=method.message_bytes_max if method is not None else 0,
             timeout_s=timeout_s(bytes(timeout)) if timeout is not None else None,
         )
-        self._calls[stream_id] = call
-        if not bytes(headers.get(b"content-type", b"")).startswith(b"application/grpc"):
-            call.finish(Status.INVALID_ARGUMENT, "this listener speaks gRPC only")
-            return
-        if method is None:
-            call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
-            return
-        try:
-            call.asker = self._listener.asker(path, headers, self._transport)
-            self._listener.meter(call, path, self._presence)
-        except StrandlineError as error:
-            call.abort(rpc_error(error))
-            return
-        if b"content-length" in headers:  # h2 compares it with what comes, so it has to see that
-            call.is_measured = True
-            if int(headers[b"content-length"]) > PREFIX_BYTES + method.message_bytes_max:
-                call.finish(Status.RESOURCE_EXHAUSTED, "announces more than a message may have")
-                return
-        if call.timeout_s is not None:
-            expired = RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED)
-            call.timer = self._loop.call_later(call.timeout_s, call.abort, expired)
-        if isinstance(method, Direct):
-            self._open(call, method)
-        else:
-            call.task = self._loop.create_task(self._run(call, method))
-
-    def _open(self, call: Call, method: Direct) -> None:
-        """Let a call's messages go straight to who takes them."""
-        try:
-            call.taker = method.open(call)
-        except StrandlineError as error:
-            call.abort(rpc_error(error))
-
-    async def _run(self, call: Call, method: Method) -> None:
-        """Serve a call to its end."""
-        try:
-            await method.handle(call)
-            call.finish(Status.OK)
-        except asyncio.CancelledError:
-            call.finish(Status.CANCELLED, "the call was stopped")
-        except RpcError as error:
-            call.finish(error.status, error.text)
-        except StrandlineError as error:
-            ended = rpc_error(error)
-            call.finish(ended.status, ended.text)
-        except Exception:
-            logger.exception("a gRPC call failed")
-            call.fail()
+        serve(
+            call,
+            headers,
+            listener=self._listener,
+            transport=self._transport,
+            presence=self._presence,
+        )
 
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""
@@ -482,10 +438,3 @@ class Connection(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
-
-
-async def _refuse(call: Call) -> None:
-    raise RpcError(Status.UNIMPLEMENTED, f"stream {call.stream_id} has no method")
-
-
-_UNKNOWN = Method(_refuse)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from strandline.frontends.grpc._generated import health_pb2 as pb
-from strandline.frontends.grpc.calls import Call, Method, server_stream, unary
+from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.methods import Method, server_stream, unary
 from strandline.frontends.grpc.status import RpcError, Status
 
 WATCH_INTERVAL_S: Final = 1.0

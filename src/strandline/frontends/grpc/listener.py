@@ -15,8 +15,9 @@ from typing import Final
 from strandline.broker.access import Access, Asker
 from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import InvalidConfigError
-from strandline.frontends.grpc.calls import Call, Direct, Method
+from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.connection import Connection
+from strandline.frontends.grpc.methods import Direct, Method
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.frontends.metering import Metering, Presence
 from strandline.frontends.tls import certificate_name, listening_context

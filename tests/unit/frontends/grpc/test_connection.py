@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from strandline.broker.access import Access
 from strandline.config import BrokerConfig
-from strandline.frontends.grpc.calls import OUTPUT_BYTES_ALL, OUTPUT_BYTES_HIGH, Call, Method
-from strandline.frontends.grpc.calls import Direct as DirectMethod
+from strandline.frontends.grpc.calls import OUTPUT_BYTES_ALL, OUTPUT_BYTES_HIGH, Call
 from strandline.frontends.grpc.connection import RESETS_MAX, SETTINGS_S, Connection
 from strandline.frontends.grpc.frames import GOAWAY, HEADER, SETTINGS_MAX, data_header
 from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
 from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.grpc.methods import Direct as DirectMethod
+from strandline.frontends.grpc.methods import Method
 from strandline.frontends.grpc.status import Status
 from strandline.telemetry import Telemetry
 

@@ -18,8 +18,9 @@ from strandline.broker.partition import Partition
 from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, NotLeaderError, StrandlineError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
-from strandline.frontends.grpc.calls import Call, parsed
+from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
+from strandline.frontends.grpc.methods import parsed
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
 from strandline.types import Offset, PartitionName
 

@@ -28,9 +28,10 @@ from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.frontends.grpc.address import advertised_host
 from strandline.frontends.grpc.beam.append import AppendStream
 from strandline.frontends.grpc.beam.entries import COLUMNS, entries_of, framed_replies, skips
-from strandline.frontends.grpc.calls import Call, Direct, Method, server_stream, unary
+from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.grpc.methods import Direct, Method, server_stream, unary
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status, rpc_error
 from strandline.frontends.metering import Metering

@@ -20,11 +20,12 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc.calls import Call, parsed
+from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.acks import AckStream, Receipt, RefusedError, SingleAck
 from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.permissions import allow
+from strandline.frontends.grpc.methods import parsed
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.protocol.routing import default_subject
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers

@@ -9,7 +9,7 @@ from strandline.broker.access import Access
 from strandline.broker.broker import Broker
 from strandline.config import bracketed
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc.calls import Call, Method, server_stream, unary
+from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.liftbridge.activity import Activity
 from strandline.frontends.grpc.liftbridge.cursors import CursorCalls
@@ -24,6 +24,7 @@ from strandline.frontends.grpc.liftbridge.publish import PublishCalls
 from strandline.frontends.grpc.liftbridge.streams import StreamCalls
 from strandline.frontends.grpc.liftbridge.subscribe import SubscribeCalls
 from strandline.frontends.grpc.listener import GrpcListener
+from strandline.frontends.grpc.methods import Method, server_stream, unary
 from strandline.frontends.metering import Metering
 from strandline.frontends.tasks import end_task, start_task
 
