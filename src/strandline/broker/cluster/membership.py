@@ -22,6 +22,7 @@ from strandline.broker.cluster.channels import (
     WriteMarker,
 )
 from strandline.broker.cluster.controller import ControllerOffice
+from strandline.broker.cluster.handover import hand_over
 from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.markers import RemoteMarkers
@@ -32,7 +33,6 @@ from strandline.broker.cluster.replicas import Life, Replicas
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.survey import Survey
 from strandline.broker.cluster.trace import open_trace, take_clock
-from strandline.broker.cluster.voters import heirs
 from strandline.broker.peers.frame import Frame
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import QuorumStore
@@ -41,7 +41,7 @@ from strandline.clock import Clock
 from strandline.config import BrokerConfig, bracketed
 from strandline.consensus.messages import Envelope, Members
 from strandline.errors import StrandlineError, UnavailableError
-from strandline.metadata.commands import BeginShutdown, BrokerRun, RegisterBroker
+from strandline.metadata.commands import BrokerRun, RegisterBroker
 from strandline.metadata.image import MetadataImage
 from strandline.replication.messages import Session as StreamSession
 from strandline.telemetry import Telemetry
@@ -51,12 +51,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
-HAND_OVER_S = 5.0
-HEIR_S = 1.0
-"""For one that may become the controller; the quorum's leader waits for it no longer either."""
 CUT_OFF_MS = 3_000.0
 """Without a controller for longer, a broker takes it that it is cut off from the others."""
-POLL_S = 0.01
 SESSIONS_PER_LIFE = 32
 """Bits of a stream session that count within one life of the broker."""
 
@@ -214,45 +210,14 @@ class Membership:
 
     async def hand_over(self) -> None:
         """Let others lead what this broker leads, as far as they can and time allows."""
-        if not self.is_registered:
-            return
-        self.replicas.resign()
-        await self._wait(lambda: self.replicas.may_hand_over, HAND_OVER_S)
-        try:
-            outcome = await self.admin.propose(BeginShutdown(self.run), timeout_s=HAND_OVER_S)
-            if outcome.is_applied:
-                await self._wait(lambda: not self._has_heirs, HAND_OVER_S)
-        except UnavailableError as error:
-            logger.warning("stopping without handing over: %s", error)
-        await self._hand_over_quorum()
-
-    @property
-    def _has_heirs(self) -> bool:
-        """Whether anything is led here of which another broker that stays has a copy."""
-        image = self.machine.image
-        return self.replicas.leads and any(
-            any(image.brokers[broker].may_lead for broker in partition.replicas)
-            for _, partition in image.partitions()
-            if partition.leader == self.me
-        )
-
-    async def _hand_over_quorum(self) -> None:
-        """Let another be the controller at once, rather than after an election timeout.
-
-        Last of all, as handing over partitions takes a controller.
-        """
-        for heir in heirs(self.quorum.members, self.machine.image, self.me):
-            if self.quorum.is_leading:
-                self.quorum.hand_over(heir)
-                await self._wait(lambda: self.quorum.leader not in (None, self.me), HEIR_S)
-
-    async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                while not condition():  # noqa: ASYNC110  conditions of many partitions
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            logger.warning("stopping before everything was handed over")
+        if self.is_registered:
+            await hand_over(
+                self.run,
+                self.quorum,
+                machine=self.machine,
+                replicas=self.replicas,
+                session=self.admin,
+            )
 
     async def stop(self, error: StrandlineError) -> None:
         """Leave the others."""

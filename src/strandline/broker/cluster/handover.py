@@ -1,0 +1,77 @@
+"""What a broker that stops leaves to others: the partitions that it leads, and the metadata.
+
+Rules: it stops in any case; what others cannot take, or not in time, is elected after it is gone.
+The metadata goes last, as handing over partitions takes a controller; it is handed to another at
+once, rather than after an election timeout.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from strandline.broker.cluster.machine import MetadataMachine
+from strandline.broker.cluster.replicas import Replicas
+from strandline.broker.cluster.requests import Session
+from strandline.broker.cluster.voters import heirs
+from strandline.broker.quorum import Quorum
+from strandline.errors import UnavailableError
+from strandline.metadata.commands import BeginShutdown, BrokerRun
+from strandline.metadata.image import MetadataImage
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+STEP_S: Final = 5.0
+HEIR_S: Final = 1.0
+"""For one that may become the controller; the quorum's leader waits for it no longer either."""
+POLL_S: Final = 0.01
+
+
+async def hand_over(
+    run: BrokerRun,
+    quorum: Quorum,
+    *,
+    machine: MetadataMachine,
+    replicas: Replicas,
+    session: Session,
+) -> None:
+    """Let others lead what a broker leads, as far as they can and time allows.
+
+    Args:
+        run: of the broker, which is registered.
+        quorum: its member.
+        machine: has the newest image.
+        replicas: of its partitions.
+        session: proposes that it stops.
+    """
+    replicas.resign()
+    await _wait(lambda: replicas.may_hand_over, STEP_S)
+    try:
+        outcome = await session.propose(BeginShutdown(run), timeout_s=STEP_S)
+        if outcome.is_applied:
+            await _wait(lambda: not _has_heirs(replicas, machine.image, run.broker), STEP_S)
+    except UnavailableError as error:
+        logger.warning("stopping without handing over: %s", error)
+    for heir in heirs(quorum.members, machine.image, run.broker):
+        if quorum.is_leading:
+            quorum.hand_over(heir)
+            await _wait(lambda: quorum.leader not in (None, run.broker), HEIR_S)
+
+
+def _has_heirs(replicas: Replicas, image: MetadataImage, me: BrokerId) -> bool:
+    """Whether a broker leads anything of which another one that stays has a copy."""
+    return replicas.leads and any(
+        any(image.brokers[broker].may_lead for broker in partition.replicas)
+        for _, partition in image.partitions()
+        if partition.leader == me
+    )
+
+
+async def _wait(condition: Callable[[], bool], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110  conditions of many partitions
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        logger.warning("stopping before everything was handed over")
