@@ -15,6 +15,7 @@ import pytest
 import trustme
 import uvloop
 
+from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.frame import encode_frame
 from strandline.broker.peers.handshake import Identity, encode_hello
 from strandline.broker.peers.limits import LinkLimits
@@ -26,7 +27,7 @@ from strandline.testing.proxy import TcpProxy
 from strandline.types import BrokerId
 
 ONE, TWO, THREE = BrokerId(1), BrokerId(2), BrokerId(3)
-QUICK = {"backoff_min_s": 0.01, "backoff_max_s": 0.05}
+QUICK = {"backoff_min_s": 0.01, "backoff_max_s": 0.05, "patience_s": 0}
 TIMEOUT_S = 60.0
 
 
@@ -495,6 +496,56 @@ def test_who_does_not_belong_is_refused(run, caplog, *, cluster_id, broker, call
                 other.links.add_peer(ONE, Address("127.0.0.1", one.links.port))
             await until_logged(caplog, words)
             assert one.told == other.told == []
+
+    run(scenario())
+
+
+def test_who_is_refused_again_and_again_is_told_of_once(run, caplog):
+    """It calls each second, for ever: a log of nothing else would help nobody."""
+
+    async def scenario():
+        one, stranger = await start(ONE), await start(TWO)
+        stranger.links.add_peer(ONE, Address("127.0.0.1", one.links.port))
+        refused = 0
+
+        def admits(*_):
+            nonlocal refused
+            refused += 1
+            raise HandshakeError(Refusal.NOT_A_PEER, "it has another disk")
+
+        one.links.add_peer(TWO, Address("127.0.0.1", stranger.links.port))
+        one.links._admits = admits
+        async with asyncio.timeout(TIMEOUT_S):
+            while refused < 3:  # noqa: ASYNC110  nothing is told of it
+                await asyncio.sleep(0.01)
+        await one.links.stop()
+        await stranger.links.stop()
+        assert caplog.text.count("refused a connection: it has another disk") == 1
+
+    run(scenario())
+
+
+def test_who_is_missing_at_first_is_no_cause_for_a_warning(run, caplog):
+    """Brokers start together; who is missing longer than that is, with the reason."""
+
+    async def scenario():
+        caplog.set_level("INFO")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = Address(*free.getsockname())
+        one = await start(ONE, patience_s=0.3)
+        one.links.add_peer(TWO, address)
+        await until_logged(caplog, "no link to broker 2")
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (levels := told("WARNING")):  # noqa: ASYNC110  the log sets no event
+                await asyncio.sleep(0.01)
+        await one.links.stop()
+        assert (told("INFO"), levels) == (1, 1)
+
+    def told(level):
+        return sum(
+            record.levelname == level and "no link to broker 2" in record.message
+            for record in caplog.records
+        )
 
     run(scenario())
 

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from strandline.broker.seldom import Seldom
 from strandline.broker.write_back import write_back
 from strandline.clock import Clock
 from strandline.config import JournalConfig
@@ -77,6 +78,7 @@ class CheckpointSchedule:
         self._last_bulk_bytes = 0
         self._written_back_bytes = 0
         self._retry_ms: dict[str, float] = {}
+        self._failures = Seldom()
         self._full_since_ms = self._last_ms
 
     def attach(self, storage: Recovered) -> None:
@@ -111,8 +113,11 @@ class CheckpointSchedule:
         except LogPoisonedError as error:
             self._on_poisoned(error)
         except UnavailableError as error:
-            logger.warning("no %s now, will try again: %s", what, error)
+            if self._failures.is_due(what, now_ms / 1e3):
+                logger.warning("no %s now, will try again: %s", what, error)
             self._retry_ms[what] = now_ms + self._config.checkpoint_interval_ms
+        else:
+            self._failures.forget(what)
 
     async def _allocate_spare(self) -> None:
         """Make a file, unless logs wait for the space: only what they have is checkpointed."""

@@ -1,8 +1,10 @@
 """The command line: which commands there are and where they live."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from strandline.cli import (
     acl,
@@ -22,10 +24,40 @@ from strandline.cli import (
     stream,
     token,
 )
-from strandline.cli.output import OutputFormat, OutputOption, examples, print_done, reports_errors
+from strandline.cli.output import (
+    OutputFormat,
+    OutputOption,
+    examples,
+    print_done,
+    print_error,
+    reports_errors,
+)
+from strandline.errors import InvalidRequestError
+
+ASKS_FOR_JSON = re.compile(r"(^| )(--output[= ]|-o[= ]?)json( |$)")
+"""Looked for in arguments that could not be parsed."""
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+"""Of click, which some versions of Typer have inside."""
+
+
+class Commands(TyperGroup):
+    """All commands: programs are told of wrong usage as they are of other errors."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        arguments = " ".join(ctx.args)
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            if not ASKS_FOR_JSON.search(arguments):
+                raise
+            print_error(InvalidRequestError(error.format_message()), OutputFormat.json)
+            raise typer.Exit(error.exit_code) from error
+
 
 app = typer.Typer(
     add_completion=False,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "strandline serve                                           # in one terminal",

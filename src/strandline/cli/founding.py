@@ -188,6 +188,8 @@ def _write_all(written: Sequence[Written], *, name: str, data_dir: Path | None) 
     secret = secrets.token_hex(32)
     with contextlib.ExitStack() as undo:
         for each in written:
+            for missing in _missing(each.directory.parent):
+                undo.callback(_remove_empty, missing)
             _make_directory(each.directory)
             undo.callback(shutil.rmtree, each.directory, ignore_errors=True)
             data = data_dir / each.there.name if data_dir else each.there / "data"
@@ -201,6 +203,16 @@ def _write_all(written: Sequence[Written], *, name: str, data_dir: Path | None) 
             title = TITLE.format(number=each.member.number, name=name)
             _write(each.directory, settings_text(settings, title), secret)
         undo.pop_all()
+
+
+def _missing(directory: Path) -> list[Path]:
+    """What has to be made for a directory, itself too; from the top down."""
+    return [each for each in (*reversed(directory.parents), directory) if not each.exists()]
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+        directory.rmdir()
 
 
 def _make_directory(directory: Path) -> None:

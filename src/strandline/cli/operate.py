@@ -116,7 +116,7 @@ def drain(
     with connected(server) as connection:
         connection.action(DRAIN_BROKER, DrainBroker(broker=broker, is_on=not off), dict)
         if off or not wait:
-            _done(output, f"broker {broker} is {'no more' if off else 'being'} drained")
+            _done(output, f"broker {broker} is {'no longer' if off else 'being'} drained")
             return
         _watch(connection, lambda part: broker in part.replicas, output)
     _done(output, f"broker {broker} keeps nothing any more")

@@ -100,4 +100,4 @@ def remove(
 
     with strandline.connect(server) as client:
         client.quotas.remove(principal)
-    print_done(f"{principal} is limited no more", {"removed": principal}, output=output)
+    print_done(f"{principal} is no longer limited", {"removed": principal}, output=output)

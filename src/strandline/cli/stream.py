@@ -134,7 +134,7 @@ def create(
     with strandline.connect(server) as client:
         info = client.create_stream(
             name,
-            subject=subject or name,
+            subject=subject,
             partitions=partitions,
             partition_by=partition_by,
             queue_group=queue_group,
@@ -152,7 +152,7 @@ def create(
             segment_bytes=segment_bytes,
         )
     parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
-    print_done(f"created {name}: records '{subject or name}' in {parts}", info, output=output)
+    print_done(f"created {name}: records '{info.subject}' in {parts}", info, output=output)
 
 
 @app.command("list", epilog=examples("strandline stream list", "strandline stream list -o json"))

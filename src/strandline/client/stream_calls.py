@@ -52,7 +52,8 @@ class StreamCalls(ABC):
             StreamExistsError: the name is taken.
             InvalidConfigError: an unknown or wrong setting; the message suggests the nearest.
         """
-        values = {"name": name, "subject": subject or name, "partitions": partitions, **config}
+        subject = name if subject is None else subject
+        values = {"name": name, "subject": subject, "partitions": partitions, **config}
         checked = decode_config(values, StreamConfig)
         [info] = self._known.change(admin.CREATE_STREAM, checked, admin.StreamInfo)
         return info

@@ -6,7 +6,7 @@ Rules: reads only; a hole is a piece, too.
 from collections.abc import Iterator
 from pathlib import Path
 
-from strandline.errors import CorruptBatchError
+from strandline.errors import CorruptBatchError, InvalidRequestError
 from strandline.storage.disk import Disk
 from strandline.storage.journal_scan import SUFFIX, JournalScan, batches_intact
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, decode_index
@@ -22,7 +22,8 @@ def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
     """What a journal, segment or index file holds, piece by piece: (position, fields).
 
     Raises:
-        CorruptBatchError: not a file of a kind that can be dumped.
+        InvalidRequestError: not a file of a kind that can be dumped.
+        CorruptBatchError: an index is damaged.
     """
     disk = Disk()
     if path.name.endswith(SUFFIX):
@@ -38,7 +39,15 @@ def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
         for number, (key, at) in enumerate(zip(decoded[1].keys, decoded[1].positions, strict=True)):
             yield 48 + 16 * number, {key_name: key, "log_position": at}
     else:
-        raise CorruptBatchError("neither a journal nor a segment nor an index", file=str(path))
+        raise _not_dumped(path)
+
+
+def _not_dumped(path: Path) -> InvalidRequestError:
+    """What is wrong with a file that need not be damaged, and what can be done with it."""
+    return InvalidRequestError(
+        f"{path} is neither a journal nor a segment nor an index: only those can be dumped; "
+        "inspect the data directory to have all its files verified"
+    )
 
 
 def _dump_journal(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:
@@ -63,7 +72,7 @@ def _dump_segment(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, in
     """Batch headers, and holes as what they are."""
     stem = path.name.removesuffix(LOG_SUFFIX)
     if not stem.isdigit():
-        raise CorruptBatchError("not the name of a segment", file=str(path))
+        raise _not_dumped(path)
     segment = open_unindexed(path.parent, int(stem), disk=disk, limit=-1)
     holes: list[Hole] = []
     for found in walk(segment, on_hole=holes.append):

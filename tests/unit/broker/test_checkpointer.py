@@ -212,3 +212,23 @@ async def test_a_stop_waits_for_the_journal_file_being_made(open_broker, kit, di
     assert not stopping.done()
     gate.released.set()
     await stopping
+
+
+async def test_a_disk_that_stays_full_is_told_of_once(broker, write, kit, clock, disk, caplog):
+    """Not at each interval; full again after there was space is news."""
+
+    async def fails():
+        await write(1)
+        tries = disk.count("create", "checkpoint")
+        clock.advance_ms(31_000)
+        await kit.until(lambda: disk.count("create", "checkpoint") > tries)
+
+    await kit.until(lambda: broker._storage.journal.spares == 1)
+    for times in (1, 2):
+        disk.fill("checkpoint")
+        for _ in range(3):
+            await fails()
+        disk.mend()
+        clock.advance_ms(31_000)
+        await kit.until(lambda: not broker._storage.journal.bytes_since_recycle)
+        assert caplog.text.count("no checkpoint now, will try again: ") == times

@@ -460,6 +460,7 @@ async def test_space_is_found_again_without_a_publisher(
     assert len(list((broker.data_dir / "journal").glob("space*"))) == 0
 
 
+@pytest.mark.usefixtures("without_spares")
 async def test_a_start_that_finds_no_space_says_where_and_for_what(
     broker, partition, open_broker, answers, disk, kit, settle
 ):

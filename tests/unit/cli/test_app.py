@@ -58,6 +58,27 @@ def test_wrong_usage_exits_2(run, arguments):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nonsense", "--output", "json"), "nonsense"),
+        (("serve", "-o", "json", "--nonsense"), "--nonsense"),
+        (("serve", "-ojson", "--flight-port", "many"), "'--flight-port'"),
+        (("stream", "create", "--output=json"), "Missing argument 'NAME'"),
+        (("publish", "orders", "x", "--header", "novalue", "-o", "json"), "'novalue' is no header"),
+        (("publish", "orders", "--message-id", "m", "-o", "json"), "--message-id names one"),
+    ],
+)
+def test_wrong_usage_is_told_to_programs_as_other_errors_are(run, arguments, said):
+    """With --output json it is one document on standard error; the exit code stays."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    told = json.loads(result.stderr)
+    assert (told["error"], told["retriable"]) == ("invalid_request", False)
+    assert said in told["message"]
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("stream", "list"),

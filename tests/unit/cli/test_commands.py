@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import strandline
 from strandline.cli.app import app
+from strandline.errors import InvalidSubjectError
 from strandline.testing import Server
 
 NUMBERS = itertools.count(1)
@@ -63,6 +64,17 @@ def on_a_terminal(*arguments):
 
 def lines(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_an_empty_subject_is_refused(run, url):
+    """It is a mistake of who gives it, and not the same as none."""
+    said = run("stream", "create", "nothing", "--subject", "", code=1).stderr
+    assert "the subject is empty" in said
+    with strandline.connect(url) as client:
+        with pytest.raises(InvalidSubjectError, match="the subject is empty"):
+            client.create_stream("nothing", subject="")
+        assert "nothing" not in [each.name for each in client.list_streams()]
+    assert "records 'named' in" in run("stream", "create", "named").stdout
 
 
 def test_a_stream_is_created_shown_and_deleted(run):

@@ -2,6 +2,8 @@
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,13 +186,19 @@ def test_what_a_broker_would_refuse_leaves_nothing_behind(init):
     """Settings are loaded as a broker loads them before the command says that it is done."""
     refused = init("--cluster-id", "c" * 200, code=1)
     assert "cluster.name has 1 to 128 characters" in refused.stderr
-    assert not list(Path("strandline-cluster").iterdir())
+    assert not Path("strandline-cluster").exists()
 
 
-def test_a_place_that_cannot_be_written_is_an_error(init):
-    """One line, with the path."""
-    Path("file").write_text("")
-    assert "cannot make file/broker-1" in init("--out", "file", code=1).stderr
+def test_a_package_that_is_missing_leaves_nothing_behind(tmp_path):
+    """With the extra `cli` alone nobody can read a settings file: it says which one to install."""
+    code = "import sys; sys.modules['yaml'] = None; from strandline.cli import main; main()"
+    command = [sys.executable, "-c", code, "cluster", "init", "--broker", "1=h", "--out", "a/b"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert "the package 'yaml': pip install 'strandline[server]'" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from strandline.errors import CorruptBatchError
+from strandline.errors import CorruptBatchError, InvalidRequestError
 from strandline.record.batch import read_header
 from strandline.storage.checkpoint import load_checkpoint
 from strandline.storage.disk import Disk
@@ -281,9 +281,11 @@ def test_dumps(data_dir):
 
 
 def test_dump_refuses_other_files(data_dir):
-    """What cannot be dumped is refused with its name."""
+    """What cannot be dumped is refused with its name, and called damaged only if it is."""
     (data_dir / "x.log").write_bytes(b"")
     (data_dir / "x.index").write_bytes(b"")
-    for name in ("checkpoint.json", "x.log", "x.index"):
-        with pytest.raises(CorruptBatchError, match=name):
+    for name in ("checkpoint.json", "x.log"):
+        with pytest.raises(InvalidRequestError, match=f"{name} is neither"):
             list(dump_file(data_dir / name))
+    with pytest.raises(CorruptBatchError, match=r"x\.index"):
+        list(dump_file(data_dir / "x.index"))

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
+REGISTER_RETRY_S = 1.0
 CUT_OFF_MS = 3_000.0
 """Without a controller for longer, a broker takes it that it is cut off from the others."""
 SESSIONS_PER_LIFE = 32
@@ -289,6 +290,7 @@ class Membership:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
                 logger.warning("not registered yet: %s", error)
+                await asyncio.sleep(REGISTER_RETRY_S)
                 continue
             if outcome.is_applied:
                 logger.info("broker %d is registered", self.me)

@@ -75,7 +75,7 @@ class Operations:
             InvalidRequestError: no such broker.
         """
         await self._propose(Drain(broker, is_on))
-        logger.warning("broker %d is %s drained", broker, "being" if is_on else "no more")
+        logger.warning("broker %d is %s drained", broker, "being" if is_on else "no longer")
 
     async def remove(self, broker: BrokerId) -> None:
         """Let go of a broker that keeps nothing; returns once the quorum does without it.

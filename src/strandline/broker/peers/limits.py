@@ -23,6 +23,9 @@ class LinkLimits:
     strangers_max: int = 64
     """Accepted connections that have not said who they are; the oldest makes room."""
     connect_timeout_s: float = 2.0
+    patience_s: float = 5.0
+    """How long a broker may be missing after we began to call it before that is worth a warning:
+    brokers that start together do not all listen at once."""
 
     backoff_min_s: float = 0.05
     backoff_max_s: float = 1.0

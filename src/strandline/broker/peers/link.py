@@ -19,6 +19,7 @@ from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Hello, Identity
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.peer import Address, Peer, PeerEvents, tls_times
 from strandline.broker.peers.tls import TlsFiles, calling_context, listening_context, load
+from strandline.broker.seldom import Seldom
 from strandline.errors import UnavailableError
 from strandline.types import BrokerId
 
@@ -66,6 +67,7 @@ class PeerLinks:
         self._calls: dict[BrokerId, asyncio.Task[None]] = {}
         self._connections: set[Connection] = set()
         self._strangers: dict[Connection, None] = {}
+        self._refusals = Seldom()
         self.port = 0
         """Where it listens, once started."""
 
@@ -246,7 +248,9 @@ class PeerLinks:
             if self._admits is not None:
                 self._admits(hello)
         except HandshakeError as error:
-            logger.warning("refused a connection: %s", error)
+            # Who is refused calls each second, for ever.
+            if self._refusals.is_due(str(error), asyncio.get_running_loop().time()):
+                logger.warning("refused a connection: %s", error)
             connection.refuse(error)
             return
         connection.accept(hello, self.me)

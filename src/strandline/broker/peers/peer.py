@@ -93,7 +93,8 @@ class Peer:
         self._out: Outgoing | None = None
         self._in: Incoming | None = None
         self._is_retired = False
-        self._told = ""
+        self._told = (logging.NOTSET, "")
+        self._patient_until_s = 0.0
         self._up_since_s = 0.0
         self._lasted_s = 0.0
 
@@ -127,6 +128,7 @@ class Peer:
 
     async def run(self) -> None:
         """Call the peer, and call again when the connection ends, until cancelled."""
+        self._patient_until_s = asyncio.get_running_loop().time() + self._limits.patience_s
         while True:
             self._lasted_s = 0.0
             self._tell(await self._call())
@@ -200,7 +202,7 @@ class Peer:
 
     def _back(self) -> None:
         assert self._in is not None, "the session has both connections"
-        self._told = ""
+        self._told, self._patient_until_s = (logging.NOTSET, ""), 0.0
         self._up_since_s = asyncio.get_running_loop().time()
         logger.info("broker %d is there, at %s", self.broker, self.address)
         self._events.on_peer_back(self.broker)
@@ -212,9 +214,11 @@ class Peer:
 
     def _tell(self, reason: str) -> None:
         """Log why there is no connection: once, not at each of many calls in vain."""
-        if reason != self._told:
-            self._told = reason
-            logger.warning("no link to broker %d at %s: %s", self.broker, self.address, reason)
+        is_early = asyncio.get_running_loop().time() < self._patient_until_s
+        told = (logging.INFO if is_early else logging.WARNING, reason)
+        if told != self._told:
+            self._told = told
+            logger.log(told[0], "no link to broker %d at %s: %s", self.broker, self.address, reason)
 
 
 class TlsTimes(TypedDict):
