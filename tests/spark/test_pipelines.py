@@ -129,6 +129,19 @@ def test_an_aggregate_whose_state_would_not_come_back_is_refused(run, log, colum
         run("aggregate", stream=source, into=target, key="key", columns={"total": column})
 
 
+def test_a_checkpoint_of_another_output_is_refused(run, log):
+    """Another stream, or one that was made anew, got only what came from then on."""
+    source, target = log.new_stream(40), log.new_stream() + "-copy"
+    run("copy", stream=source, into=target)
+    with pytest.raises(InvalidConfigError, match=f"written to {target}@.*new checkpoint"):
+        run("copy", stream=source, into=f"{target}-2")
+    log.client.delete_stream(target)
+    with pytest.raises(InvalidConfigError, match=f"written to {target}@.*new checkpoint"):
+        run("copy", stream=source, into=target)
+    run("copy", "another-checkpoint", stream=source, into=target)
+    assert values(log, target) == values(log, source)
+
+
 def test_what_spark_cannot_start_is_told_in_one_line(run, log, tmp_path):
     """A checkpoint where none can be, and a setting that Spark refuses, without a trace of Java."""
     source, target = log.new_stream(10), log.new_stream()

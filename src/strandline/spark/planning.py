@@ -77,10 +77,16 @@ EncodedOffsets = dict[str, int | str]
 
 _IDENTITY = "stream"
 _BEGAN_AT = "began at"
+_OUTPUT = "output"
+_WORDS = (_IDENTITY, _BEGAN_AT, _OUTPUT)
 
 
 def encode_offsets(
-    offsets: Mapping[int, int], *, identity: str, began_at: Mapping[int, int] | None = None
+    offsets: Mapping[int, int],
+    *,
+    identity: str,
+    began_at: Mapping[int, int] | None = None,
+    output: str | None = None,
 ) -> EncodedOffsets:
     """The form Spark stores: text keys, ascending by partition number, the identity last.
 
@@ -88,11 +94,14 @@ def encode_offsets(
         offsets: by partition.
         identity: of the stream.
         began_at: where the query's first micro-batch begins, if this is its end.
+        output: what the query writes, if it says so.
     """
     encoded: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
     encoded[_IDENTITY] = identity
     if began_at is not None:
         encoded[_BEGAN_AT] = json.dumps({str(p): began_at[p] for p in sorted(began_at)})
+    if output is not None:
+        encoded[_OUTPUT] = output
     return encoded
 
 
@@ -107,7 +116,7 @@ def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
             f"the checkpoint's offsets are not of format('strandline'): {str(encoded)[:100]}; if "
             "the query read another source before, start with a new checkpoint"
         )
-    numbers = [key for key in encoded if key not in (_IDENTITY, _BEGAN_AT)]
+    numbers = [key for key in encoded if key not in _WORDS]
     return {int(key): int(encoded[key]) for key in sorted(numbers, key=int)}
 
 
@@ -116,7 +125,7 @@ def _is_ours(encoded: object) -> bool:
     if not isinstance(encoded, Mapping) or not isinstance(encoded.get(_IDENTITY), str):
         return False
     return all(
-        key in (_IDENTITY, _BEGAN_AT) or (key.isdecimal() and isinstance(offset, int))
+        key in _WORDS or (key.isdecimal() and isinstance(offset, int))
         for key, offset in encoded.items()
     )
 
@@ -144,6 +153,20 @@ def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) ->
             f"the checkpoint belongs to stream {encoded[_IDENTITY]}, but the broker has "
             f"{state.identity}: offsets of one mean nothing in the other; start with a new "
             "checkpoint, and a new table or output"
+        )
+
+
+def refuse_other_output(encoded: Mapping[str, int | str], output: str | None) -> None:
+    """Check that a checkpoint's offsets say what was written to this output.
+
+    Raises:
+        InvalidConfigError: the query wrote another one, whose records this one would go without.
+    """
+    noted = encoded.get(_OUTPUT)
+    if output is not None and noted not in (None, output):
+        raise InvalidConfigError(
+            f"the checkpoint says what was written to {noted}, but the query writes to {output}, "
+            "which would get only what comes from now on; start with a new checkpoint"
         )
 
 

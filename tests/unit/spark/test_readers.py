@@ -257,6 +257,22 @@ def test_a_planned_batch_of_another_stream_is_refused(broker):
             reader().partitions(start, planned)
 
 
+def test_a_checkpoint_is_for_one_output(broker):
+    """Another output would get only what comes from now on, so it is refused, with news or without;
+    a checkpoint from before outputs were noted goes on, and notes it.
+    """
+    end = json.loads(json.dumps(reader(output="a").latestOffset(encoded(0, 0), UNLIMITED)))
+    assert end["output"] == "a"
+    for refused in (
+        lambda query: query.latestOffset(end, UNLIMITED),
+        lambda query: query.partitions(query.initialOffset(), end),
+    ):
+        refused(reader(output="a"))
+        refused(reader())
+        with pytest.raises(InvalidConfigError, match=r"written to a, but .* b,.*new checkpoint"):
+            refused(reader(output="b"))
+
+
 def test_a_data_frame_is_not_read_from_another_stream(broker, monkeypatch):
     """Tasks that were planned before the stream was created anew give no records of the new one."""
     monkeypatch.setattr(batch_reader, "read_task", lambda options, wanted, target: iter(["rows"]))

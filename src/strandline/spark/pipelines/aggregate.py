@@ -50,8 +50,9 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
     """
     folds = parse_folds(config.columns)
     source = stream_of(config.server, config.stream)
-    partitions = len(source.partitions)
-    ensure_stream(config.server, config.into, like=source, partitions=partitions, compact=True)
+    output = ensure_stream(
+        config.server, config.into, like=source, partitions=len(source.partitions), compact=True
+    )
     began = _began_with(config, source)
     name = f"aggregate {config.stream} into {config.into}"
     position = next_offsets(decode_state(state) for state in began.values())
@@ -60,6 +61,7 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
         config,
         config.stream,
         name=name,
+        output=output,
         startingOffsets=json.dumps({str(p): o for p, o in position.items()}) if position else None,
         maxRecordsPerTrigger=config.batch_records_max,
     )

@@ -21,6 +21,7 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
 from strandline.spark.table_open import existing_store
+from strandline.spark.table_store import local_path
 
 _SAMPLE_RECORDS = 1000
 
@@ -50,6 +51,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         config,
         stream,
         name=name,
+        output=path if config.format == "iceberg" else str(local_path(path)),
         startingOffsets=_start_offsets(state),
         maxBytesPerTrigger=config.batch_bytes_max,
         minBytesPerTrigger=config.batch_bytes_min,
