@@ -114,6 +114,32 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
         run("aggregate", "a-third-machine", **config)
 
 
+def test_columns_of_an_aggregate_stay_what_they_are(run, log):
+    """Those of other functions, and more or fewer, would be made of a part of the records; their
+    names are free.
+    """
+    source, target = log.new_stream(20), log.new_stream() + "-state"
+    names = {"offset": "count()", "partition": "max(offset)", "group": "last(offset)"}
+    config = {"stream": source, "into": target, "key": "'all'", "columns": names}
+    with pytest.raises(InvalidConfigError, match="CAST"):
+        run("aggregate", **config | {"columns": {"offset": "sum(value)"}})
+    run("aggregate", **config)
+    [row] = latest_by_key(log.client, target).to_pylist()
+    assert json.loads(row["value"])["values"] == {"offset": 20, "partition": 9, "group": 9}
+    log.append(source, range(20, 40))
+    run("aggregate", **config)
+    for columns, message in (
+        (names | {"group": "sum(offset)"}, r"'group' is sum\(offset\), but was last\(offset\)"),
+        (names | {"more": "count()"}, r"'more' is count\(\), but was none"),
+    ):
+        with pytest.raises(InvalidConfigError, match=message):
+            run("aggregate", **config | {"columns": columns})
+    with pytest.raises(InvalidConfigError, match="key is key, but was 'all'"):
+        run("aggregate", **config | {"key": "key"})
+    with pytest.raises(InvalidConfigError, match=r"columns are n, but the states in .* have group"):
+        run("aggregate", "another", **config | {"columns": {"n": "count()"}})
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [
