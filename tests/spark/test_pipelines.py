@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.client.latest import latest_by_key
-from strandline.errors import InvalidConfigError, InvalidRequestError, StrandlineError
+from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError, StrandlineError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
 from strandline.spark.pipelines.run import run_pipeline, start_pipeline
@@ -166,6 +166,20 @@ def test_a_checkpoint_of_another_output_is_refused(run, log):
         run("copy", stream=source, into=target)
     run("copy", "another-checkpoint", stream=source, into=target)
     assert values(log, target) == values(log, source)
+
+
+def test_a_pipeline_goes_on_without_lost_records_if_told(run, log):
+    """Also a copy that lost its checkpoint, whose output says a place that is gone."""
+    source = log.new_stream(20, partitions=1, segment_bytes=1 << 20)
+    target = f"{source}-copy"
+    run("copy", stream=source, into=target)
+    log.append(source, range(20, 4020), partitions=1, size=1000)
+    log.client.truncate_before(source, 3000)
+    for checkpoint in ("checkpoint", "another-checkpoint"):
+        with pytest.raises(DataLossError, match=r"deleted before.*set fail_on_data_loss: false"):
+            run("copy", checkpoint, stream=source, into=target)
+    run("copy", "a-third", stream=source, into=target, fail_on_data_loss=False)
+    assert values(log, target)[20:] == values(log, source)
 
 
 def test_what_spark_cannot_start_is_told_in_one_line(run, log, tmp_path):

@@ -26,6 +26,13 @@ def test_our_own_error_is_what_ended_a_query():
     assert found.message == "query copy a into b failed: no stream 'smalll'; there are: small"
 
 
+def test_advice_is_about_what_pipelines_have():
+    """The source advises its own option, which a pipeline's file has under another name."""
+    line = "strandline.errors.DataLossError: gone; raise retention, or set failOnDataLoss=false to"
+    found = query_failure("q", RuntimeError(HEAD + TRACE + line + TAIL))
+    assert "set fail_on_data_loss: false to" in found.message
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

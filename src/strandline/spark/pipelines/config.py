@@ -31,6 +31,8 @@ class Common(
     """Of a continuous pipeline: time from one micro-batch to the next; 0 is at once."""
     starting_offsets: str = "earliest"
     """Where a pipeline that never ran begins: as the option ``startingOffsets``."""
+    fail_on_data_loss: bool = True
+    """Whether records that were deleted before they were read end it: as ``failOnDataLoss``."""
     group: str | None = None
     """Consumer group under which its progress is noted, for metrics; the query's name if None."""
 

@@ -34,7 +34,9 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
     found = list(_RAISED.finditer(str(error)))
     ours = [each for each in found if each["place"] == _OUR_PLACE and each["name"] in _OURS]
     if ours:
-        return _OURS[ours[-1]["name"]](f"query {name} failed: {ours[-1]['text']}")
+        # The source's option is a key of a pipeline's file.
+        text = ours[-1]["text"].replace("failOnDataLoss=false", "fail_on_data_loss: false")
+        return _OURS[ours[-1]["name"]](f"query {name} failed: {text}")
     said = found[-1][0] if found else _first_line(error)
     return UnavailableError(f"query {name} failed: {said}")
 
