@@ -8,7 +8,12 @@ import pyarrow as pa
 import pytest
 
 from strandline.client.latest import latest_by_key
-from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError, StrandlineError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    InvalidRequestError,
+    StrandlineError,
+)
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
 from strandline.spark.pipelines.run import run_pipeline, start_pipeline

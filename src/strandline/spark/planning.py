@@ -7,6 +7,7 @@ compares them as text. Must not know Spark, the client or the clock.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,8 @@ from strandline.errors import (
     UnknownPartitionError,
 )
 from strandline.spark.options import OffsetSpec, ReadOptions
+
+logger = logging.getLogger(__name__)
 
 Offsets = dict[int, int]
 """An offset for each partition, partitions ascending."""
@@ -192,7 +195,8 @@ def ending_offsets(
 
     Raises:
         UnknownPartitionError: the user's offsets name a partition that is not there.
-        OffsetOutOfRangeError: an end beyond the high watermark or below the start.
+        OffsetOutOfRangeError: an end beyond the high watermark or below the start, unless
+            ``failOnDataLoss`` is off and all up to it was deleted.
     """
     resolved = resolve_offsets(states, options.ending_offsets, name="endingOffsets")
     for state in states:
@@ -202,7 +206,14 @@ def ending_offsets(
                 f"endingOffsets asks for offset {end} of partition {state.partition}, whose "
                 f"committed records end at {state.high_watermark}"
             )
-        if end < start:
+        if not options.fail_on_data_loss and end < start == state.log_start_offset:
+            logger.warning(
+                "records up to %d of partition %d were deleted: nothing of it is read",
+                end,
+                state.partition,
+            )
+            resolved[state.partition] = start
+        elif end < start:
             raise OffsetOutOfRangeError(
                 f"partition {state.partition} would end at offset {end} before it starts at {start}"
             )
@@ -263,8 +274,7 @@ def available_end(
     end = dict(start)
     for state in sorted(states, key=lambda state: state.partition):
         begin = start[state.partition]
-        if options.fail_on_data_loss:
-            refuse_data_loss(state, begin)
+        _check_data_loss(state, begin, options)
         end[state.partition] = max(begin, state.high_watermark)
     return end
 
@@ -377,9 +387,22 @@ def _checked_start(state: PartitionState, start: int, options: ReadOptions) -> i
             f"startingOffsets asks for offset {start} of partition {state.partition}, whose "
             f"committed records end at {state.high_watermark}"
         )
+    _check_data_loss(state, start, options)
+    return max(start, state.log_start_offset)
+
+
+def _check_data_loss(state: PartitionState, start: int, options: ReadOptions) -> None:
+    """Refuse to go on without lost records, or tell that they are lost."""
     if options.fail_on_data_loss:
         refuse_data_loss(state, start)
-    return max(start, state.log_start_offset)
+    elif start < state.log_start_offset:
+        logger.warning(
+            "records %d to %d of partition %d were deleted before they were read: going on "
+            "without them",
+            start,
+            state.log_start_offset,
+            state.partition,
+        )
 
 
 def _refuse_unknown_partitions(
