@@ -109,15 +109,16 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch: nothing but its offsets decides them."""
         # A restarted query begins here with the micro-batch that it had planned. Its end is looked
         # at, as the start of the first one may have been asked for again.
-        refuse_other_stream(end, stream_state(self.options))
+        state = stream_state(self.options)
+        refuse_other_stream(end, state)
         refuse_other_output(end, self.options.output)
         ranges = plan_ranges(beginning_of(start, end), decode_offsets(end), self.options)
-        return [RangePartition(each) for each in ranges]
+        return [RangePartition(each, state.identity) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task as Arrow batches of 0.5-2 MiB."""
         assert isinstance(partition, RangePartition), partition
-        return read_task(self.options, partition.range, self.target)
+        return read_task(self.options, partition, self.target)
 
     def _next_records(
         self, start: EncodedOffsets, *, may_wait: bool
