@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's 
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
 from strandline.client.latest import latest_by_key
-from strandline.errors import InvalidConfigError
+from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import client_of
 from strandline.spark.pipelines.config import Aggregate
@@ -194,4 +194,9 @@ def _changelog(config: Aggregate, source: StreamInfo) -> dict[str, str]:
         newest_ns = pc.max(table.column("timestamp").cast("int64")).as_py()
         refuse_older(newest_ns, source, into=config.into)
     keys, values = (table.column(name).to_pylist() for name in ("key", "value"))
-    return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
+    try:
+        return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
+    except UnicodeDecodeError as error:
+        raise InvalidRecordError(
+            f"stream {config.into} has records that are no states of an aggregate; write to another"
+        ) from error

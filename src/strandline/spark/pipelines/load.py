@@ -32,10 +32,12 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
     Raises:
         InvalidConfigError: several streams into one table, or values whose columns nobody knows.
         InvalidRequestError: a table holds records of another stream.
-        UnknownStreamError: there is no stream to load.
+        UnknownStreamError: there is no stream to load, or for dead letters.
     """
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
+    if config.dead_letters:
+        stream_of(config.server, config.dead_letters)  # or the first bad value would tell, one day
     return [_start_one(spark, config, stream) for stream in config.streams]
 
 
