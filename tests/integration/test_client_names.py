@@ -1,9 +1,13 @@
-"""Names that cannot be: whoever gives one is told so by an error of ours."""
+"""Names, times and the like that cannot be: whoever gives one is told so by an error of ours."""
 
+import asyncio
+
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 import strandline
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidRecordError, InvalidRequestError, StrandlineError
 from strandline.testing import Server
 
 
@@ -69,3 +73,59 @@ def test_what_is_no_name_is_refused_in_our_words(client, call, name):
     with pytest.raises(StrandlineError) as refusal:
         CALLS[call](client, name)
     assert not refusal.value.retriable
+
+
+async def append_async(client, timeout_s):
+    async with await strandline.connect_async(client.address) as other:
+        await other.append("s", b"v", timeout_s=timeout_s)
+
+
+def poll(client, timeout_s):
+    with client.consumer("poll", "s") as consumer:
+        consumer.poll(timeout_s)
+
+
+def publish(client, refs=(), fingerprint=""):
+    client.publish_staged("t", 0, refs, fingerprint=fingerprint)
+
+
+WRONG = {
+    "append": lambda client: client.append("s", b"v", timeout_s="5"),
+    "append for no time": lambda client: client.append("s", b"v", timeout_s=None),
+    "append_batch": lambda client: client.append_batch("s", pa.table({"value": []}), timeout_s="5"),
+    "append of asyncio": lambda client: asyncio.run(append_async(client, "5")),
+    "poll": lambda client: poll(client, "a"),
+    "wait_for": lambda client: client.wait_for("s", 5),
+    "wait_for a time": lambda client: client.wait_for("s", {0: 0}, timeout_s="5"),
+    "no refs": lambda client: publish(client, None),
+    "one ref": lambda client: publish(client, "ref"),
+    "refs of bytes": lambda client: publish(client, [b"ref"]),
+    "fingerprint": lambda client: publish(client, fingerprint=b"x"),
+    "batch": lambda client: client.publish_staged("t", "0", [], fingerprint=""),
+}
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_what_cannot_be_is_refused_before_anything_is_done(client, call):
+    """A TypeError of Python's came when the record was on its way, and bytes went as Base64."""
+    before = client.stream_info("s").partitions
+    with pytest.raises(InvalidRequestError):
+        WRONG[call](client)
+    assert client.stream_info("s").partitions == before
+    assert client.last_published("t") is None
+
+
+def test_a_part_counts_the_rows_that_it_has(client):
+    """Of data frames too, and none that were refused."""
+    with client.stage("counted", 0) as stage:
+        stage.append_batch("s", pd.DataFrame({"value": [b"a", b"b"]}))
+        stage.append("s", b"c")
+        with pytest.raises(InvalidRecordError):
+            stage.append("s", 5)
+        for refused in ([1], pa.table({"valeu": [b"x"]})):
+            with pytest.raises(InvalidRecordError):
+                stage.append_batch("s", refused)
+        part = stage.finish()
+    assert part.rows == 3
+    client.publish_staged("counted", 0, [part.ref], fingerprint="3")
+    assert client.read("s").read_all().column("value").to_pylist() == [b"a", b"b", b"c"]

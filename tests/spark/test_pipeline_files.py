@@ -51,7 +51,7 @@ AGAIN = [name for name in ("copy", "parquet") if name in RUN]
 """What runs again: one knows where it is from its checkpoint and output, the other from a table."""
 MISTAKES = {
     "no-stream": FILES["copy"] | {"stream": "ordres"},
-    "no-output": FILES["transform"] | {"into": "smal", "sql": "SELECT value FROM records"},
+    "no-output": FILES["transform"] | {"sql": "SELECT value, 'smal' AS stream FROM records"},
     "no-column": FILES["transform"] | {"sql": "SELECT valeu AS value FROM records"},
     "no-key": FILES["repartition"] | {"kye": "offset"},
 }

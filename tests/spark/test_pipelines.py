@@ -8,7 +8,12 @@ import pyarrow as pa
 import pytest
 
 from strandline.client.latest import latest_by_key
-from strandline.errors import InvalidConfigError, InvalidRequestError, StrandlineError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    InvalidRequestError,
+    StrandlineError,
+)
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
 from strandline.spark.pipelines.run import run_pipeline, start_pipeline
@@ -114,6 +119,32 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
         run("aggregate", "a-third-machine", **config)
 
 
+def test_columns_of_an_aggregate_stay_what_they_are(run, log):
+    """Those of other functions, and more or fewer, would be made of a part of the records; their
+    names are free.
+    """
+    source, target = log.new_stream(20), log.new_stream() + "-state"
+    names = {"offset": "count()", "partition": "max(offset)", "group": "last(offset)"}
+    config = {"stream": source, "into": target, "key": "'all'", "columns": names}
+    with pytest.raises(InvalidConfigError, match="CAST"):
+        run("aggregate", **config | {"columns": {"offset": "sum(value)"}})
+    run("aggregate", **config)
+    [row] = latest_by_key(log.client, target).to_pylist()
+    assert json.loads(row["value"])["values"] == {"offset": 20, "partition": 9, "group": 9}
+    log.append(source, range(20, 40))
+    run("aggregate", **config)
+    for columns, message in (
+        (names | {"group": "sum(offset)"}, r"'group' is sum\(offset\), but was last\(offset\)"),
+        (names | {"more": "count()"}, r"'more' is count\(\), but was none"),
+    ):
+        with pytest.raises(InvalidConfigError, match=message):
+            run("aggregate", **config | {"columns": columns})
+    with pytest.raises(InvalidConfigError, match="key is key, but was 'all'"):
+        run("aggregate", **config | {"key": "key"})
+    with pytest.raises(InvalidConfigError, match=r"columns are n, but the states in .* have group"):
+        run("aggregate", "another", **config | {"columns": {"n": "count()"}})
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [
@@ -127,6 +158,33 @@ def test_an_aggregate_whose_state_would_not_come_back_is_refused(run, log, colum
     source, target = log.new_stream(10), log.new_stream() + "-state"
     with pytest.raises(InvalidConfigError, match=f"column 'total': .*{message}"):
         run("aggregate", stream=source, into=target, key="key", columns={"total": column})
+
+
+def test_a_checkpoint_of_another_output_is_refused(run, log):
+    """Another stream, or one that was made anew, got only what came from then on."""
+    source, target = log.new_stream(40), log.new_stream() + "-copy"
+    run("copy", stream=source, into=target)
+    with pytest.raises(InvalidConfigError, match=f"written to {target}@.*new checkpoint"):
+        run("copy", stream=source, into=f"{target}-2")
+    log.client.delete_stream(target)
+    with pytest.raises(InvalidConfigError, match=f"written to {target}@.*new checkpoint"):
+        run("copy", stream=source, into=target)
+    run("copy", "another-checkpoint", stream=source, into=target)
+    assert values(log, target) == values(log, source)
+
+
+def test_a_pipeline_goes_on_without_lost_records_if_told(run, log):
+    """Also a copy that lost its checkpoint, whose output says a place that is gone."""
+    source = log.new_stream(20, partitions=1, segment_bytes=1 << 20)
+    target = f"{source}-copy"
+    run("copy", stream=source, into=target)
+    log.append(source, range(20, 4020), partitions=1, size=1000)
+    log.client.truncate_before(source, 3000)
+    for checkpoint in ("checkpoint", "another-checkpoint"):
+        with pytest.raises(DataLossError, match=r"deleted before.*set fail_on_data_loss: false"):
+            run("copy", checkpoint, stream=source, into=target)
+    run("copy", "a-third", stream=source, into=target, fail_on_data_loss=False)
+    assert values(log, target)[20:] == values(log, source)
 
 
 def test_what_spark_cannot_start_is_told_in_one_line(run, log, tmp_path):

@@ -15,6 +15,7 @@ from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQu
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_reading import AsyncReader, AsyncSubscription
 from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
+from strandline.client.arguments import wait
 from strandline.client.client import TIMEOUT_S, Client, connect
 from strandline.client.producer import Headers, Producer
 from strandline.client.reading import Place
@@ -113,6 +114,7 @@ class AsyncClient:
         timeout_s: float = 35.0,
     ) -> Ack:
         """Append one record; as ``Client.append``. Gather many: they share batches."""
+        wait_s = wait(timeout_s, "timeout_s")
         appender = await asyncio.to_thread(self._client.appender, stream)
         future = await asyncio.to_thread(
             appender.append,
@@ -124,11 +126,11 @@ class AsyncClient:
             message_id=message_id,
         )
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(wait_s):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
             raise RequestTimeoutError(
-                f"no ack within {timeout_s:g} s; whether it was stored is unknown"
+                f"no ack within {wait_s:g} s; whether it was stored is unknown"
             ) from error
 
     async def append_batch(

@@ -13,6 +13,9 @@ from strandline.client.results import EPOCH
 from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.types import PartitionName
 
+_WAIT_S_MAX = 1e9
+"""No lock of Python's waits for ever if it is given a time."""
+
 
 def whole_number(value: Any, what: str) -> int:
     """A whole number as Python's own; ``what`` says which one it is.
@@ -40,6 +43,22 @@ def check_number(value: Any, what: str, *, least: float = 0) -> None:
         is_good = False
     if not is_good:
         raise InvalidRequestError(f"{what} is a number from {least:g} on, not {value!r}")
+
+
+def wait(seconds: Any, what: str) -> float:
+    """How long to wait at most, in seconds; a time that is over is none. ``what`` says which it is.
+
+    Raises:
+        InvalidRequestError: it is no number.
+    """
+    try:
+        if seconds >= 0:
+            return float(min(seconds, _WAIT_S_MAX))
+        if seconds < 0:
+            return 0.0
+    except TypeError:
+        pass
+    raise InvalidRequestError(f"{what} is a number of seconds, not {seconds!r}")
 
 
 def milliseconds(seconds: Any, what: str) -> int:
@@ -91,6 +110,20 @@ def utf8(said: str, what: str) -> bytes:
         return said.encode()
     except UnicodeEncodeError as error:
         raise InvalidRecordError(f"a {what} is not valid Unicode: {error}") from error
+
+
+def offsets_by_number(offsets: Any, what: str) -> dict[int, int]:
+    """Offsets of the partitions of a stream as Python's own numbers; ``what`` says which.
+
+    Raises:
+        InvalidRequestError: they are none.
+    """
+    if not isinstance(offsets, Mapping):
+        raise InvalidRequestError(f"{what} is offsets by partition, as {{0: 17}}, not {offsets!r}")
+    return {
+        whole_number(number, "partition"): whole_number(at, "an offset")
+        for number, at in offsets.items()
+    }
 
 
 def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from strandline.client.access import AccessControl
+from strandline.client.arguments import wait
 from strandline.client.brokers import Brokers
 from strandline.client.consumer import Consumer, Options
 from strandline.client.enlisted import Enlisted
@@ -158,6 +159,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             RequestTimeoutError: no ack in time; whether the record was stored is unknown.
             StrandlineError: it was not stored.
         """
+        wait_s = wait(timeout_s, "timeout_s")
         future = self.appender(stream).append(
             value,
             key=key,
@@ -166,7 +168,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             partition=partition,
             message_id=message_id,
         )
-        return _wait(future, timeout_s)
+        return _wait(future, wait_s)
 
     def append_batch(
         self,
@@ -188,8 +190,9 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             RequestTimeoutError: no ack in time; whether the rows were stored is unknown.
             StrandlineError: not all rows were stored; a note says how many were.
         """
+        wait_s = wait(timeout_s, "timeout_s")
         future = self.appender(stream).append_batch(data, partition=partition)
-        return _wait(future, timeout_s)
+        return _wait(future, wait_s)
 
     def producer(
         self,

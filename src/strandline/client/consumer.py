@@ -24,7 +24,13 @@ from datetime import datetime
 from math import inf
 from typing import NamedTuple, Self
 
-from strandline.client.arguments import check_number, offsets_by_partition, text, whole_number
+from strandline.client.arguments import (
+    check_number,
+    offsets_by_partition,
+    text,
+    wait,
+    whole_number,
+)
 from strandline.client.commits import Commits
 from strandline.client.fetching import Source
 from strandline.client.membership import Membership, View
@@ -155,12 +161,13 @@ class Consumer:
         Raises:
             MemberFencedError: another consumer took the place of this static member.
             DisconnectedError: it was closed.
+            InvalidRequestError: ``timeout_s`` is no number.
             StrandlineError: a partition cannot be read on, at every poll until it is paused or
                 sought past; or a callback's error.
         """
         if self._is_closed:
             raise DisconnectedError("this consumer is closed; make another")
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + wait(timeout_s, "timeout_s")
         while True:
             self._settle()
             self._ahead.raise_failure()

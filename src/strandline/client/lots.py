@@ -186,23 +186,26 @@ def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
     Raises:
         InvalidRecordError: not Arrow-like, or columns that cannot be appended.
     """
-    if isinstance(data, pa.RecordBatch):
-        whole = [data]
-    elif isinstance(data, pa.Table | pa.RecordBatchReader):
-        whole = data.to_batches() if isinstance(data, pa.Table) else list(data)
-    elif hasattr(data, "__arrow_c_stream__"):
-        whole = list(pa.RecordBatchReader.from_stream(data))
-    else:
-        raise InvalidRecordError(
-            f"cannot append a {type(data).__name__}; give a pyarrow table or batch, or a data frame"
-        )
     batches: list[pa.RecordBatch] = []
-    for batch in map(normalise, whole):
+    for batch in map(normalise, arrow_batches(data)):
         rows = max(1, batch.num_rows * batch_bytes // max(1, batch.nbytes))
         rows = min(rows, NUMBERED_RECORDS_MAX)
         for start in range(0, batch.num_rows, rows):
             batches += _halved(batch.slice(start, rows), bytes_max=batch_bytes + batch_bytes // 2)
     return batches
+
+
+def arrow_batches(data: Any) -> list[pa.RecordBatch]:
+    """Anything Arrow-like as the batches that it has; as ``batches_from``."""
+    if isinstance(data, pa.RecordBatch):
+        return [data]
+    if isinstance(data, pa.Table | pa.RecordBatchReader):
+        return data.to_batches() if isinstance(data, pa.Table) else list(data)
+    if hasattr(data, "__arrow_c_stream__"):
+        return list(pa.RecordBatchReader.from_stream(data))
+    raise InvalidRecordError(
+        f"cannot append a {type(data).__name__}; give a pyarrow table or batch, or a data frame"
+    )
 
 
 def _halved(batch: pa.RecordBatch, *, bytes_max: int) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from strandline.client.arguments import listed, nanoseconds, utf8, whole_number
+from strandline.client.arguments import (
+    listed,
+    nanoseconds,
+    offsets_by_number,
+    utf8,
+    whole_number,
+)
 from strandline.client.connection import Connection
 from strandline.errors import InvalidRequestError
 from strandline.protocol.tickets import (
@@ -82,7 +88,7 @@ def read_request(
         stream=stream,
         partition=None if partition is None else whole_number(partition, "partition"),
         start=bound_of(start),
-        starts=None if starts is None else _numbers(starts),
+        starts=None if starts is None else offsets_by_number(starts, "starts"),
         stop=None if stop is None else bound_of(stop),
         follow=follow,
         columns=None if columns is None else listed(columns, "columns"),
@@ -99,20 +105,6 @@ def read_request(
     # What the broker would refuse is refused here, with the same words.
     check_request(decode(encode(request), ReadRequest, what="read"))
     return request
-
-
-def _numbers(starts: Mapping[int, int]) -> dict[int, int]:
-    """Offsets by partition as Python's own numbers.
-
-    Raises:
-        InvalidRequestError: they are none.
-    """
-    if not isinstance(starts, Mapping):
-        raise InvalidRequestError(f"starts is offsets by partition, as {{0: 17}}, not {starts!r}")
-    return {
-        whole_number(number, "partition"): whole_number(at, "an offset")
-        for number, at in starts.items()
-    }
 
 
 class EndlessReader:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from strandline.client.arguments import offsets_by_partition, text
 from strandline.client.leaving import leave
+from strandline.client.lots import arrow_batches
 from strandline.client.positions import Offsets, Owner
 from strandline.client.writing import Writing
 
@@ -42,20 +43,22 @@ class Stage:
         Raises:
             StrandlineError: as ``Transaction.append``.
         """
-        self._rows += 1
         if self._writing is not None:
             self._writing.watch(self._writing.producer_of(stream).append(value, **record))
+        self._rows += 1
 
     def append_batch(self, stream: str, data: Any, *, partition: int | None = None) -> None:
-        """Append the rows of a table or a record batch; as ``append``.
+        """Append rows, of whatever ``Producer.append_batch`` takes; as ``append``.
 
         Raises:
             StrandlineError: as ``Transaction.append_batch``.
         """
-        self._rows += data.num_rows
+        batches = arrow_batches(data)
         if self._writing is not None:
             producer = self._writing.producer_of(stream)
-            self._writing.watch(producer.append_batch(data, partition=partition))
+            for batch in batches:
+                self._writing.watch(producer.append_batch(batch, partition=partition))
+        self._rows += sum(batch.num_rows for batch in batches)
 
     def commit_positions(self, group: str, offsets: Offsets) -> None:
         """Have positions of a group without members count with the part.

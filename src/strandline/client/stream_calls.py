@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from strandline.client.arguments import offsets_by_number, wait
 from strandline.client.brokers import Brokers, group
 from strandline.client.reading import Place, bound_of
 from strandline.client.retry import is_worth_a_retry
@@ -158,8 +159,10 @@ class StreamCalls(ABC):
 
         Raises:
             UnknownStreamError, UnknownPartitionError: as they say.
+            InvalidRequestError: what is given is no offsets by partition, or no time.
         """
-        deadline_s = time.monotonic() + min(WAIT_MS_MAX / 1e3, max(0.0, timeout_s))
+        beyond = offsets_by_number(beyond, "beyond")
+        deadline_s = time.monotonic() + min(WAIT_MS_MAX / 1e3, wait(timeout_s, "timeout_s"))
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:

@@ -27,6 +27,8 @@ SUBSCRIPTION_COLUMNS = ["partition", *COLUMNS]
 class Subscription:
     """An endless iterator of records. Use it as a context, or ``close`` it.
 
+    Several threads may take records from it: each record goes to one of them.
+
     Args:
         begin: begins a read.
         request: what to read; ``starts`` says from where.
@@ -50,6 +52,7 @@ class Subscription:
         self._is_closed = threading.Event()
         self._stream = begin(request)
         self._records = self._generate()
+        self._taking = threading.Lock()
         self._positions: dict[int, int] = dict(request.starts)
 
     @property
@@ -72,9 +75,10 @@ class Subscription:
             StrandlineError: the subscription cannot go on.
             StopIteration: it was closed.
         """
-        if self._is_closed.is_set():
-            raise StopIteration
-        return next(self._records)
+        with self._taking:
+            if self._is_closed.is_set():
+                raise StopIteration
+            return next(self._records)
 
     def close(self) -> None:
         """End it, from any thread; harmless when repeated."""

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from strandline.client.arguments import text, whole_number
+from strandline.client.arguments import listed, text, whole_number
 from strandline.client.brokers import Brokers
 from strandline.client.enlisted import Enlisted
 from strandline.client.office import Office
@@ -15,6 +15,7 @@ from strandline.client.stage import Stage
 from strandline.client.transaction import Transaction
 from strandline.client.transaction_calls import CoordinatorCalls
 from strandline.client.writing import Writing
+from strandline.errors import InvalidRequestError
 from strandline.protocol import transactions as wire
 
 TIMEOUT_S = 60.0
@@ -149,22 +150,25 @@ class TransactionalClient(ABC):
 
         Raises:
             GroupInUseError: one of the groups has members.
+            InvalidRequestError: what is given is of another type.
             UnknownTransactionError: a part is not there (any more): stage the batch again.
             BatchSupersededError: a larger batch was published.
             FingerprintMismatchError: it was published with another fingerprint.
         """
-        parts = [ref for ref in refs if ref]
+        batch = _batch(transaction_id, batch_id)
+        parts = [text(ref, "a part") for ref in listed(refs, "refs") if ref]
+        if not isinstance(fingerprint, str):
+            raise InvalidRequestError(f"a fingerprint is text, not {fingerprint!r}")
         if positions:
             # A part like any other, but for its name: that of an attempt before is replaced, and
             # is not in the way.
-            batch = _batch(transaction_id, batch_id)
             with self._stage(POSITIONS_PART, batch, timeout_s=TIMEOUT_S) as stage:
                 for group, offsets in positions.items():
                     stage.commit_positions(group, offsets)
                 parts += filter(None, [stage.finish().ref])
         request = wire.PublishStaged(
-            transaction_id=text(transaction_id, "a transaction"),
-            batch=batch_id,
+            transaction_id=batch.transaction_id,
+            batch=batch.number,
             parts=tuple(parts),
             fingerprint=fingerprint,
         )

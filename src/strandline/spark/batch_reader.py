@@ -14,7 +14,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from strandline.errors import DataLossError
 from strandline.spark.arrow import to_spark_batches
 from strandline.spark.connection import offsets_at_time, read_range, stream_state
 from strandline.spark.options import ReadOptions
@@ -35,8 +34,8 @@ class RangePartition(InputPartition):
     """The records that one Spark task reads."""
 
     range: OffsetRange
-    identity: str | None = None
-    """Of the stream that a DataFrame was planned on; None: a micro-batch, whose driver looked."""
+    identity: str
+    """Of the stream that it was planned on."""
 
 
 class StreamSliceReader(DataSourceReader):
@@ -62,21 +61,7 @@ class StreamSliceReader(DataSourceReader):
         """The records of one task as Arrow batches of 0.5-2 MiB."""
         # Spark makes up a partition without a range when there is nothing to read.
         if isinstance(partition, RangePartition):
-            self._refuse_other_stream(partition)
-            yield from read_task(self.options, partition.range, self.target)
-
-    def _refuse_other_stream(self, partition: RangePartition) -> None:
-        """Check that a task's offsets belong to the stream that is there now.
-
-        Raises:
-            DataLossError: the stream was deleted and created anew.
-        """
-        identity = stream_state(self.options).identity
-        if identity != partition.identity:
-            raise DataLossError(
-                f"the DataFrame was planned on stream {partition.identity}, but the broker has "
-                f"{identity}: offsets of one mean nothing in the other; load it anew"
-            )
+            yield from read_task(self.options, partition, self.target)
 
 
 def first_offsets(options: ReadOptions, states: Sequence[PartitionState]) -> Offsets:
@@ -87,9 +72,10 @@ def first_offsets(options: ReadOptions, states: Sequence[PartitionState]) -> Off
 
 
 def read_task(
-    options: ReadOptions, wanted: OffsetRange, target: pa.Schema
+    options: ReadOptions, partition: RangePartition, target: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Fetch a range and hand it over as Spark wants it."""
     settle()
-    batches = read_range(options, wanted, target.names)
+    wanted = partition.range
+    batches = read_range(options, wanted, target.names, identity=partition.identity)
     return to_spark_batches(batches, target, partition=wanted.partition)

@@ -167,7 +167,11 @@ def wait_for_records(options: ReadOptions, beyond: Offsets) -> None:
 
 
 def read_range(
-    options: ReadOptions, wanted: OffsetRange, columns: Sequence[str]
+    options: ReadOptions,
+    wanted: OffsetRange,
+    columns: Sequence[str],
+    *,
+    identity: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range, each once, as the broker's filters let them through.
 
@@ -175,15 +179,19 @@ def read_range(
         options: broker, stream, filters, and what to do about lost records.
         wanted: partition and offsets.
         columns: what to read; ``offset`` comes along, because a cut read needs it to go on.
+        identity: of the stream that the range was planned on; None: whichever there is.
 
     Raises:
-        DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off.
+        DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off; or the
+            stream was created anew.
         UnavailableError: the broker could not be reached in time.
     """
     asked = list(dict.fromkeys(("offset", *(c for c in columns if c != "partition"))))
     left, records = wanted, 0
     retry = Retry(options.retry_timeout_ms)
     while left.start < left.stop:
+        # Also after each interruption: who waits for a broker may find another stream there.
+        _refuse_created_anew(options, identity)
         try:
             for batch in _open(options, left, columns=asked):
                 if batch.num_rows:
@@ -200,6 +208,23 @@ def read_range(
             break
     if records < wanted.records_max:
         _refuse_short_read(options, wanted, records=records)
+
+
+def _refuse_created_anew(options: ReadOptions, identity: str | None) -> None:
+    """Check that a range's offsets belong to the stream that is there now.
+
+    Raises:
+        DataLossError: the stream was deleted and created anew.
+    """
+    if identity is None:
+        return
+    found = identity_of(_stream_info(options))
+    if found != identity:
+        raise DataLossError(
+            f"the read was planned on stream {identity}, but the broker has {found}: offsets of "
+            "one mean nothing in the other; load it anew, and of a streaming query start with a "
+            "new checkpoint, and a new table or output"
+        )
 
 
 def _stream_info(options: ReadOptions) -> StreamInfo:

@@ -8,6 +8,7 @@ tombstone) becomes a row of nulls. Must not know Spark, files or the broker.
 
 import io
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import pyarrow.json
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.options import ValueFormat
+
+logger = logging.getLogger(__name__)
 
 RECORD_PREFIX = "_"
 """Before the names of a record's own columns, once its value has become columns beside them."""
@@ -96,6 +99,9 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
 def infer_json_schema(values: pa.Array) -> pa.Schema:
     """The fields that a sample of JSON values has; values that are not JSON objects are ignored.
 
+    A field without a value in all of them is left out, and named in the log: a column of it would
+    refuse the first value that comes.
+
     Raises:
         InvalidConfigError: no value of the sample is a JSON object, or they tell no columns.
     """
@@ -113,13 +119,41 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
             f"the stream's JSON objects do not tell their columns ({reason_of(error)}); give "
             "'schema'"
         ) from error
-    for field in found:
-        if pa.types.is_struct(field.type) and not field.type.num_fields:
-            raise InvalidConfigError(
-                f"the object '{field.name}' has no field in any of the stream's values, and no "
-                "column can be made of it; give 'schema', with its fields or without it"
-            )
-    return found
+    empty: list[str] = []
+    told = _told(pa.struct(list(found)), "", empty)
+    if told is None:
+        raise InvalidConfigError(
+            f"no field of the stream's JSON objects has a value yet ({', '.join(empty)}), and no "
+            "column can be made of it; give 'schema'"
+        )
+    if empty:
+        logger.warning(
+            "no column is made of %s: the first values have nothing there; give 'schema' before "
+            "the first commit to have it",
+            ", ".join(empty),
+        )
+    return pa.schema(list(told))
+
+
+def _told(kind: pa.DataType, path: str, empty: list[str]) -> pa.DataType | None:
+    """A type without the parts of which a sample told nothing, whose paths go to ``empty``."""
+    if pa.types.is_struct(kind):
+        parts = [(field, f"{path}.{field.name}".removeprefix(".")) for field in kind]
+        kept = [
+            field.with_type(known)
+            for field, name in parts
+            if (known := _told(field.type, name, empty)) is not None
+        ]
+        if not parts:
+            empty.append(path)
+        return pa.struct(kept) if kept else None
+    if pa.types.is_list(kind):
+        known = _told(kind.value_type, path, empty)
+        return None if known is None else pa.list_(kind.value_field.with_type(known))
+    if pa.types.is_null(kind):
+        empty.append(path)
+        return None
+    return kind
 
 
 def refuse_unreadable(schema: pa.Schema) -> None:

@@ -38,6 +38,7 @@ READ_OPTIONS = (
     "longPollMs",
     "retryTimeoutMs",
     "group",
+    "output",
 )
 WRITE_OPTIONS = (
     "server",
@@ -126,6 +127,8 @@ class ReadOptions:
     retry_timeout_ms: int = _RETRY_TIMEOUT_MS
     group: str | None = None
     """The consumer group under which a streaming query notes how far it has come."""
+    output: str | None = None
+    """What a streaming query writes: its checkpoint is for this alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,10 +254,11 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOpt
             "option 'endingOffsets' is for batch reads; end a stream with "
             "trigger(availableNow=True)"
         )
-    if not streaming and options.text("group"):
-        raise InvalidConfigError(
-            "option 'group' is for streaming reads, whose progress it names; leave it out"
-        )
+    for name in ("group", "output"):
+        if not streaming and options.text(name):
+            raise InvalidConfigError(
+                f"option '{name}' is for streaming reads, which have checkpoints; leave it out"
+            )
     starting, timestamp = options.text("startingOffsets"), options.text("startingTimestamp")
     if starting and timestamp:
         raise InvalidConfigError("give 'startingOffsets' or 'startingTimestamp', not both")
@@ -279,6 +283,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOpt
         long_poll_ms=_LONG_POLL_MS if long_poll is None else long_poll,
         retry_timeout_ms=_RETRY_TIMEOUT_MS if retry is None else retry,
         group=options.text("group"),
+        output=options.text("output"),
     )
 
 

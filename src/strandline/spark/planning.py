@@ -7,6 +7,7 @@ compares them as text. Must not know Spark, the client or the clock.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,8 @@ from strandline.errors import (
     UnknownPartitionError,
 )
 from strandline.spark.options import OffsetSpec, ReadOptions
+
+logger = logging.getLogger(__name__)
 
 Offsets = dict[int, int]
 """An offset for each partition, partitions ascending."""
@@ -77,10 +80,16 @@ EncodedOffsets = dict[str, int | str]
 
 _IDENTITY = "stream"
 _BEGAN_AT = "began at"
+_OUTPUT = "output"
+_WORDS = (_IDENTITY, _BEGAN_AT, _OUTPUT)
 
 
 def encode_offsets(
-    offsets: Mapping[int, int], *, identity: str, began_at: Mapping[int, int] | None = None
+    offsets: Mapping[int, int],
+    *,
+    identity: str,
+    began_at: Mapping[int, int] | None = None,
+    output: str | None = None,
 ) -> EncodedOffsets:
     """The form Spark stores: text keys, ascending by partition number, the identity last.
 
@@ -88,11 +97,14 @@ def encode_offsets(
         offsets: by partition.
         identity: of the stream.
         began_at: where the query's first micro-batch begins, if this is its end.
+        output: what the query writes, if it says so.
     """
     encoded: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
     encoded[_IDENTITY] = identity
     if began_at is not None:
         encoded[_BEGAN_AT] = json.dumps({str(p): began_at[p] for p in sorted(began_at)})
+    if output is not None:
+        encoded[_OUTPUT] = output
     return encoded
 
 
@@ -107,7 +119,7 @@ def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
             f"the checkpoint's offsets are not of format('strandline'): {str(encoded)[:100]}; if "
             "the query read another source before, start with a new checkpoint"
         )
-    numbers = [key for key in encoded if key not in (_IDENTITY, _BEGAN_AT)]
+    numbers = [key for key in encoded if key not in _WORDS]
     return {int(key): int(encoded[key]) for key in sorted(numbers, key=int)}
 
 
@@ -116,7 +128,7 @@ def _is_ours(encoded: object) -> bool:
     if not isinstance(encoded, Mapping) or not isinstance(encoded.get(_IDENTITY), str):
         return False
     return all(
-        key in (_IDENTITY, _BEGAN_AT) or (key.isdecimal() and isinstance(offset, int))
+        key in _WORDS or (key.isdecimal() and isinstance(offset, int))
         for key, offset in encoded.items()
     )
 
@@ -147,6 +159,20 @@ def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) ->
         )
 
 
+def refuse_other_output(encoded: Mapping[str, int | str], output: str | None) -> None:
+    """Check that a checkpoint's offsets say what was written to this output.
+
+    Raises:
+        InvalidConfigError: the query wrote another one, whose records this one would go without.
+    """
+    noted = encoded.get(_OUTPUT)
+    if output is not None and noted not in (None, output):
+        raise InvalidConfigError(
+            f"the checkpoint says what was written to {noted}, but the query writes to {output}, "
+            "which would get only what comes from now on; start with a new checkpoint"
+        )
+
+
 def starting_offsets(states: Sequence[PartitionState], options: ReadOptions) -> Offsets:
     """Where a new read starts.
 
@@ -169,7 +195,8 @@ def ending_offsets(
 
     Raises:
         UnknownPartitionError: the user's offsets name a partition that is not there.
-        OffsetOutOfRangeError: an end beyond the high watermark or below the start.
+        OffsetOutOfRangeError: an end beyond the high watermark or below the start, unless
+            ``failOnDataLoss`` is off and all up to it was deleted.
     """
     resolved = resolve_offsets(states, options.ending_offsets, name="endingOffsets")
     for state in states:
@@ -179,7 +206,14 @@ def ending_offsets(
                 f"endingOffsets asks for offset {end} of partition {state.partition}, whose "
                 f"committed records end at {state.high_watermark}"
             )
-        if end < start:
+        if not options.fail_on_data_loss and end < start == state.log_start_offset:
+            logger.warning(
+                "records up to %d of partition %d were deleted: nothing of it is read",
+                end,
+                state.partition,
+            )
+            resolved[state.partition] = start
+        elif end < start:
             raise OffsetOutOfRangeError(
                 f"partition {state.partition} would end at offset {end} before it starts at {start}"
             )
@@ -240,8 +274,7 @@ def available_end(
     end = dict(start)
     for state in sorted(states, key=lambda state: state.partition):
         begin = start[state.partition]
-        if options.fail_on_data_loss:
-            refuse_data_loss(state, begin)
+        _check_data_loss(state, begin, options)
         end[state.partition] = max(begin, state.high_watermark)
     return end
 
@@ -354,9 +387,22 @@ def _checked_start(state: PartitionState, start: int, options: ReadOptions) -> i
             f"startingOffsets asks for offset {start} of partition {state.partition}, whose "
             f"committed records end at {state.high_watermark}"
         )
+    _check_data_loss(state, start, options)
+    return max(start, state.log_start_offset)
+
+
+def _check_data_loss(state: PartitionState, start: int, options: ReadOptions) -> None:
+    """Refuse to go on without lost records, or tell that they are lost."""
     if options.fail_on_data_loss:
         refuse_data_loss(state, start)
-    return max(start, state.log_start_offset)
+    elif start < state.log_start_offset:
+        logger.warning(
+            "records %d to %d of partition %d were deleted before they were read: going on "
+            "without them",
+            start,
+            state.log_start_offset,
+            state.partition,
+        )
 
 
 def _refuse_unknown_partitions(

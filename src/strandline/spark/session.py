@@ -9,8 +9,11 @@ import os
 import sys
 from collections.abc import Mapping
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from strandline.errors import UnavailableError
 from strandline.spark.java import use_java
 
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -62,7 +65,7 @@ def spark_session(
         settings: Spark settings that come on top of, and override, the recommended ones.
 
     Raises:
-        UnavailableError: no Java 17 or later was found.
+        UnavailableError: no Java 17 or later was found, or Spark does not start.
     """
     use_java()
     # Executors take their Python from the driver's environment; the setting of the same name
@@ -75,4 +78,12 @@ def spark_session(
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except (Py4JJavaError, PySparkRuntimeError) as error:
+        is_java = isinstance(error, Py4JJavaError)
+        said = error.java_exception.toString() if is_java else f"{error} Java said why, above."
+        raise UnavailableError(
+            f"Spark does not start with master {master!r} and these settings: "
+            f"{said.splitlines()[0]}"
+        ) from error

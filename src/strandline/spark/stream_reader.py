@@ -38,6 +38,7 @@ from strandline.spark.planning import (
     limit_bytes,
     limit_records,
     plan_ranges,
+    refuse_other_output,
     refuse_other_stream,
     waiting_bytes,
     with_added,
@@ -91,7 +92,9 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bytes_max = self.options.bytes_per_trigger_max
             end = limit_bytes(begin, end, bytes_max=bytes_max, states=state.partitions)
         began_at = begin if decode_offsets(start) == self.initial_offsets else None
-        return encode_offsets(end, identity=state.identity, began_at=began_at)
+        return encode_offsets(
+            end, identity=state.identity, began_at=began_at, output=self.options.output
+        )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         """Note where the stream ends now; the run reads up to there and stops."""
@@ -106,14 +109,16 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch: nothing but its offsets decides them."""
         # A restarted query begins here with the micro-batch that it had planned. Its end is looked
         # at, as the start of the first one may have been asked for again.
-        refuse_other_stream(end, stream_state(self.options))
+        state = stream_state(self.options)
+        refuse_other_stream(end, state)
+        refuse_other_output(end, self.options.output)
         ranges = plan_ranges(beginning_of(start, end), decode_offsets(end), self.options)
-        return [RangePartition(each) for each in ranges]
+        return [RangePartition(each, state.identity) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task as Arrow batches of 0.5-2 MiB."""
         assert isinstance(partition, RangePartition), partition
-        return read_task(self.options, partition.range, self.target)
+        return read_task(self.options, partition, self.target)
 
     def _next_records(
         self, start: EncodedOffsets, *, may_wait: bool
@@ -134,6 +139,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             state = stream_state(self.options)
             begin = with_added(begin, state.partitions)
         refuse_other_stream(start, state)
+        refuse_other_output(start, self.options.output)
         end = available_end(state.partitions, self.options, start=begin)
         return state, begin, self._up_to_final(end, begin)
 

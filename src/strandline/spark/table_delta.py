@@ -55,11 +55,17 @@ class DeltaStore(TableStore):
         super().__init__(local_path(path))
 
     def load(self) -> Loaded:
-        """The newest state in the Delta log, and the table at the version it was read from."""
+        """The newest state in the Delta log, and the table at the version it was read from.
+
+        Raises:
+            InvalidRequestError: there is no directory, or no Delta log that can be read.
+        """
         try:
             table = DeltaTable(str(self.root))
         except TableNotFoundError:
             return Loaded(None)
+        except DeltaError as error:
+            raise InvalidRequestError(f"{self.root} is no Delta table: {error}") from error
         for entry in table.history():
             if STATE_KEY in entry:
                 where = f"version {entry['version']} of {self.root}"

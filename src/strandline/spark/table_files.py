@@ -36,6 +36,7 @@ from strandline.spark.table_store import (
     make_directory,
     remove_garbage,
     sync_directory,
+    unusable,
     write_durably,
 )
 
@@ -84,11 +85,17 @@ class TableFiles(TableStore):
         make_directory(self.commits)
 
     def sequences(self) -> list[int]:
-        """Numbers of the published manifests, ascending; empty if there is no table."""
+        """Numbers of the published manifests, ascending; empty if there is no table.
+
+        Raises:
+            InvalidConfigError: the path is no directory, or may not be read.
+        """
         try:
             names = [path.name for path in self.commits.iterdir()]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise unusable(self.root, error) from error
         return sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())
 
     def load(self) -> Loaded:

@@ -96,14 +96,18 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
     A catalog in a database lets go of its connections when nobody uses it or its tables any more.
 
     Raises:
-        InvalidConfigError: they name no catalog.
+        InvalidConfigError: they name no catalog, or one that cannot be opened.
+        UnavailableError: the catalog does not answer.
     """
     rest = {key: value for key, value in properties.items() if key != "name"}
     try:
         opened = load_catalog(properties.get("name", "default"), **rest)
-    except ValueError as error:
-        raise InvalidConfigError(
-            f"cannot open the Iceberg catalog: {error}; give its properties as 'catalog'"
+    except Exception as error:  # of SQLAlchemy, requests, and what else there is
+        said = str(error).partition("\n")[0]
+        # The errors of a network are OSErrors.
+        kind = UnavailableError if isinstance(error, OSError) else InvalidConfigError
+        raise kind(
+            f"cannot open the Iceberg catalog: {said}; its properties are given as 'catalog'"
         ) from error
     if hasattr(opened, "engine"):  # its pool would keep them, open transactions too
         weakref.finalize(opened, opened.engine.dispose)
@@ -121,13 +125,18 @@ def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema)
     Raises:
         InvalidConfigError: the table lives where we cannot write.
     """
+    namespace = _namespace_of(name)
     opened = open_catalog(catalog)
-    namespace, _, table_name = name.rpartition(".")
-    if not namespace or not table_name:
-        raise InvalidConfigError(f"an Iceberg table is named namespace.table, not {name!r}")
     opened.create_namespace_if_not_exists(namespace)
     table = opened.create_table_if_not_exists(name, schema=schema)
     return local_path(table.location())
+
+
+def _namespace_of(name: str) -> str:
+    namespace, _, table_name = name.rpartition(".")
+    if not namespace or not table_name:
+        raise InvalidConfigError(f"an Iceberg table is named namespace.table, not {name!r}")
+    return namespace
 
 
 def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str]) -> None:
@@ -155,6 +164,7 @@ def existing_iceberg(name: str, *, catalog: Mapping[str, str]) -> IcebergStore:
     Raises:
         InvalidConfigError: it is not.
     """
+    _namespace_of(name)
     try:
         table = open_catalog(catalog).load_table(name)
     except NoSuchTableError as error:

@@ -18,7 +18,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from strandline.errors import DataLossError, InvalidConfigError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.spark.table_log import DataFile, Proposal, TableState
 
 META_DIRECTORY = "_strandline"
@@ -150,8 +155,8 @@ def local_path(path: str) -> Path:
         path = "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
         raise InvalidConfigError(
-            f"a table lives on a POSIX file system that all writers share, not at {path!r}: object "
-            "stores have no hard links, which the commit needs"
+            "a table, and the checkpoint of an aggregate, is on a POSIX file system that all "
+            f"writers share, not at {path!r}: object stores have no hard links, which commits need"
         )
     return Path(path).absolute()
 
@@ -160,11 +165,25 @@ def make_directory(path: Path) -> None:
     """Make a directory, and its parents, durably.
 
     If it is there its name is synced all the same: who made it may have been killed before that.
+
+    Raises:
+        InvalidConfigError: something else is there, or it may not be made.
+        UnavailableError: the file system does not take it.
     """
     if not path.parent.is_dir():
         make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
+    try:
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+def unusable(path: Path, error: OSError) -> StrandlineError:
+    """The error for a directory that is none, or where nothing can be read or made."""
+    mistakes = (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)
+    kind = InvalidConfigError if isinstance(error, mistakes) else UnavailableError
+    return kind(f"{path} cannot be used as a directory: {error.strerror}")
 
 
 def write_durably(path: Path, data: bytes) -> None:

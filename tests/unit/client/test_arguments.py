@@ -1,5 +1,6 @@
 """Numbers and moments as users have them."""
 
+import threading
 from datetime import UTC, datetime
 
 import numpy as np
@@ -10,7 +11,9 @@ from strandline.client.arguments import (
     check_number,
     milliseconds,
     nanoseconds,
+    offsets_by_number,
     offsets_by_partition,
+    wait,
     whole_number,
 )
 from strandline.errors import InvalidRequestError
@@ -64,6 +67,23 @@ def test_times_are_positive_and_finite(seconds):
     """A transaction of no time at all was begun, and refused its records for another reason."""
     with pytest.raises(InvalidRequestError, match="timeout_s is a positive number of seconds"):
         milliseconds(seconds, "timeout_s")
+
+
+@pytest.mark.parametrize("seconds", ["5", None, float("nan"), [2]])
+def test_what_is_no_wait_is_refused(seconds):
+    """One that is over is none, and one for ever is as long as a lock of Python's may wait."""
+    assert [wait(s, "t") for s in (-1, 0, 2, np.float32(0.5))] == [0.0, 0.0, 2.0, 0.5]
+    assert wait(float("inf"), "t") < threading.TIMEOUT_MAX
+    with pytest.raises(InvalidRequestError, match="timeout_s is a number of seconds, not"):
+        wait(seconds, "timeout_s")
+
+
+@pytest.mark.parametrize("offsets", [5, None, [3], {0: "3"}, {"0": 3}])
+def test_what_are_no_offsets_by_number_is_refused(offsets):
+    """With an example of what is meant."""
+    assert offsets_by_number({np.int64(0): 3}, "starts") == {0: 3}
+    with pytest.raises(InvalidRequestError, match=r"beyond is offsets by|whole number"):
+        offsets_by_number(offsets, "beyond")
 
 
 @pytest.mark.parametrize("offsets", [{(None, 0): 1}, {(b"s", 0): 1}, {"s": 1}, [("s", 0)], None])

@@ -1,5 +1,6 @@
 """What a subscription asks for again after a lost connection. The broker is a fake."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -91,3 +92,11 @@ def test_a_subscription_that_is_closed_while_nobody_is_there_ends():
 
     subscription._begin = away
     assert [record.offset for record in subscription] == [3, 4]
+
+
+def test_several_threads_may_take_records():
+    """Each record goes to one of them; Python's own word was that a generator already executes."""
+    subscription, _ = subscribe(2_000)
+    with ThreadPoolExecutor(4) as pool:
+        taken = [pool.submit(lambda: [record.offset for record in subscription]) for _ in range(4)]
+        assert sorted(offset for each in taken for offset in each.result()) == list(range(3, 2_000))

@@ -95,6 +95,29 @@ def test_a_cut_read_goes_on_where_it_was_cut(use):
     assert client.closed == 3
 
 
+def test_a_stream_that_was_created_anew_is_not_read(use):
+    """Neither from the start nor after a wait for a broker: its offsets mean something else."""
+
+    class Anew(FakeClient):
+        created = iter((7, 7, 8))
+
+        def stream_info(self, name):
+            info = super().stream_info(name)
+            info.created_ns = next(self.created)
+            return info
+
+    def read(identity):
+        return list(connection.read_range(options(), WANTED, ["value"], identity=identity))
+
+    client = use(Anew(failures=[(2, DisconnectedError("gone"))] * 2))
+    with pytest.raises(DataLossError, match=r"x@6.*x@7.*load it anew"):
+        read("x@6")
+    assert client.starts == []
+    with pytest.raises(DataLossError, match=r"x@7.*x@8.*load it anew"):
+        read("x@7")
+    assert client.starts == [10]
+
+
 def test_retries_end(use, monkeypatch):
     """A broker that stays away is an error once the time is over."""
     now = iter(range(100))

@@ -284,13 +284,24 @@ def test_columns_of_json_are_inferred_from_objects_alone():
     [
         ([b'{"a":1}', b'{"a":"x"}'], "changed from number to string"),
         ([b'{"a":1,"a":2}'], "specified twice"),
-        ([b'{"a":{}}'], "'a' has no field"),
+        ([b'{"a":{}}', b"{}"], r"no field .* has a value yet \(a\)"),
+        ([b'{"a":null,"b":[{"c":null}]}'], r"no field .* has a value yet \(a, b.c\)"),
     ],
 )
 def test_a_sample_that_tells_no_columns_is_refused(sample, message):
     """JSON objects that disagree, or have nothing that a column could be made of."""
     with pytest.raises(InvalidConfigError, match=f"{message}.*give 'schema'"):
         infer_json_schema(pa.array(sample, pa.binary()))
+
+
+def test_fields_without_a_value_are_left_out_and_named(caplog):
+    """A column of nulls alone, for good, refused the first value that came there."""
+    sample = [b'{"a":1,"b":null,"c":{"d":null,"e":{},"f":"x"},"g":[]}', b'{"b":null,"h":[1]}']
+    inner = pa.struct([("f", pa.string())])
+    found = infer_json_schema(pa.array(sample, pa.binary()))
+    assert found == pa.schema([("a", pa.int64()), ("c", inner), ("h", pa.list_(pa.int64()))])
+    assert "no column is made of b, c.d, c.e, g: " in caplog.text
+    assert "'schema'" in caplog.text
 
 
 def test_a_value_too_deep_for_the_sample_is_noise():

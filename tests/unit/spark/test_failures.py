@@ -26,6 +26,18 @@ def test_our_own_error_is_what_ended_a_query():
     assert found.message == "query copy a into b failed: no stream 'smalll'; there are: small"
 
 
+def test_advice_is_about_what_pipelines_have():
+    """The source advises its own option, which a pipeline's file has under another name."""
+    for said, told in (
+        ("DataLossError: gone; or set failOnDataLoss=false to", "set fail_on_data_loss: false to"),
+        ("InvalidRecordError: no JSON; the option 'deadLetters'", "the option 'dead_letters'"),
+        ("InvalidConfigError: option 'startingOffsets' takes", "option 'starting_offsets' takes"),
+    ):
+        line = f"strandline.errors.{said}"
+        found = query_failure("q", RuntimeError(HEAD + TRACE + line + TAIL))
+        assert told in found.message
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

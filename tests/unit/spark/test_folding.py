@@ -13,6 +13,7 @@ from strandline.spark.pipelines.folding import (
     fold,
     next_offsets,
     parse_folds,
+    refuse_other_columns,
     refuse_types,
 )
 from strandline.spark.pipelines.sources import source_of
@@ -77,6 +78,18 @@ def test_what_a_state_can_hold_passes():
 def test_a_record_is_folded_once():
     """A record at or below the offset that the state holds is in it already."""
     assert folded((0, 0, 5), (0, 1, 6), (0, 0, 5), (0, 1, 6)) == folded((0, 0, 5), (0, 1, 6))
+
+
+def test_states_of_other_columns_are_refused():
+    """A column that was added would begin in the middle, and one of another function ended in a
+    TypeError of Python's.
+    """
+    state = State(values={"a": "text", "b": 1}, offsets={0: 7})
+    with pytest.raises(InvalidConfigError, match="columns are a, but the states in s have a, b"):
+        refuse_other_columns(parse_folds({"a": "last(x)"}), [state], into="s")
+    refuse_other_columns(parse_folds({"b": "count()", "a": "last(x)"}), [state], into="s")
+    with pytest.raises(InvalidConfigError, match=r"'a': sum\(\) of 1 and 'text'.*another stream"):
+        fold(state, parse_folds({"a": "sum(x)"}), {"a": 1}, place=(0, 8))
 
 
 RECORDS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc")), max_size=40)

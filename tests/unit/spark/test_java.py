@@ -1,11 +1,14 @@
 """Finding a Java for Spark."""
 
 import subprocess
+from types import SimpleNamespace
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkRuntimeError
 
 from strandline.errors import UnavailableError
-from strandline.spark import java
+from strandline.spark import java, session
 
 
 @pytest.fixture
@@ -73,3 +76,22 @@ def test_the_wheel_is_found_without_importing_it():
     home = java.wheel_java_home()
     assert home is not None
     assert java.java_version(home) >= 17
+
+
+def test_a_spark_that_does_not_start_is_told_in_one_line(monkeypatch):
+    """A wrong master or setting ended in sixty lines of Java."""
+    monkeypatch.setattr(session, "use_java", lambda: None)
+    trace = "org.apache.spark.SparkException: no master\n\tat java"
+    java_exception = SimpleNamespace(toString=lambda: trace, _target_id="1")
+    for error, said in (
+        (PySparkRuntimeError("Java gateway exited"), "Java gateway exited"),
+        (Py4JJavaError("", java_exception), "SparkException: no master"),
+    ):
+
+        def fail(_, error=error):
+            raise error
+
+        monkeypatch.setattr(session.SparkSession.Builder, "getOrCreate", fail)
+        with pytest.raises(UnavailableError, match=f"master 'foo'.*{said}") as told:
+            session.spark_session("foo")
+        assert "\n" not in told.value.message

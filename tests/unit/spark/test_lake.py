@@ -8,7 +8,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets
 from strandline.spark.table_files import TableFiles
@@ -240,12 +245,36 @@ def test_a_table_that_is_not_there_is_named(tmp_path):
     lake.path = "t"
     with pytest.raises(InvalidConfigError, match="namespace"):
         lake.store()
+    with pytest.raises(InvalidConfigError, match="namespace"):
+        existing_store("t", table_format="iceberg", catalog=lake.catalog)
 
 
 def test_a_catalog_without_an_address_is_the_caller_s_mistake():
     """pyiceberg's own complaint, with the key that mends it."""
     with pytest.raises(InvalidConfigError, match="'catalog'"):
         existing_store("lake.t", table_format="iceberg", catalog={"name": "nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("properties", "message", "kind"),
+    [
+        ({"type": "sql", "uri": "sqlite:////nix/da.db"}, "unable to open", InvalidConfigError),
+        ({"type": "sql", "uri": "nonsense"}, "could not parse", InvalidConfigError),
+        ({"type": "rest", "uri": "http://127.0.0.1:1"}, "refused", UnavailableError),
+    ],
+)
+def test_a_catalog_that_cannot_be_opened_is_told_in_one_line(properties, message, kind):
+    """Whatever library it is that complains."""
+    with pytest.raises(kind, match=f"(?i)Iceberg catalog: .*{message}") as told:
+        open_catalog(properties)
+    assert "\n" not in told.value.message
+
+
+def test_a_path_that_is_no_delta_table_is_told(tmp_path):
+    """Here a file."""
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequestError, match="file is no Delta table"):
+        existing_store(str(tmp_path / "file"), table_format="delta").load()
 
 
 def test_a_catalog_that_nobody_uses_lets_go_of_its_connections(tmp_path):

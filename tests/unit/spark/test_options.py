@@ -107,10 +107,12 @@ def test_a_stream_read_takes_no_end():
 
 
 def test_a_batch_read_has_no_progress_to_note():
-    """The option that names a group is for streaming reads."""
-    assert read(streaming=True, group="copy a into b").group == "copy a into b"
-    with pytest.raises(InvalidConfigError, match="'group' is for streaming"):
-        read(group="copy a into b")
+    """The options that name a group and an output are for streaming reads."""
+    found = read(streaming=True, group="copy a into b", output="b@1")
+    assert (found.group, found.output) == ("copy a into b", "b@1")
+    for name in ("group", "output"):
+        with pytest.raises(InvalidConfigError, match=f"'{name}' is for streaming"):
+            read(**{name: "b"})
 
 
 def test_offsets_and_time_exclude_each_other():

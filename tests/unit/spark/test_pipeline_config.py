@@ -25,6 +25,10 @@ def test_a_load_has_defaults():
         ({"batch_records_max": 9}, "'batch_records_max'; did you mean 'batch_bytes_max'"),
         ({"format": "orc"}, "format"),
         ({"streams": "orders"}, "streams"),
+        ({"file_bytes": 0}, "file_bytes"),
+        ({"batch_bytes_max": -1}, "batch_bytes_max"),
+        ({"into": ""}, "into"),
+        ({"checkpoint": ""}, "checkpoint"),
     ],
 )
 def test_a_mistake_is_named(change, message):

@@ -92,6 +92,19 @@ def test_lost_records_are_skipped_only_when_asked():
     assert starting_offsets(STATES, forgiving) == {0: 10, 1: 5}
 
 
+def test_an_end_before_the_log_is_nothing_to_read_if_allowed(caplog):
+    """A slice of which retention left nothing was refused, whatever failOnDataLoss said."""
+    asked = {"starting_offsets": {0: 3}, "ending_offsets": {0: 9}}
+    forgiving = options(**asked, fail_on_data_loss=False)
+    start = starting_offsets(STATES, forgiving)
+    assert ending_offsets(STATES, forgiving, starting=start) == {0: 10, 1: 50}
+    assert "records 3 to 10 of partition 0 were deleted" in caplog.text
+    assert "records up to 9 of partition 0 were deleted: nothing" in caplog.text
+    backwards = options(starting_offsets={0: 20}, ending_offsets={0: 9}, fail_on_data_loss=False)
+    with pytest.raises(OffsetOutOfRangeError, match="before it starts"):
+        ending_offsets(STATES, backwards, starting=starting_offsets(STATES, backwards))
+
+
 def test_impossible_ends_are_refused():
     """An end beyond the committed records or before the start is an error."""
     start = starting_offsets(STATES, options())

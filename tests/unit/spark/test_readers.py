@@ -84,7 +84,7 @@ def test_what_spark_pickles_survives(broker):
         Staged("q", 3, StagedRows(files=[], ranges={}), None),
     ):
         assert type(pickle.loads(pickle.dumps(thing))) is type(thing)
-    partition = RangePartition(OffsetRange(1, 2, 3))
+    partition = RangePartition(OffsetRange(1, 2, 3), "x@1")
     assert pickle.loads(pickle.dumps(partition)).range == OffsetRange(1, 2, 3)
 
 
@@ -257,16 +257,28 @@ def test_a_planned_batch_of_another_stream_is_refused(broker):
             reader().partitions(start, planned)
 
 
-def test_a_data_frame_is_not_read_from_another_stream(broker, monkeypatch):
-    """Tasks that were planned before the stream was created anew give no records of the new one."""
-    monkeypatch.setattr(batch_reader, "read_task", lambda options, wanted, target: iter(["rows"]))
+def test_a_checkpoint_is_for_one_output(broker):
+    """Another output would get only what comes from now on, so it is refused, with news or without;
+    a checkpoint from before outputs were noted goes on, and notes it.
+    """
+    end = json.loads(json.dumps(reader(output="a").latestOffset(encoded(0, 0), UNLIMITED)))
+    assert end["output"] == "a"
+    for refused in (
+        lambda query: query.latestOffset(end, UNLIMITED),
+        lambda query: query.partitions(query.initialOffset(), end),
+    ):
+        refused(reader(output="a"))
+        refused(reader())
+        with pytest.raises(InvalidConfigError, match=r"written to a, but .* b,.*new checkpoint"):
+            refused(reader(output="b"))
+
+
+def test_tasks_know_the_stream_that_they_were_planned_on(broker):
+    """They give no records of one that was created anew since, of a DataFrame or a micro-batch."""
     made = source()
-    snapshot = made.reader(schema=made.schema())
-    task = pickle.loads(pickle.dumps(snapshot.partitions()[0]))
-    assert list(snapshot.read(task)) == ["rows"]
-    broker.identity = "x@2"
-    with pytest.raises(DataLossError, match=r"x@1.*x@2.*load it anew"):
-        list(snapshot.read(task))
+    snapshot, query = made.reader(schema=made.schema()), reader()
+    for tasks in (snapshot.partitions(), query.partitions(encoded(0, 0), encoded(100, 50))):
+        assert [pickle.loads(pickle.dumps(task)).identity for task in tasks] == ["x@1", "x@1"]
 
 
 def test_lag_is_reported(broker):

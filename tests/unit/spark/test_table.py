@@ -172,6 +172,16 @@ def test_a_directory_of_other_files_is_refused(tmp_path):
         TableFiles(str(tmp_path)).create()
 
 
+@pytest.mark.parametrize("below", ["", "table"])
+def test_a_path_that_is_no_directory_is_told(tmp_path, below):
+    """A file where the table should be, or above it, is named, whoever looks first."""
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / below
+    for use in (table_summary, committed_offsets, lambda path: TableFiles(path).create()):
+        with pytest.raises(InvalidConfigError, match=f"{tmp_path}/file.* cannot be used"):
+            use(str(path))
+
+
 def test_only_posix_paths_are_taken(tmp_path):
     """A file: URI is a path; an object store has no hard links and is refused."""
     assert TableFiles(f"file://{tmp_path}").root == tmp_path

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's 
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
 from strandline.client.latest import latest_by_key
+from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import client_of
 from strandline.spark.pipelines.config import Aggregate
@@ -28,6 +29,7 @@ from strandline.spark.pipelines.folding import (
     fold,
     next_offsets,
     parse_folds,
+    refuse_other_columns,
     refuse_types,
 )
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
@@ -37,6 +39,7 @@ from strandline.spark.table_store import local_path, make_directory, replace_dur
 
 _OUTPUT = "key STRING, value STRING"
 _BEGINNING = "began-with.json"
+_DEFINITION = "columns.json"
 
 
 def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQuery]:
@@ -44,22 +47,27 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
 
     Raises:
         UnknownStreamError: there is no stream to read.
-        InvalidConfigError: a column of the state is none, or of a type that no state can hold.
+        InvalidConfigError: a column of the state is none, or of a type that no state can hold; or
+            the states that are there were made by other columns.
         InvalidRecordError: the changelog holds what is no state.
         InvalidRequestError: the changelog is older than the stream.
     """
     folds = parse_folds(config.columns)
     source = stream_of(config.server, config.stream)
-    partitions = len(source.partitions)
-    ensure_stream(config.server, config.into, like=source, partitions=partitions, compact=True)
+    output = ensure_stream(
+        config.server, config.into, like=source, partitions=len(source.partitions), compact=True
+    )
     began = _began_with(config, source)
+    states = [decode_state(state) for state in began.values()]
+    refuse_other_columns(folds, states, into=config.into)
     name = f"aggregate {config.stream} into {config.into}"
-    position = next_offsets(decode_state(state) for state in began.values())
+    position = next_offsets(states)
     records = read_stream(
         spark,
         config,
         config.stream,
         name=name,
+        output=output,
         startingOffsets=json.dumps({str(p): o for p, o in position.items()}) if position else None,
         maxRecordsPerTrigger=config.batch_records_max,
     )
@@ -75,6 +83,8 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
             initialState=initial,
         )
     )
+    # Last, since what Spark refuses is not what the states are made by.
+    _refuse_other_definition(config)
     return [write_stream(changed, config, name=name, into=config.into)]
 
 
@@ -101,7 +111,9 @@ class Folder(StatefulProcessor):
             state = decode_state(self._state.get()[0])
         # Sorted, because a sum of floats depends on the order, and a replay must give the same.
         for row in sorted(rows, key=lambda row: (row["partition"], row["offset"])):
-            fold(state, self._folds, row.asDict(), place=(row["partition"], row["offset"]))
+            place = (row["partition"], row["offset"])
+            record = {each.name: row[_argument(n)] for n, each in enumerate(self._folds)}
+            fold(state, self._folds, record, place=place)
         text = encode_state(state)
         self._state.update((text,))
         yield Row(key=key[0], value=text)
@@ -126,13 +138,43 @@ def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
     Raises:
         InvalidConfigError: an argument of a type that no state can hold.
     """
-    arguments = [F.expr(each.argument or "NULL").alias(each.name) for each in folds]
+    arguments = [
+        F.expr(each.argument or "NULL").alias(_argument(n)) for n, each in enumerate(folds)
+    ]
     types = records.select(*arguments).schema
-    refuse_types(folds, {field.name: field.dataType.simpleString() for field in types})
+    kinds = [field.dataType.simpleString() for field in types]
+    refuse_types(folds, {each.name: kind for each, kind in zip(folds, kinds, strict=True)})
     grouped = records.select(
         F.expr(key).cast("string").alias("group"), "partition", "offset", *arguments
     )
     return grouped.where("group IS NOT NULL")
+
+
+def _argument(number: int) -> str:
+    """What a column's argument is called: not as the column, which may be an ``offset``."""
+    return f"argument {number}"
+
+
+def _refuse_other_definition(config: Aggregate) -> None:
+    """Check that the checkpoint's states are of this key and these columns, and note them if new.
+
+    Raises:
+        InvalidConfigError: they were changed since.
+    """
+    note = local_path(config.checkpoint) / _DEFINITION
+    texts = {"key": config.key} | {f"column '{name}'": of for name, of in config.columns.items()}
+    given = {what: " ".join(text.split()) for what, text in texts.items()}
+    if not note.exists():
+        make_directory(note.parent)
+        replace_durably(note, json.dumps(given).encode())
+    noted: dict[str, str] = json.loads(note.read_bytes())
+    for what in noted | given:
+        if noted.get(what) != given.get(what):
+            raise InvalidConfigError(
+                f"{what} is {given.get(what, 'none')}, but was {noted.get(what, 'none')} when the "
+                "states of this checkpoint were made; write that, or write to another stream, "
+                "with a new checkpoint"
+            )
 
 
 def _began_with(config: Aggregate, source: StreamInfo) -> dict[str, str]:
@@ -152,4 +194,9 @@ def _changelog(config: Aggregate, source: StreamInfo) -> dict[str, str]:
         newest_ns = pc.max(table.column("timestamp").cast("int64")).as_py()
         refuse_older(newest_ns, source, into=config.into)
     keys, values = (table.column(name).to_pylist() for name in ("key", "value"))
-    return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
+    try:
+        return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
+    except UnicodeDecodeError as error:
+        raise InvalidRecordError(
+            f"stream {config.into} has records that are no states of an aggregate; write to another"
+        ) from error

@@ -30,10 +30,16 @@ def start_clean(spark: SparkSession, config: Clean) -> list[StreamingQuery]:
         UnknownStreamError: there is no stream to clean.
     """
     dirty = stream_of(config.server, config.stream)
-    ensure_stream(config.server, config.into, like=dirty, partitions=len(dirty.partitions))
+    partitions = len(dirty.partitions)
+    output = ensure_stream(config.server, config.into, like=dirty, partitions=partitions)
     name = f"clean {config.stream} into {config.into}"
     records = read_stream(
-        spark, config, config.stream, name=name, maxRecordsPerTrigger=config.batch_records_max
+        spark,
+        config,
+        config.stream,
+        name=name,
+        output=output,
+        maxRecordsPerTrigger=config.batch_records_max,
     )
     once = records.groupBy("partition").transformWithState(
         Deduplicator(), outputStructType=_OUTPUT, outputMode="Append", timeMode="None"

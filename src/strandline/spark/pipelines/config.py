@@ -6,7 +6,7 @@ taken as they stand. Must not know Spark or YAML.
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -14,6 +14,8 @@ from strandline.config import refuse_unknown_keys
 from strandline.errors import UNDECODABLE, InvalidConfigError
 
 Trigger = Literal["available_now", "continuous"]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Common(
@@ -23,7 +25,7 @@ class Common(
 
     server: str = "127.0.0.1:9293"
     """The broker's Flight address."""
-    checkpoint: str
+    checkpoint: Name
     """Directory for Spark's checkpoints, of this pipeline alone."""
     trigger: Trigger = "available_now"
     """Whether to end when what is there is done, or to go on."""
@@ -31,6 +33,8 @@ class Common(
     """Of a continuous pipeline: time from one micro-batch to the next; 0 is at once."""
     starting_offsets: str = "earliest"
     """Where a pipeline that never ran begins: as the option ``startingOffsets``."""
+    fail_on_data_loss: bool = True
+    """Whether records that were deleted before they were read end it: as ``failOnDataLoss``."""
     group: str | None = None
     """Consumer group under which its progress is noted, for metrics; the query's name if None."""
 
@@ -39,7 +43,7 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     """Streams into tables, one table for each stream."""
 
     streams: list[str]
-    into: str
+    into: Name
     """A directory, or ``namespace.table`` of Iceberg; ``{stream}`` stands for the stream's name."""
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
     catalog: dict[str, str] = {}
@@ -51,80 +55,80 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     schema. Without it JSON and Arrow values tell, once, before the first commit."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded."""
-    file_bytes: int = 512 << 20
+    file_bytes: Count = 512 << 20
     """Files are closed at about this size."""
     dense_offsets: bool = False
     """Refuse a batch that leaves out an offset. Streams with transactions have such gaps."""
-    batch_bytes_min: int | None = None
+    batch_bytes_min: Count | None = None
     """A continuous load waits for this much, so that slow streams make no small files ..."""
     batch_delay_ms_max: int = 900_000
     """... but no longer than this."""
-    batch_bytes_max: int | None = None
+    batch_bytes_max: Count | None = None
 
 
 class Copy(Common, frozen=True, kw_only=True, tag="copy"):
     """A stream into another, partition by partition; perhaps of another cluster."""
 
-    stream: str
-    into: str
+    stream: Name
+    into: Name
     into_server: str | None = None
     """Where the copy is, if not at ``server``."""
-    batch_records_max: int | None = None
+    batch_records_max: Count | None = None
 
 
 class Transform(Common, frozen=True, kw_only=True, tag="transform"):
     """Records filtered, multiplied, changed, or split to several streams, by SQL."""
 
-    stream: str
+    stream: Name
     sql: str
     """Selects from ``records``; needs a column ``value``, may have the others of a record, and
     ``stream`` to name the stream of each row."""
     into: str | None = None
     """The stream of rows that name none."""
-    batch_records_max: int | None = None
+    batch_records_max: Count | None = None
 
 
 class Aggregate(Common, frozen=True, kw_only=True, tag="aggregate"):
     """A running state for each key, kept in a compacted stream that others can read."""
 
-    stream: str
-    into: str
+    stream: Name
+    into: Name
     """The changelog: for each key the newest state, as JSON."""
     key: str
     """SQL that gives a record's key; records where it is null are left out."""
     columns: dict[str, str]
     """The state: names, and ``count()``, ``sum(X)``, ``min(X)``, ``max(X)`` or ``last(X)``."""
-    batch_records_max: int | None = None
+    batch_records_max: Count | None = None
 
 
 class Merge(Common, frozen=True, kw_only=True, tag="merge"):
     """Several streams interleaved into one; the order that was chosen is in the result."""
 
     streams: list[str]
-    into: str
+    into: Name
     values: bool = True
     """False keeps the order alone: records without value that say which record comes next."""
-    batch_records_max: int | None = None
+    batch_records_max: Count | None = None
 
 
 class Repartition(Common, frozen=True, kw_only=True, tag="repartition"):
     """A stream by another key; where each record comes from stays in its headers."""
 
-    stream: str
-    into: str
+    stream: Name
+    into: Name
     key: str
     """SQL that gives a record's new key."""
     partitions: int = 1
     """Of the result, if it is not there yet."""
-    batch_records_max: int | None = None
+    batch_records_max: Count | None = None
 
 
 class Clean(Common, frozen=True, kw_only=True, tag="clean"):
     """A stream without the headers that pipelines put in, and without duplicates by them."""
 
-    stream: str
-    into: str
-    batch_records_max: int = 50_000
+    stream: Name
+    into: Name
+    batch_records_max: Count = 50_000
 
 
 Pipeline = Load | Copy | Transform | Aggregate | Merge | Repartition | Clean

@@ -26,7 +26,7 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
     """
     server = config.into_server or config.server
     source = stream_of(config.server, config.stream)
-    ensure_stream(server, config.into, like=source, partitions=len(source.partitions))
+    output = ensure_stream(server, config.into, like=source, partitions=len(source.partitions))
     copied = copied_offsets(client_of(server), source, into=config.into)
     position = json.dumps({str(p): offset for p, offset in copied.items()}) if copied else None
     name = f"copy {config.stream} into {config.into}"
@@ -35,6 +35,7 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
         config,
         config.stream,
         name=name,
+        output=output,
         startingOffsets=position,
         maxRecordsPerTrigger=config.batch_records_max,
     )

@@ -21,6 +21,12 @@ _RAISED = re.compile(
     r"^(?P<place>[\w.]*?)(?P<name>\w+(?:Error|Exception)): (?P<text>.+)$", re.MULTILINE
 )
 _OURS = {each.__name__: each for each in all_error_classes()}
+_KEYS = {
+    "failOnDataLoss=false": "fail_on_data_loss: false",
+    "startingOffsets": "starting_offsets",
+    "deadLetters": "dead_letters",
+}
+"""What sources and sinks call an option, and a pipeline's file a key."""
 _OUR_PLACE = f"{StrandlineError.__module__}."
 
 
@@ -34,7 +40,10 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
     found = list(_RAISED.finditer(str(error)))
     ours = [each for each in found if each["place"] == _OUR_PLACE and each["name"] in _OURS]
     if ours:
-        return _OURS[ours[-1]["name"]](f"query {name} failed: {ours[-1]['text']}")
+        text = ours[-1]["text"]
+        for option, key in _KEYS.items():
+            text = text.replace(option, key)
+        return _OURS[ours[-1]["name"]](f"query {name} failed: {text}")
     said = found[-1][0] if found else _first_line(error)
     return UnavailableError(f"query {name} failed: {said}")
 

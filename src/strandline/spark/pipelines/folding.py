@@ -77,6 +77,26 @@ def refuse_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
             )
 
 
+def refuse_other_columns(folds: Iterable[Fold], states: Iterable[State], *, into: str) -> None:
+    """Check that states can have been made by these columns.
+
+    Args:
+        folds: the columns.
+        states: what the changelog holds.
+        into: the changelog.
+
+    Raises:
+        InvalidConfigError: they have others.
+    """
+    wanted = {each.name for each in folds}
+    for state in states:
+        if set(state.values) != wanted:
+            raise InvalidConfigError(
+                f"the columns are {', '.join(sorted(wanted))}, but the states in {into} have "
+                f"{', '.join(sorted(state.values))}; write to another stream, with a new checkpoint"
+            )
+
+
 def fold(
     state: State, folds: Iterable[Fold], record: Mapping[str, Any], *, place: tuple[int, int]
 ) -> None:
@@ -87,13 +107,23 @@ def fold(
         folds: the columns.
         record: an argument for each column.
         place: partition and offset of the record.
+
+    Raises:
+        InvalidConfigError: the state's value is none of the function's.
     """
     partition, offset = place
     if offset <= state.offsets.get(partition, -1):
         return
     for each in folds:
-        old = state.values.get(each.name)
-        state.values[each.name] = _folded(each.function, old, record.get(each.name))
+        old, new = state.values.get(each.name), record.get(each.name)
+        try:
+            state.values[each.name] = _folded(each.function, old, new)
+        except TypeError as error:
+            raise InvalidConfigError(
+                f"column '{each.name}': {each.function}() of {new!r} and {old!r}, which is in the "
+                "state and was made by another function; write to another stream, with a new "
+                "checkpoint"
+            ) from error
     state.offsets[partition] = offset
 
 

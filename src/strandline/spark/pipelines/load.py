@@ -21,6 +21,7 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
 from strandline.spark.table_open import existing_store
+from strandline.spark.table_store import local_path
 
 _SAMPLE_RECORDS = 1000
 
@@ -31,10 +32,12 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
     Raises:
         InvalidConfigError: several streams into one table, or values whose columns nobody knows.
         InvalidRequestError: a table holds records of another stream.
-        UnknownStreamError: there is no stream to load.
+        UnknownStreamError: there is no stream to load, or for dead letters.
     """
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
+    if config.dead_letters:
+        stream_of(config.server, config.dead_letters)  # or the first bad value would tell, one day
     return [_start_one(spark, config, stream) for stream in config.streams]
 
 
@@ -50,6 +53,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         config,
         stream,
         name=name,
+        output=path if config.format == "iceberg" else str(local_path(path)),
         startingOffsets=_start_offsets(state),
         maxBytesPerTrigger=config.batch_bytes_max,
         minBytesPerTrigger=config.batch_bytes_min,

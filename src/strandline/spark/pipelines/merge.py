@@ -29,13 +29,17 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
     """
     inputs = [stream_of(config.server, stream) for stream in config.streams]
     safest = max(inputs, key=lambda info: info.config.replicas)
-    ensure_stream(config.server, config.into, like=safest)
-
+    output = ensure_stream(config.server, config.into, like=safest)
     name = f"merge {', '.join(config.streams)} into {config.into}"
 
     def records_of(stream: str) -> DataFrame:
         records = read_stream(
-            spark, config, stream, name=name, maxRecordsPerTrigger=config.batch_records_max
+            spark,
+            config,
+            stream,
+            name=name,
+            output=output,
+            maxRecordsPerTrigger=config.batch_records_max,
         )
         return with_source(records, stream).withColumn("source", F.lit(stream))
 

@@ -10,7 +10,7 @@ from typing import Any
 from strandline.client import Client
 from strandline.errors import StreamExistsError
 from strandline.protocol.admin import StreamInfo
-from strandline.spark.connection import with_retries
+from strandline.spark.connection import identity_of, with_retries
 
 _RETRY_TIMEOUT_MS = 60_000
 
@@ -26,8 +26,8 @@ def stream_of(server: str, name: str) -> StreamInfo:
     )
 
 
-def ensure_stream(server: str, name: str, *, like: StreamInfo, **settings: Any) -> None:
-    """Create a stream if there is none of this name.
+def ensure_stream(server: str, name: str, *, like: StreamInfo, **settings: Any) -> str:
+    """Create a stream if there is none of this name; returns its identity.
 
     Args:
         server: where it belongs.
@@ -36,11 +36,12 @@ def ensure_stream(server: str, name: str, *, like: StreamInfo, **settings: Any) 
         **settings: others of the stream.
     """
 
-    def create(client: Client) -> None:
+    def create(client: Client) -> StreamInfo:
         # The output of a mirror may belong to a smaller cluster, or to a broker alone.
         replicas = min(like.config.replicas, max(1, len(client.server_info().brokers)))
         copies = {"replicas": replicas, "min_isr": min(like.config.min_isr, replicas)}
         with contextlib.suppress(StreamExistsError):
-            client.create_stream(name, **copies | settings)
+            return client.create_stream(name, **copies | settings)
+        return client.stream_info(name)
 
-    with_retries(server, create, timeout_ms=_RETRY_TIMEOUT_MS)
+    return identity_of(with_retries(server, create, timeout_ms=_RETRY_TIMEOUT_MS))

@@ -36,7 +36,11 @@ def read_stream(
         **options: more of the source's; those that are None are left out.
     """
     given = {option: str(value) for option, value in options.items() if value is not None}
-    chosen = {"startingOffsets": config.starting_offsets, "group": config.group or name} | given
+    chosen = {
+        "startingOffsets": config.starting_offsets,
+        "group": config.group or name,
+        "failOnDataLoss": str(config.fail_on_data_loss),
+    } | given
     reader = spark.readStream.format("strandline")
     return reader.options(server=config.server, stream=stream, **chosen).load()
 

@@ -21,10 +21,15 @@ def start_repartition(spark: SparkSession, config: Repartition) -> list[Streamin
         UnknownStreamError: there is no stream to read.
     """
     source = stream_of(config.server, config.stream)
-    ensure_stream(config.server, config.into, like=source, partitions=config.partitions)
+    output = ensure_stream(config.server, config.into, like=source, partitions=config.partitions)
     name = f"repartition {config.stream} into {config.into}"
     records = read_stream(
-        spark, config, config.stream, name=name, maxRecordsPerTrigger=config.batch_records_max
+        spark,
+        config,
+        config.stream,
+        name=name,
+        output=output,
+        maxRecordsPerTrigger=config.batch_records_max,
     )
     keyed = with_source(records, config.stream).withColumn(
         "key", F.expr(config.key).cast("string").cast("binary")
