@@ -1,9 +1,11 @@
 """The client against a real broker: streams, appends and reads, as a user meets them."""
 
+import gc
 import queue
 import re
 import threading
 import time
+import weakref
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -310,6 +312,27 @@ def test_failures_nobody_looked_at_are_raised_at_the_end(client, name):
     with client.producer(name) as producer:
         future = producer.append_batch(big)
         assert isinstance(future.exception(10), RecordTooLargeError)
+
+
+def test_what_was_refused_is_let_go_once_somebody_was_told(client, name):
+    """A producer of many refused records does not keep what their callbacks hold."""
+    client.create_stream(name)
+    told = threading.Semaphore(0)
+
+    def append():
+        held = threading.Event()
+        future = producer.append(b"v", message_id="i" * 1025)
+        future.add_done_callback(lambda _: (held.set(), told.release()))
+        return weakref.ref(held)
+
+    with client.producer(name, linger_ms=50) as producer:
+        held = [append() for _ in range(3)]
+        for _ in held:
+            assert told.acquire(timeout=60)
+        deadline = time.monotonic() + 60
+        while any(each() for each in held) and time.monotonic() < deadline:
+            gc.collect()
+        assert not any(each() for each in held)
 
 
 @pytest.fixture

@@ -292,9 +292,9 @@ class Delivery:
             self._changed.notify_all()
 
     def _failed(self, future: AckFuture[Any], error: StrandlineError) -> None:
-        """Give a future its failure, and remember it for ``flush``."""
+        """Give a future its failure, and remember it for ``flush`` unless somebody looks at it."""
         with self._changed:
-            if len(self._failures) < KEPT_FAILURES_MAX:
+            if not future.seen and len(self._failures) < KEPT_FAILURES_MAX:
                 self._failures.append((future, error))
         future.set_exception(error)
 

@@ -218,7 +218,9 @@ def test_nobody_waits_without_a_deadline_or_a_policy(lift, api, stream):
         ({"partition": -1}, "NOT_FOUND", "no such partition: -1"),
         ({"value": bytes((1 << 20) + 1)}, "INVALID_ARGUMENT", "exceeds max replication size"),
         ({"headers": {"x" * 2000: b""}}, "INVALID_ARGUMENT", "a header's name"),
+        ({"headers": {"é" * 513: b""}}, "INVALID_ARGUMENT", "a header's name"),
         ({"headers": {"Nats-Msg-Id": b"\xe8"}}, "INVALID_ARGUMENT", "Nats-Msg-Id is not UTF-8"),
+        ({"headers": {"Nats-Msg-Id": b"i" * 1025}}, "INVALID_ARGUMENT", "has at most 1024 bytes"),
     ],
 )
 def test_wrong_publishes_cost_their_sender_an_error(lift, api, stream, fields, code, text):
@@ -327,8 +329,11 @@ def test_optimistic_concurrency_stores_only_what_is_expected(lift, api):
     request.optimisticConcurrencyControl.value = True
     api.CreateStream(request, timeout=TIMEOUT_S)
     assert lift.publish("occ", b"a", expectedOffset=0) == [0]
-    stale = lift.refusal(api.Publish, pb.PublishRequest(stream="occ", value=b"b", expectedOffset=0))
-    assert stale == (grpc.StatusCode.UNKNOWN, "incorrect expected offset")
+    for wrong in (0, 2, -2, -(2**63), 2**63 - 1):
+        request = pb.PublishRequest(stream="occ", value=b"b", expectedOffset=wrong)
+        for stub in lift.stubs.values():
+            found = lift.refusal(stub.Publish, request)
+            assert found == (grpc.StatusCode.UNKNOWN, "incorrect expected offset")
     assert lift.publish("occ", b"c", expectedOffset=1) == [1]
     assert lift.publish("occ", b"d", expectedOffset=-1) == [2]
     none = pb.PublishRequest(stream="occ", value=b"e", expectedOffset=3, ackPolicy=pb.NONE)

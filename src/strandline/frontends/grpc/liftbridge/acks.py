@@ -19,6 +19,8 @@ from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.types import Offset, PartitionName
 
+INCORRECT_OFFSET: Final = "incorrect expected offset"
+
 _STATUSES: Final[dict[Any, Status]] = {
     pb.PublishAsyncError.NOT_FOUND: Status.NOT_FOUND,
     pb.PublishAsyncError.BAD_REQUEST: Status.INVALID_ARGUMENT,
@@ -44,7 +46,7 @@ class RefusedError(Exception):
 def refused(error: StrandlineError, partition: int) -> RefusedError:
     """What became of a publish that the broker rejected."""
     if isinstance(error, WrongLastSequenceError):
-        return RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, "incorrect expected offset")
+        return RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
     if isinstance(error, RecordTooLargeError):
         text = f"message exceeds max replication size: {error.message}"
         return RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)

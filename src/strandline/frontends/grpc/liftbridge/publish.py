@@ -21,7 +21,13 @@ from strandline.errors import (
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
-from strandline.frontends.grpc.liftbridge.acks import AckStream, Receipt, RefusedError, SingleAck
+from strandline.frontends.grpc.liftbridge.acks import (
+    INCORRECT_OFFSET,
+    AckStream,
+    Receipt,
+    RefusedError,
+    SingleAck,
+)
 from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.permissions import allow
@@ -33,6 +39,8 @@ from strandline.types import PartitionName
 
 HEADERS_MAX: Final = 4096
 HEADER_NAME_BYTES_MAX: Final = 1024
+MESSAGE_ID_BYTES_MAX: Final = 1024
+"""As where other brokers are handed records: what one takes all do."""
 FINISH_TIMEOUT_S: Final = 5.0
 """How long a stream of publishes waits for its last acks."""
 UNANSWERED_MAX: Final = 100_000
@@ -156,6 +164,8 @@ class PublishCalls:
         if config.optimistic_concurrency and request.ackPolicy == pb.NONE:
             text = "stream with concurrency control must have AckPolicy set"
             raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        if config.optimistic_concurrency and request.expectedOffset < UNCHECKED:
+            raise RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
         subject = default_subject(config.subject)
         subject = f"{subject}.{number}" if number else subject
         record = _record(request, partition.name, subject, wakes=True)
@@ -311,7 +321,7 @@ def _record(
     """What is stored.
 
     Raises:
-        RefusedError: its headers are none that a record may have, or its message id is not UTF-8.
+        RefusedError: its headers are none that a record may have, or its message id is none.
     """
     headers = checked_headers(request.headers)
     return Handed(
@@ -341,8 +351,8 @@ def checked_headers(headers: Any) -> Headers | None:
     if len(headers) > HEADERS_MAX:
         text = f"{len(headers)} headers; at most {HEADERS_MAX} are taken"
         raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
-    if any(not name or len(name) > HEADER_NAME_BYTES_MAX for name in headers):
-        text = f"a header's name has 1 to {HEADER_NAME_BYTES_MAX} characters"
+    if any(not name or len(name.encode()) > HEADER_NAME_BYTES_MAX for name in headers):
+        text = f"a header's name has 1 to {HEADER_NAME_BYTES_MAX} bytes"
         raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
     return list(headers.items())
 
@@ -351,10 +361,14 @@ def _message_id(headers: Any) -> str | None:
     """As for publishes through NATS: what makes a retry the same record.
 
     Raises:
-        RefusedError: it is not UTF-8, and could not be handed on to the leader.
+        RefusedError: it is not UTF-8 or too long, and could not be handed on to the leader.
     """
+    raw = headers.get(MESSAGE_ID_HEADER, b"")
+    if len(raw) > MESSAGE_ID_BYTES_MAX:
+        text = f"the header {MESSAGE_ID_HEADER} has at most {MESSAGE_ID_BYTES_MAX} bytes"
+        raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
     try:
-        return headers.get(MESSAGE_ID_HEADER, b"").decode() or None
+        return raw.decode() or None
     except UnicodeDecodeError as error:
         text = f"the header {MESSAGE_ID_HEADER} is not UTF-8"
         raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text) from error
