@@ -4,6 +4,7 @@ Rules: changes that are wanted at one time are proposed together; of those that 
 of brokers that were heard count (KIP-903).
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from strandline.replication.effects import ProposeIsr
 logger = logging.getLogger(__name__)
 
 ISR_TIMEOUT_S = 30.0
+ISR_RETRY_S = 1.0
 
 
 class _WantedIsr(NamedTuple):
@@ -90,6 +92,7 @@ class IsrProposals:
             logger.warning("no change of ISRs was decided, will try again: %s", error)
             for each in wanted:
                 self._wanted.put_back(each.driver.log_id, each)
+            await asyncio.sleep(ISR_RETRY_S)
             return
         self._tell(wanted, outcome)
 

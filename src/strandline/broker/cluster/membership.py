@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
+REGISTER_RETRY_S = 1.0
 HAND_OVER_S = 5.0
 HEIR_S = 1.0
 """For one that may become the controller; the quorum's leader waits for it no longer either."""
@@ -327,6 +328,7 @@ class Membership:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
                 logger.warning("not registered yet: %s", error)
+                await asyncio.sleep(REGISTER_RETRY_S)
                 continue
             if outcome.is_applied:
                 logger.info("broker %d is registered", self.me)

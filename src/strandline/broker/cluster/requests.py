@@ -39,6 +39,9 @@ LEADERLESS_S = 8.0
 """So long nobody to propose it to is no election any more. Clients wait for an answer for 10 s, and
 would not learn why there is none, nor that nothing was done. Counted for all proposals together:
 those that wait for one another would wait in vain one after the other."""
+IN_VAIN_S = 0.05
+"""So long takes even an answer that is known beforehand: who asks again and again, as registrations
+and leaders do, would else keep the loop from ever hearing of a controller."""
 PAUSE_S = 1.0
 """After so long without a proposal nobody knows whether there was a leader meanwhile."""
 
@@ -87,6 +90,7 @@ class Requests:
                 if is_open and now_s >= began + LEADERLESS_S:
                     break
                 if not is_open and leaderless_s >= LEADERLESS_S:
+                    await asyncio.sleep(IN_VAIN_S)
                     raise UnavailableError(
                         f"nothing was changed: {reason}. Are most of the cluster's brokers up?"
                     ) from error

@@ -175,6 +175,19 @@ async def test_an_answer_that_nobody_waits_for_is_nothing(group):
     asker.peer_lost(1)
 
 
+async def test_who_asks_again_and_again_lets_others_run(group, monkeypatch):
+    """A registration does so for ever: the loop would never hear of a leader, nor of a stop."""
+    monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.0)
+    asker = group.join(2)
+    group.leader = None
+    for _ in range(2):
+        has_run = asyncio.Event()
+        asyncio.get_running_loop().call_soon(has_run.set)
+        with pytest.raises(UnavailableError):
+            await asker.propose(AllocateProducerIds(5), timeout_s=60)
+        assert has_run.is_set()
+
+
 async def test_who_asks_after_others_waited_in_vain_does_not_wait_again(group, monkeypatch):
     """Else those that wait for one another would outlast the clients that wait for them."""
     monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.1)
