@@ -327,7 +327,7 @@ class Membership:
             try:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
-                logger.warning("not registered yet: %s", error)
+                logger.warning("not registered yet: %s%s", error, self._join_advice)
                 await asyncio.sleep(REGISTER_RETRY_S)
                 continue
             if outcome.is_applied:
@@ -335,6 +335,16 @@ class Membership:
                 return
             logger.critical("the cluster refuses this broker: %s", outcome.message)
             await asyncio.sleep(REGISTER_TIMEOUT_S)
+
+    @property
+    def _join_advice(self) -> str:
+        """What may be wrong if this broker joins a cluster of which it knows nothing yet."""
+        if self.quorum.members.everybody:
+            return ""
+        return (
+            " This one has joined and was told nothing yet: 'strandline cluster add' lets it in, "
+            "and its cluster.peers must name all brokers of today, for it lets no others tell it"
+        )
 
     # The image
 

@@ -115,6 +115,18 @@ async def test_a_broker_that_starts_long_before_the_others_waits_for_them(
     await cluster.agree(["a"])
 
 
+async def test_who_joins_and_is_told_nothing_says_what_may_be_wrong(
+    cluster, kit, monkeypatch, caplog
+):
+    """It lets in nobody but its peers, and so waits in vain if the controller is none of them."""
+    monkeypatch.setattr(requests, "LEADERLESS_S", 0.1)
+    cluster.tls[1] = {"join": True}
+    starting = asyncio.create_task(cluster.start(1))
+    await kit.until(lambda: "not registered yet" in caplog.text)
+    starting.cancel()
+    assert "its cluster.peers must name all brokers of today" in caplog.text
+
+
 async def test_too_few_replicas_refuse_at_once(cluster, kit):
     """With less than min_isr in sync a publish is refused, until they are back."""
     await cluster.start(1, 2, 3)
