@@ -41,7 +41,6 @@ _TEXTS = (
     "incarnation",
     "peer_address",
     "flight_address",
-    "nats_address",
     "grpc_address",
     "rack",
     "beam_address",
