@@ -41,7 +41,6 @@ _TEXTS = (
     "incarnation",
     "peer_address",
     "flight_address",
-    "nats_address",
     "grpc_address",
     "rack",
     "beam_address",
@@ -203,7 +202,11 @@ def drain(image: MetadataImage, command: Drain) -> MetadataImage:
 
 
 def forget_directory(image: MetadataImage, command: ForgetDirectory) -> MetadataImage:
-    """Count nothing of what a broker had; its id is free for another directory."""
+    """Count nothing of what a broker had; its id is free for another directory.
+
+    Or for the one it had: what that holds is believed no more than what any copy brings along, and
+    so coming back with it is how an order that was a mistake is taken back.
+    """
     found = known_broker(image, command.broker)
     if not found.is_fenced:
         raise RefusedError("broker_in_use", f"broker {found.id} is {found.state}; stop it first")

@@ -69,7 +69,6 @@ class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     incarnation: str
     peer_address: str = ""
     flight_address: str = ""
-    nats_address: str = ""
     grpc_address: str = ""
     rack: str = ""
     beam_address: str = ""

@@ -52,7 +52,6 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Random, made at each start: what an earlier run still has under way does not count."""
     peer_address: str = ""
     flight_address: str = ""
-    nats_address: str = ""
     grpc_address: str = ""
     """Where clients of Liftbridge dial it; empty: it does not serve them."""
     beam_address: str = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.clock import Clock
-from strandline.config import BrokerConfig, bracketed
+from strandline.config import BrokerConfig
 from strandline.frontends.flight.server import FlightFrontEnd
 from strandline.frontends.http.server import HttpFrontEnd
 from strandline.frontends.metering import Metering
@@ -112,9 +112,7 @@ class BrokerApp:
             if self._grpc is not None:
                 self.broker.membership.grpc_address = self._grpc.address
                 self.broker.membership.beam_address = self._grpc.beam_address
-            self.broker.announce(
-                self.flight_port, f"{bracketed(self.config.host)}:{self.nats_port or 0}"
-            )
+            self.broker.announce(self.flight_port)
 
     def look_at_certificates(self) -> None:
         """Use certificates that have changed, without waiting for the next look at them."""

@@ -1,5 +1,6 @@
 """Registration, fencing, draining and removal: who is counted on, and who is not let in."""
 
+import msgspec
 import pytest
 
 from strandline.metadata.brokers import BROKERS_MAX
@@ -13,6 +14,7 @@ from strandline.metadata.commands import (
     RegisterBroker,
     RemoveBroker,
     Unfence,
+    decode_entry,
 )
 
 
@@ -224,3 +226,10 @@ def test_an_unknown_broker_is_named(cluster, command):
     outcome = cluster(2).do(command)
     assert outcome.reason == "unknown_broker"
     assert "1, 2" in outcome.message
+
+
+def test_a_broker_of_before_may_tell_what_is_not_asked_any_more():
+    """Where its nats-server is reached was kept once, and read by nobody."""
+    told = {"type": "RegisterBroker", "broker": 1, "directory_id": "d", "incarnation": "i"}
+    entry = decode_entry(msgspec.msgpack.encode({**told, "nats_address": "127.0.0.1:4222"}))
+    assert entry == RegisterBroker(broker=1, directory_id="d", incarnation="i")

@@ -14,7 +14,7 @@ from strandline.broker.cluster import figures
 from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
-from strandline.broker.cluster.membership import Membership, Reached
+from strandline.broker.cluster.membership import Membership
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
@@ -71,11 +71,11 @@ class ClusterBroker(FollowingBroker):
             await self.stop()
             raise
 
-    def announce(self, flight_port: int, nats_url: str = "") -> None:
+    def announce(self, flight_port: int) -> None:
         """The front ends listen: let the cluster know where."""
         host = self.config.cluster.client_host
         self._flight_address = f"{bracketed(host)}:{flight_port}"
-        self.membership.announce(Reached(self._flight_address, nats_url))
+        self.membership.announce(self._flight_address)
 
     @property
     def flight_address(self) -> str:

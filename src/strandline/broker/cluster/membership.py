@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.asking import Questions
@@ -58,13 +58,6 @@ SESSIONS_PER_LIFE = 32
 """Bits of a stream session that count within one life of the broker."""
 
 
-class Reached(NamedTuple):
-    """Where clients find this broker."""
-
-    flight: str = ""
-    nats: str = ""
-
-
 class Membership:
     """One broker's part in its cluster.
 
@@ -109,7 +102,7 @@ class Membership:
         self._controller_seen_ms = 0.0
         self.incarnation = ""
         self._identity = identity
-        self._reached = Reached()
+        self._flight_address = ""
         self.grpc_address = ""
         """Where clients of Liftbridge dial this broker; set before ``announce``."""
         self.beam_address = ""
@@ -185,9 +178,9 @@ class Membership:
         """
         self._links.renew_tls()
 
-    def announce(self, reached: Reached) -> None:
+    def announce(self, flight_address: str) -> None:
         """The front ends listen: register with the cluster, and stay in touch."""
-        self._reached = reached
+        self._flight_address = flight_address
         self._registering = self._spawn(self._stay_in_touch(), "registration")
 
     def begin_again(self, identity: DirectoryIdentity) -> None:
@@ -201,7 +194,7 @@ class Membership:
         self.quorum.restart()
         if self._registering is not None:
             self._registering.cancel()
-            self.announce(self._reached)
+            self.announce(self._flight_address)
 
     def fail(self, error: StrandlineError) -> None:
         """Storage has failed: say and vouch for nothing more until it was reopened."""
@@ -279,8 +272,7 @@ class Membership:
             directory_id=self._identity.directory_id,
             incarnation=self.incarnation,
             peer_address=f"{bracketed(host)}:{port}",
-            flight_address=self._reached.flight,
-            nats_address=self._reached.nats,
+            flight_address=self._flight_address,
             grpc_address=self.grpc_address,
             rack=cluster.rack,
             beam_address=self.beam_address,
@@ -289,7 +281,7 @@ class Membership:
             try:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
-                logger.warning("not registered yet: %s", error)
+                logger.warning("not registered yet: %s%s", error, self._join_advice)
                 await asyncio.sleep(REGISTER_RETRY_S)
                 continue
             if outcome.is_applied:
@@ -297,6 +289,16 @@ class Membership:
                 return
             logger.critical("the cluster refuses this broker: %s", outcome.message)
             await asyncio.sleep(REGISTER_TIMEOUT_S)
+
+    @property
+    def _join_advice(self) -> str:
+        """What may be wrong if this broker joins a cluster of which it knows nothing yet."""
+        if self.quorum.members.everybody:
+            return ""
+        return (
+            " This one has joined and was told nothing yet: 'strandline cluster add' lets it in, "
+            "and its cluster.peers must name all brokers of today, for it lets no others tell it"
+        )
 
     # The image
 

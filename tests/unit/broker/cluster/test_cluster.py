@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from strandline.broker.cluster import following, replicas
+from strandline.broker.cluster import following, replicas, requests
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig
 from strandline.consensus.messages import Campaign
@@ -90,6 +90,41 @@ async def test_all_brokers_may_go_and_come_back(cluster):
     await cluster.put("again")
     await cluster.isr(1, 2, 3)
     await cluster.agree([*words, "again"])
+
+
+async def test_a_broker_that_starts_long_before_the_others_waits_for_them(
+    cluster, kit, monkeypatch
+):
+    """It registers in vain, again and again, and takes part once they are there."""
+    monkeypatch.setattr(requests, "LEADERLESS_S", 0.1)
+    tries = 0
+
+    async def counted(*given, **named):
+        nonlocal tries
+        tries += 1
+        return await propose(*given, **named)
+
+    propose = requests.Requests.propose
+    monkeypatch.setattr(requests.Requests, "propose", counted)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cluster.start(1))
+        await kit.until(lambda: tries == 3)
+        group.create_task(cluster.start(2, 3))
+    await cluster.create()
+    await cluster.put("a")
+    await cluster.agree(["a"])
+
+
+async def test_who_joins_and_is_told_nothing_says_what_may_be_wrong(
+    cluster, kit, monkeypatch, caplog
+):
+    """It lets in nobody but its peers, and so waits in vain if the controller is none of them."""
+    monkeypatch.setattr(requests, "LEADERLESS_S", 0.1)
+    cluster.tls[1] = {"join": True}
+    starting = asyncio.create_task(cluster.start(1))
+    await kit.until(lambda: "not registered yet" in caplog.text)
+    starting.cancel()
+    assert "its cluster.peers must name all brokers of today" in caplog.text
 
 
 async def test_too_few_replicas_refuse_at_once(cluster, kit):
