@@ -346,16 +346,17 @@ class Delivery:
     def _timeout(self, expired: Expired[SomeLot]) -> StrandlineError:
         """The error of a lot past its deadline."""
         limit = f"{self._options.timeout_s:g} s"
-        unknown = "; whether the record was stored is unknown" if expired.in_doubt else ""
+        is_unknown = expired.in_doubt
+        known = "whether the record was stored is unknown" if is_unknown else "it was not stored"
         if expired.is_in_flight:
             where = self._leaders[expired.lot.partition]
             loss = self._leaders.loss_since(expired.lot.deadline_s - self._options.timeout_s)
             before = f"; before that: {loss.message}" if loss is not None else ""
-            return RequestTimeoutError(f"no ack from {where} within {limit}{unknown}{before}")
+            return RequestTimeoutError(f"no ack from {where} within {limit}; {known}{before}")
         reason = expired.error or self._leaders.last_loss
         if isinstance(reason, UnavailableError):
-            return type(reason)(f"not delivered within {limit}: {reason.message}{unknown}")
-        return RequestTimeoutError(f"not sent within {limit}: the broker does not keep up")
+            return type(reason)(f"not delivered within {limit}: {reason.message}; {known}")
+        return RequestTimeoutError(f"not sent within {limit}: the broker does not keep up; {known}")
 
     # Lanes
 
@@ -378,6 +379,11 @@ class Delivery:
                     return None
                 due_s = self._accumulator.due_s()
                 self._changed.wait(None if due_s is None else max(0.0, due_s - now_s))
+
+    def writes(self, lane: Lane, entry: Entry[SomeLot]) -> bool:
+        """A lot is about to be written; False: it was given up; see ``Office``."""
+        with self._changed:
+            return self._outbox.writes(lane, entry)
 
     def in_flight(self, lane: Lane) -> int:
         """How many lots of a lane are not answered; see ``Office``."""

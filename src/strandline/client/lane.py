@@ -29,6 +29,10 @@ class Office(Protocol):
         """The next lot, waiting for one; None: look at ``is_over``, and after the put."""
         ...
 
+    def writes(self, lane: "Lane", entry: Entry[SomeLot]) -> bool:
+        """A lot is about to be written; False: it was given up."""
+        ...
+
     def in_flight(self, lane: "Lane") -> int:
         """How many lots the lane was given that are not answered."""
         ...
@@ -140,6 +144,8 @@ class Lane:
             return
         if self.is_over:
             return  # abandoned while it waited for an id or for the put: others send it
+        if not self._office.writes(self, entry):
+            return  # given up while it waited
         if not stream.write(pad(batch, stream.schema), tag):
             self._lose(self._end_stream())
 
