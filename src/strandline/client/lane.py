@@ -101,6 +101,11 @@ class Lane:
         self._thread.join(timeout_s)
 
     @property
+    def has_put(self) -> bool:
+        """Whether it has begun to send."""
+        return self._stream is not None
+
+    @property
     def has_lost_put(self) -> bool:
         """Whether its put has ended by itself."""
         return self._stream is not None and self._stream.has_ended

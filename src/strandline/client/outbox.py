@@ -91,6 +91,11 @@ class Outbox(Generic[LotT]):
         """Whether any lot with a smaller number is held."""
         return next(iter(self._held), number) < number
 
+    @property
+    def oldest(self) -> LotT | None:
+        """What is held for the longest time."""
+        return next((entry.lot for entry in self._held.values()), None)
+
     def in_flight(self, lane: Lane) -> int:
         """Lots that a lane has."""
         window = self._windows.get(lane)
