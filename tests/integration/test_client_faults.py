@@ -1,6 +1,7 @@
 """The client when the broker goes away, comes back, pauses or stops."""
 
 import functools
+import re
 import signal
 import threading
 import time
@@ -125,6 +126,19 @@ def test_a_paused_broker_is_a_timeout_not_a_hang(process):
         process.signal(signal.SIGCONT)
     producer.close()
     client.close()
+
+
+def test_why_records_wait_is_told_long_before_they_are_given_up(process, caplog):
+    """Once for each time that nothing is acknowledged, and what was never sent is not stored."""
+    with strandline.connect(process.flight) as client:
+        client.create_stream("s")
+        producer = client.producer("s", delivery_timeout_s=9)
+        process.kill()
+        with pytest.raises(DisconnectedError, match="it was not stored"):
+            producer.append(b"v").result(60)
+        told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert len(told) == 1
+        assert re.match("records for s wait for 5 s, and 4 more at most: no .* answers", told[0])
 
 
 def test_a_read_in_the_middle_of_a_kill_is_an_error(process):

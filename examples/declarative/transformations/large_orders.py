@@ -17,5 +17,5 @@ dp.create_sink("large", "strandline", {"server": SERVER, "stream": "large-orders
 def large_orders() -> DataFrame:
     spark = SparkSession.active()
     orders = spark.readStream.format("strandline").options(server=SERVER, stream="orders").load()
-    amount = "get_json_object(CAST(value AS STRING), '$.amount') > 100"
+    amount = "CAST(get_json_object(CAST(value AS STRING), '$.amount') AS DOUBLE) > 100"
     return orders.where(amount).select("value", "key")

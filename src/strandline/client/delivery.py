@@ -46,7 +46,10 @@ WINDOW_LOTS = 64
 KEPT_FAILURES_MAX = 1000
 WATCH_INTERVAL_S = 0.5
 JOIN_TIMEOUT_S = 10.0
+IDLE_S = 0.5
 SILENCE_S = 5.0
+TELL_S = 5.0
+"""After so long people are told why nothing is acknowledged; an election takes less."""
 
 assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "a lot is stored as one batch"
 
@@ -95,6 +98,8 @@ class Delivery:
         self._resolving: list[int] = []
         """The threads that give futures their outcomes, and so run users' callbacks."""
         self._is_gone = False
+        self._has_told = False
+        """Whether people know why nothing is acknowledged."""
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
         self._is_over = threading.Event()
@@ -219,7 +224,8 @@ class Delivery:
             self.end_when_empty()
             deadline_s = time.monotonic() + JOIN_TIMEOUT_S
             for lane in list(self._lanes.values()):
-                lane.join(max(0.0, deadline_s - time.monotonic()))
+                # One without a put has nothing to end, and may wait for a broker for long.
+                lane.join(max(0.0, deadline_s - time.monotonic()) if lane.has_put else IDLE_S)
 
     def end_when_empty(self) -> None:
         """Take no more; what was taken is still delivered. Does not wait."""
@@ -256,6 +262,7 @@ class Delivery:
             lane.waits_since_s = time.monotonic() if self._outbox.in_flight(lane) else None
             if error is None:
                 self._leaders.answered()
+                self._has_told = False
             self._is_gone = self._is_gone or isinstance(error, UnknownStreamError)
             if answered is None:
                 partition = self._outbox.partition_of(ack.sequence)
@@ -314,6 +321,7 @@ class Delivery:
                 if expired:
                     self._resolving.append(threading.get_ident())
                 self._leave_silent(now_s)
+                self._tell(now_s)
                 if self._outbox.next_number > looked:  # one that is idle asks nobody
                     looked = self._outbox.next_number
                     self._leaders.look_for_more(now_s)
@@ -328,6 +336,23 @@ class Delivery:
         """Whether everything is over; the lock is held."""
         if self._closing.is_set() and not (self._outbox or self._accumulator):
             self._is_over.set()
+
+    def _tell(self, now_s: float) -> None:
+        """Say, once, why nothing is acknowledged, long before it is given up; the lock is held."""
+        oldest = self._outbox.oldest
+        if oldest is None or self._has_told:
+            return
+        since_s = oldest.deadline_s - self._options.timeout_s
+        loss = self._leaders.loss_since(since_s)
+        if now_s - since_s >= TELL_S and loss is not None:
+            self._has_told = True
+            logger.warning(
+                "records for %s wait for %.0f s, and %.0f more at most: %s",
+                self._request.stream,
+                now_s - since_s,
+                oldest.deadline_s - now_s,
+                loss.message,
+            )
 
     def _leave_silent(self, now_s: float) -> None:
         """Send elsewhere what a broker has not answered for long; the lock is held."""
@@ -346,16 +371,17 @@ class Delivery:
     def _timeout(self, expired: Expired[SomeLot]) -> StrandlineError:
         """The error of a lot past its deadline."""
         limit = f"{self._options.timeout_s:g} s"
-        unknown = "; whether the record was stored is unknown" if expired.in_doubt else ""
+        is_unknown = expired.in_doubt
+        known = "whether the record was stored is unknown" if is_unknown else "it was not stored"
         if expired.is_in_flight:
             where = self._leaders[expired.lot.partition]
             loss = self._leaders.loss_since(expired.lot.deadline_s - self._options.timeout_s)
             before = f"; before that: {loss.message}" if loss is not None else ""
-            return RequestTimeoutError(f"no ack from {where} within {limit}{unknown}{before}")
+            return RequestTimeoutError(f"no ack from {where} within {limit}; {known}{before}")
         reason = expired.error or self._leaders.last_loss
         if isinstance(reason, UnavailableError):
-            return type(reason)(f"not delivered within {limit}: {reason.message}{unknown}")
-        return RequestTimeoutError(f"not sent within {limit}: the broker does not keep up")
+            return type(reason)(f"not delivered within {limit}: {reason.message}; {known}")
+        return RequestTimeoutError(f"not sent within {limit}: the broker does not keep up; {known}")
 
     # Lanes
 
@@ -378,6 +404,11 @@ class Delivery:
                     return None
                 due_s = self._accumulator.due_s()
                 self._changed.wait(None if due_s is None else max(0.0, due_s - now_s))
+
+    def writes(self, lane: Lane, entry: Entry[SomeLot]) -> bool:
+        """A lot is about to be written; False: it was given up; see ``Office``."""
+        with self._changed:
+            return self._outbox.writes(lane, entry)
 
     def in_flight(self, lane: Lane) -> int:
         """How many lots of a lane are not answered; see ``Office``."""

@@ -3,7 +3,8 @@
 Rules: pure, and decides nothing; when what is done to a lot is ``outbox``'s to know.
 
 Invariants:
-- ``doubt`` is true of a lot that was sent and not answered, until it is certain again;
+- ``doubt`` is true of a lot that was written to a broker and not answered, until it is certain
+  again;
 - ``is_void`` is true of a lot whose numbers are void, or were taken from it in flight: it is never
   in doubt.
 """
@@ -49,7 +50,7 @@ class Numbers(NamedTuple):
 class Entry(Generic[LotT]):
     """A lot and how far it has come."""
 
-    __slots__ = ("doubt", "error", "is_void", "lane", "lot", "number", "numbers")
+    __slots__ = ("doubt", "error", "is_void", "is_written", "lane", "lot", "number", "numbers")
 
     def __init__(self, lot: LotT, number: int) -> None:
         self.lot = lot
@@ -57,14 +58,17 @@ class Entry(Generic[LotT]):
         self.numbers: Numbers | None = None
         self.lane: Lane | None = None
         self.doubt = False
+        self.is_written = False
+        """Whether any of it may have gone to a broker, under these numbers."""
         self.is_void = False
         """Whether it is never stored under the numbers it was sent with."""
         self.error: StrandlineError | None = None
         """The last refusal."""
 
     def unanswered(self) -> None:
-        """It was sent, and nobody says what became of it."""
-        self.doubt = not self.is_void
+        """It is in flight no more, and nobody says what became of it."""
+        if self.is_written:
+            self.doubt = not self.is_void
 
     def void(self) -> None:
         """Nothing can have become of it, nor will, under its numbers."""
@@ -77,7 +81,7 @@ class Expired(NamedTuple, Generic[LotT]):
     lot: LotT
     is_in_flight: bool
     in_doubt: bool
-    """It was sent, and may be stored."""
+    """It was written to a broker, and may be stored."""
     error: StrandlineError | None
 
 

@@ -29,6 +29,10 @@ class Office(Protocol):
         """The next lot, waiting for one; None: look at ``is_over``, and after the put."""
         ...
 
+    def writes(self, lane: "Lane", entry: Entry[SomeLot]) -> bool:
+        """A lot is about to be written; False: it was given up."""
+        ...
+
     def in_flight(self, lane: "Lane") -> int:
         """How many lots the lane was given that are not answered."""
         ...
@@ -97,6 +101,11 @@ class Lane:
         self._thread.join(timeout_s)
 
     @property
+    def has_put(self) -> bool:
+        """Whether it has begun to send."""
+        return self._stream is not None
+
+    @property
     def has_lost_put(self) -> bool:
         """Whether its put has ended by itself."""
         return self._stream is not None and self._stream.has_ended
@@ -140,6 +149,8 @@ class Lane:
             return
         if self.is_over:
             return  # abandoned while it waited for an id or for the put: others send it
+        if not self._office.writes(self, entry):
+            return  # given up while it waited
         if not stream.write(pad(batch, stream.schema), tag):
             self._lose(self._end_stream())
 

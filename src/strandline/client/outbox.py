@@ -91,6 +91,11 @@ class Outbox(Generic[LotT]):
         """Whether any lot with a smaller number is held."""
         return next(iter(self._held), number) < number
 
+    @property
+    def oldest(self) -> LotT | None:
+        """What is held for the longest time."""
+        return next((entry.lot for entry in self._held.values()), None)
+
     def in_flight(self, lane: Lane) -> int:
         """Lots that a lane has."""
         window = self._windows.get(lane)
@@ -133,6 +138,17 @@ class Outbox(Generic[LotT]):
                 return entry
         return None
 
+    def writes(self, lane: Lane, entry: Entry[LotT]) -> bool:
+        """A lane is about to write a lot that it was given; False: not any more.
+
+        What was given up as not stored must not be; of what may be stored it makes sure, for those
+        that are numbered after it.
+        """
+        if entry.lane is lane:
+            entry.is_written = True
+            return True
+        return entry.doubt
+
     def _fits(self, window: Window, entry: Entry[LotT]) -> bool:
         size = window.size + entry.lot.size
         is_full = size > self._window_bytes or len(window.numbers) >= self._window_lots
@@ -149,7 +165,7 @@ class Outbox(Generic[LotT]):
             return False
         partition.waits = False
         entry.numbers = Numbers(partition.epoch, partition.sequence, partition.producer)
-        entry.is_void = partition.has_gap
+        entry.is_void, entry.is_written = partition.has_gap, False
         partition.sequence += lot.rows
         return True
 
@@ -273,8 +289,8 @@ class Outbox(Generic[LotT]):
         return [self._expired(entry) for entry in found]
 
     def _expired(self, entry: Entry[LotT]) -> Expired[LotT]:
-        is_sent = entry.lane is not None
-        if is_sent:
+        is_sent = entry.lane is not None and entry.is_written
+        if entry.lane is not None:
             self._land(entry)
             entry.unanswered()
         if not entry.doubt:

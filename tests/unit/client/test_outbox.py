@@ -55,13 +55,21 @@ def everything(_):
     return True
 
 
-def send(box, lane="a", takes=everything):
+def take(box, lane="a", takes=everything):
+    """The next lot, which nobody has written yet."""
     return box.send(lane, takes)
+
+
+def send(box, lane="a", takes=everything):
+    entry = take(box, lane, takes)
+    if entry is not None:
+        assert box.writes(lane, entry)
+    return entry
 
 
 def send_all(box, lane="a", takes=everything):
     found = []
-    while (entry := box.send(lane, takes)) is not None:
+    while (entry := send(box, lane, takes)) is not None:
         found.append(entry)
     return found
 
@@ -399,6 +407,21 @@ def test_what_may_be_stored_is_not_numbered_anew():
     assert send(box).lot is lots[2]
 
 
+def test_what_was_never_written_is_not_in_doubt():
+    """Given up while its lane waited for a connection, it is not stored, nor written after that;
+    what had been written before it was lost still may be stored.
+    """
+    for lane_gives, in_doubt in ((take, False), (send, True)):
+        box = outbox()
+        [lot] = put(box, FakeLot(deadline_s=1.0))
+        entry = lane_gives(box)
+        box.lost("a")
+        assert take(box) is entry
+        assert box.expire(1.0) == [(lot, in_doubt, in_doubt, None)]
+        # Those that are numbered after what is in doubt may wait for it.
+        assert box.writes("a", entry) == in_doubt
+
+
 def test_a_forgotten_producer_goes_on_in_the_next_epoch():
     """After a long silence the broker does not know the sequence any more."""
     box = outbox()
@@ -450,6 +473,8 @@ class Journey(RuleBasedStateMachine):
         """How often the lane to each leader began anew."""
         self.leaders = [0, 1]
         """Who leads each partition."""
+        self.held = {}
+        """(lane, entry, numbers) that a lane was given and has not written yet."""
         self.sent = {leader: [] for leader in LEADERS}
         """(lane, number, numbers, lot) on the way to each leader, in order."""
         self.strays = {leader: [] for leader in LEADERS}
@@ -478,13 +503,25 @@ class Journey(RuleBasedStateMachine):
             self.given.append(number)
             self.box.put(FakeLot(partition, rows=count, deadline_s=float(number), is_bad=is_bad))
 
-    @rule()
-    def send(self):
-        """The lanes send what they may."""
+    @rule(is_stuck=SELDOM)
+    def send(self, *, is_stuck=False):
+        """The lanes send what they may, one after another; one may wait before it writes."""
         for leader in LEADERS:
             lane = self.lane(leader)
-            for entry in send_all(self.box, lane, lambda at, to=leader: self.leaders[at] == to):
-                self.sent[leader].append((lane, entry.number, entry.numbers, entry.lot))
+            self._write(leader)
+            takes = lambda at, to=leader: self.leaders[at] == to  # noqa: E731 -- a word for it
+            while (entry := take(self.box, lane, takes)) is not None:
+                self.held[leader] = lane, entry, entry.numbers
+                if is_stuck:
+                    break
+                self._write(leader)
+
+    def _write(self, leader):
+        """A lane writes what it was given, unless that was given up meanwhile."""
+        if leader in self.held:
+            lane, entry, numbers = self.held.pop(leader)
+            if self.box.writes(lane, entry):
+                self.sent[leader].append((lane, entry.number, numbers, entry.lot))
 
     @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4), trouble=TROUBLE)
     def store(self, leader, most, trouble):
@@ -548,6 +585,7 @@ class Journey(RuleBasedStateMachine):
         """A connection breaks; some of what was sent arrives all the same, all answers are lost."""
         self.strays[leader] += self.sent[leader][:arrives]
         self.sent[leader].clear()
+        self.held.pop(leader, None)
         self.answers[leader].clear()
         self.box.lost(self.lane(leader))
         self.lives[leader] += 1

@@ -2,7 +2,12 @@
 
 import pytest
 
-from strandline.errors import InvalidConfigError, UnavailableError, UnknownStreamError
+from strandline.errors import (
+    InvalidConfigError,
+    InvalidRecordError,
+    UnavailableError,
+    UnknownStreamError,
+)
 from strandline.spark.pipelines.failures import query_failure, refused_description
 
 HEAD = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
@@ -51,6 +56,14 @@ def test_what_is_not_ours_is_unavailable(text, message):
     found = query_failure("q", RuntimeError(HEAD + text + TAIL))
     assert type(found) is UnavailableError
     assert found.message.splitlines() == [f"query q failed: {message}"]
+
+
+def test_a_value_that_sql_cannot_take_is_no_outage():
+    """It was told as an error that may pass, under which the pipeline would be run for ever."""
+    cast = '[CAST_INVALID_INPUT] The value \'1.5\' of the type "STRING" is no "BIGINT".'
+    found = query_failure("q", RuntimeError(f"{HEAD}{cast} Use `try_cast`. SQLSTATE: 22018{TAIL}"))
+    assert type(found) is InvalidRecordError
+    assert found.message == f"query q failed: {cast} Use `try_cast`. SQLSTATE: 22018"
 
 
 def test_sql_that_spark_refuses_is_the_description_s_mistake():

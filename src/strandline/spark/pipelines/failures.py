@@ -2,7 +2,8 @@
 
 Rules: Spark's messages carry stack traces and plans, and what we raised in its Python processes
 comes back as text of that kind. Of such a text the line that a user can act on is kept: our own
-error, under its own class; else the last exception of Python; else what Spark says first. The rest
+error, under its own class; else the last exception of Python; else what Spark says of a value that
+SQL cannot take; else what it says first. The rest
 stays in Spark's log. Must not know which pipeline it is.
 """
 
@@ -12,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 
 from strandline.errors import (
     InvalidConfigError,
+    InvalidRecordError,
     StrandlineError,
     UnavailableError,
     all_error_classes,
@@ -20,6 +22,8 @@ from strandline.errors import (
 _RAISED = re.compile(
     r"^(?P<place>[\w.]*?)(?P<name>\w+(?:Error|Exception)): (?P<text>.+)$", re.MULTILINE
 )
+_DATA = re.compile(r"\[(?!STREAM_FAILED)[A-Z_.]+\] [^\n]*SQLSTATE: 22\w{3}")
+"""What Spark says of a value that SQL cannot take, as in a cast: it will not pass."""
 _OURS = {each.__name__: each for each in all_error_classes()}
 _KEYS = {
     "failOnDataLoss=false": "fail_on_data_loss: false",
@@ -44,6 +48,9 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
         for option, key in _KEYS.items():
             text = text.replace(option, key)
         return _OURS[ours[-1]["name"]](f"query {name} failed: {text}")
+    refused = _DATA.search(str(error))
+    if refused is not None and not found:
+        return InvalidRecordError(f"query {name} failed: {refused[0]}")
     said = found[-1][0] if found else _first_line(error)
     return UnavailableError(f"query {name} failed: {said}")
 
