@@ -15,7 +15,7 @@ from strandline.record.columns import (
 )
 from strandline.record.decode import decode_batches
 from strandline.record.encode import encode_filler, encode_one, encode_records
-from strandline.record.encode_arrow import encode_arrow
+from strandline.record.encode_arrow import encode_again, encode_arrow
 
 __all__ = [
     "BATCH_RECORDS_MAX",
@@ -26,6 +26,7 @@ __all__ = [
     "Stamp",
     "as_id",
     "decode_batches",
+    "encode_again",
     "encode_arrow",
     "encode_filler",
     "encode_one",

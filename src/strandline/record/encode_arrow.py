@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.errors import InvalidRecordError
-from strandline.record.batch import Attributes, Buffer
+from strandline.record.batch import NO_PRODUCER, Attributes, BatchHeader, Buffer
 from strandline.record.columns import (
     BATCH_RECORDS_MAX,
     Headers,
@@ -22,7 +22,10 @@ from strandline.record.columns import (
     put_subjects,
     seal,
 )
+from strandline.record.compression import CODEC_NUMBERS
 from strandline.record.schema import SUBJECT_TYPE
+
+_CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
 
 
 def encode_arrow(
@@ -87,6 +90,48 @@ def encode_arrow(
         put(parts, deltas.tobytes())
     shape = Shape(attributes, count, last_delta, subject_count, subject_bytes, first, last)
     return seal(parts, stamp, shape)
+
+
+def encode_again(
+    batch: pa.RecordBatch,
+    header: BatchHeader,
+    *,
+    base_offset: int | None = None,
+    attributes: int = 0,
+) -> bytearray:
+    """A batch of what stays of another's records, at their offsets and times.
+
+    It stands for the offsets that the other stood for, and has its producer's numbers of those.
+
+    Args:
+        batch: what stays, all columns; one record at least.
+        header: of the other batch.
+        base_offset: from where on; None: from where the other began.
+        attributes: besides those that the columns have.
+    """
+    base = header.base_offset if base_offset is None else base_offset
+    last_delta = header.next_offset - 1 - base
+    producer = header.producer
+    if producer.producer_id != NO_PRODUCER:
+        producer = producer._replace(sequence=producer.sequence + base - header.base_offset)
+    stamp = Stamp(
+        base_offset=base,
+        leader_epoch=header.leader_epoch,
+        timestamp_ns=header.first_timestamp,
+        compression=_CODEC_NAMES[header.codec],
+        producer=producer,
+        attributes=attributes,
+    )
+    is_dense = batch.num_rows == last_delta + 1
+    offsets = batch.column("offset").to_pylist()
+    return encode_arrow(
+        batch,
+        stamp,
+        default_subject="",
+        offset_deltas=None if is_dense else [offset - base for offset in offsets],
+        last_offset_delta=last_delta,
+        timestamps_ns=batch.column("timestamp").cast(pa.int64()),
+    )
 
 
 def _headers_to_lists(headers: pa.Array) -> list[Headers | None]:

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import StrandlineError
 from strandline.record.batch import Attributes, BatchHeader, read_header
-from strandline.record.codec import FILLER_OFFSETS_MAX, Stamp, encode_arrow, encode_filler
-from strandline.record.compression import CODEC_NUMBERS
+from strandline.record.codec import FILLER_OFFSETS_MAX, encode_again, encode_filler
 from strandline.storage.compaction_keys import Keys, Scope, rows
 from strandline.storage.disk import BUFFERS_MAX, Bytes, Disk
 from strandline.storage.segment import Segment
@@ -25,7 +24,6 @@ from strandline.types import LeaderEpoch
 
 CLEANED_SUFFIX = ".cleaned"
 _WRITE_BYTES = 4 << 20
-_CODEC_NAMES = {number: name for name, number in CODEC_NUMBERS.items()}
 
 
 class Tombstone(NamedTuple):
@@ -145,7 +143,8 @@ class Rewrite:
         if kept == len(keep) or self._is_held(self._scope.ids_held_ns(header)):
             return found.view
         if kept:
-            smaller = _encode(batch.filter(pa.array(keep)), header)
+            # All of them count: what was aborted is gone, and so will be who says that.
+            smaller = encode_again(batch.filter(pa.array(keep)), header)
             if self._scope.log.sealer is not None:
                 smaller = self._scope.log.sealer.seal(smaller)
             if len(smaller) >= header.length and not self._reveals_deleted(batch, keep):
@@ -239,26 +238,3 @@ class _Writer:
         if self._fd >= 0:
             self._disk.close(self._fd)
             self._disk.unlink(self.path)
-
-
-def _encode(batch: pa.RecordBatch, header: BatchHeader) -> bytearray:
-    """A batch of the rows that stay, at their offsets and times, for the offsets it had.
-
-    With its producer's numbers, which are of as many records as it stands for.
-    """
-    base = header.base_offset
-    stamp = Stamp(
-        base_offset=base,
-        leader_epoch=header.leader_epoch,
-        timestamp_ns=header.first_timestamp,
-        compression=_CODEC_NAMES[header.codec],
-        producer=header.producer,
-    )
-    return encode_arrow(
-        batch,
-        stamp,
-        default_subject="",
-        offset_deltas=[offset - base for offset in batch.column("offset").to_pylist()],
-        last_offset_delta=header.last_offset_delta,
-        timestamps_ns=batch.column("timestamp").cast(pa.int64()),
-    )

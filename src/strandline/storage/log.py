@@ -170,7 +170,7 @@ class Log(LogDurability):
         Durable on return: no recovery brings them back, though the journal has them.
 
         Returns:
-            The log end offset, at most ``offset``.
+            The log end offset, at most ``offset``; not below the log start.
 
         Raises:
             OffsetOutOfRangeError: below the log start offset.
@@ -194,6 +194,8 @@ class Log(LogDurability):
             if journal is not None:
                 self._note_cut(place, journal)
             self._cut(place)
+            if self.log_end_offset < self.log_start_offset:  # which is within the batch that went
+                self.restart_at(self.log_start_offset)
         except (LogPoisonedError, DiskFullError):
             self.poisoned = True  # the files may already be shorter than the log believes
             raise

@@ -315,6 +315,23 @@ def test_truncate_to_below_the_start_is_refused(open_log, fill):
         log.truncate_to(5)
 
 
+def test_truncate_to_a_start_within_a_batch_leaves_nothing(open_log, fill, read_all, disk):
+    """The batch goes as a whole; the log is empty where it starts, and goes on there."""
+    log = open_log()
+    fill(log, 10)
+    log.truncate_before(7)
+    assert log.truncate_to(7) == log.log_start_offset == log.log_end_offset == 7
+    batches = fill(log, 2)
+    assert read_all(log) == b"".join(batches)
+    at = log.checkpoint()
+    log.flush()
+    del log
+    disk.crash()
+    again = open_log(at)
+    assert (again.log_start_offset, again.log_end_offset) == (7, 11)
+    assert read_all(again) == b"".join(batches)
+
+
 def test_failed_cut_poisons(open_log, fill, disk):
     """If the file cannot be cut nobody knows how long it is."""
     log = open_log(segment_bytes=1 << 20)

@@ -6,12 +6,14 @@ not know who asks.
 
 from typing import Final
 
+import pyarrow.compute as pc
+
 from strandline.errors import InvalidRequestError
-from strandline.record.batch import Attributes, iter_headers
-from strandline.record.codec import encode_filler
+from strandline.record.batch import Attributes, header_of, iter_headers
+from strandline.record.codec import decode_batches, encode_again, encode_filler
 from strandline.replication.messages import BatchRef, Buffer
 from strandline.storage.log import Log
-from strandline.types import LeaderEpoch, Offset
+from strandline.types import Offset
 
 RANGE_BYTES_MAX: Final = 32 << 20
 """Lent in one answer; half of what any frame may hold."""
@@ -30,27 +32,42 @@ def read_batches(
     """Whole batches of a log from ``offset`` on, checked, of which the last begins below an offset.
 
     Compaction may have made one filler of what are several batches elsewhere, so that whoever ends
-    where one of those does, or has lost it, asks from within it: such a filler is cut to size.
+    where one of those does, or has lost it, asks from within it: such a filler is cut to size. A
+    copy that begins where records were deleted may begin within a batch: it gets those that stay.
 
     Raises:
         CorruptBatchError: damage, or records are missing: logs with several copies are dense.
         OffsetOutOfRangeError, UnavailableError: the log does not hold or cannot read it.
+        EncryptionKeyError, DecryptionError: a batch that has to be cut does not open.
     """
     found: list[tuple[BatchRef, Buffer]] = []
     part = log.read_dense(offset, bytes_max, below=below)
     for position, header in iter_headers(part.buffer):
         first, after = max(header.base_offset, offset), min(header.next_offset, below)
         if header.attributes & Attributes.REMOVED and after - first <= header.last_offset_delta:
-            found.append(_filler(first, after, header.leader_epoch))
+            filler = encode_filler(first, after, leader_epoch=header.leader_epoch)
+            found.append(_lent(filler))
             continue
-        ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, header.length)
-        found.append((ref, part.buffer[position : position + header.length]))
+        batch = part.buffer[position : position + header.length]
+        found.append(_lent(batch if first == header.base_offset else _tail(log, batch, first)))
     return found
 
 
-def _filler(base: Offset, after: Offset, epoch: LeaderEpoch) -> tuple[BatchRef, Buffer]:
-    filler = encode_filler(base, after, leader_epoch=epoch)
-    return BatchRef(base, after, epoch, len(filler)), filler
+def _lent(batch: Buffer) -> tuple[BatchRef, Buffer]:
+    header = header_of(batch)
+    return BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch)), batch
+
+
+def _tail(log: Log, batch: Buffer, first: Offset) -> Buffer:
+    """A batch of what another one has from an offset on."""
+    header = header_of(batch)
+    [rows] = decode_batches(log.opened(batch))
+    rows = rows.filter(pc.greater_equal(rows.column("offset"), first))
+    if not rows.num_rows:
+        return encode_filler(first, header.next_offset, leader_epoch=header.leader_epoch)
+    transactional = header.attributes & Attributes.TRANSACTIONAL
+    tail = encode_again(rows, header, base_offset=first, attributes=transactional)
+    return tail if log.sealer is None else log.sealer.seal(tail)
 
 
 def read_range(log: Log, first: Offset, after: Offset) -> list[tuple[BatchRef, Buffer]]:
