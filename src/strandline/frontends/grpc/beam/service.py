@@ -168,7 +168,7 @@ class BeamService:
         """The log.
 
         Raises:
-            UnknownStreamError: it was deleted.
+            UnknownStreamError: it was deleted, or this broker has just started.
         """
         try:
             return self._broker.stream(self._name).partition(0)
@@ -178,13 +178,13 @@ class BeamService:
     @property
     def _gone(self) -> UnknownStreamError:
         """That there is no log; what other streams there are is not for everybody."""
-        return UnknownStreamError(f"stream {self._name!r} does not exist; it was deleted")
+        return UnknownStreamError(f"there is no stream {self._name!r} that is known here")
 
     def _is_leading(self, partition: Partition) -> bool:
         """Whether this broker leads it.
 
         Raises:
-            UnknownStreamError: it was deleted.
+            UnknownStreamError: it was deleted, or this broker has just started.
         """
         if not isinstance(self._broker, ClusterBroker):
             return True
