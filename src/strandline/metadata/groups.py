@@ -8,6 +8,7 @@ Must not know who is alive: a member is removed by a command.
 """
 
 from collections.abc import Mapping
+from heapq import heapify, heapreplace
 
 import msgspec
 
@@ -92,11 +93,14 @@ def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, A
     found: dict[str, Assignment] = {member: {} for member in group.members}
     counts = dict.fromkeys(group.members, 0)
     for stream in sorted({name for streams in group.members.values() for name in streams}):
-        subscribed = sorted(m for m, streams in group.members.items() if stream in streams)
+        # A heap: members ask every few seconds, and thousands may share thousands of partitions.
+        next_of = [(counts[m], m) for m, streams in group.members.items() if stream in streams]
+        heapify(next_of)
         for number in range(partitions.get(stream, 0)):
-            member = min(subscribed, key=lambda name: (counts[name], name))
+            count, member = next_of[0]
             found[member].setdefault(stream, []).append(number)
-            counts[member] += 1
+            counts[member] = count + 1
+            heapreplace(next_of, (count + 1, member))
     return found
 
 

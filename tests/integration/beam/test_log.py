@@ -71,6 +71,39 @@ def test_a_proposal_that_is_too_large_ends_the_stream(log):
     assert log.info().lastIndex == 0
 
 
+def test_who_appends_to_a_deleted_log_is_told(beam, log):
+    """On a stream that was open before, too; what other streams there are is not told."""
+    going = threading.Event()
+
+    def requests():
+        yield pb.AppendRequest(sequence=1, proposals=[b"x"])
+        assert going.wait(TIMEOUT_S)
+        yield pb.AppendRequest(sequence=2, proposals=[b"y"])
+
+    replies = log.Append(requests(), timeout=TIMEOUT_S)
+    assert list(next(replies).ok.indexes) == [1]
+    with strandline.connect(beam.flight) as client:
+        client.delete_stream("beam")
+    deadline = time.monotonic() + TIMEOUT_S
+    while code_of(log.Info, pb.InfoRequest()) is not grpc.StatusCode.NOT_FOUND:
+        assert time.monotonic() < deadline
+    going.set()
+    for call in (lambda: next(replies), lambda: log.append([b"z"]), log.info):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "there are" not in caught.value.details()
+
+
+def code_of(call, request):
+    """What a call ends with; None: well."""
+    try:
+        call(request, timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        return error.code()
+    return None
+
+
 def test_many_appenders_at_once(log):
     """Streams of their own: every proposal gets an index of its own, and all are readable."""
     indexes = []

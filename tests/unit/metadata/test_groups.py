@@ -106,6 +106,26 @@ def test_each_partition_has_one_reader_who_asked_for_it(members, partitions):
                 assert abs(counts[one] - counts[other]) <= 1
 
 
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __lt__(self, other):
+        Counted.compared += 1
+        return str.__lt__(self, other)
+
+
+def test_who_reads_what_is_found_soon_in_large_groups():
+    """Every member asks every few seconds, and the broker does nothing else meanwhile."""
+    members = {Counted(f"m{n}"): ("a",) for n in range(300)}
+    Counted.compared = 0
+    found = assignments(GroupImage(coordinator=1, members=members), {"a": 900})
+    assert {len(mine["a"]) for mine in found.values()} == {3}
+    assert Counted.compared < 30_000, "far fewer than members times partitions"
+
+
 def test_assignment_is_the_same_everywhere():
     """By name and number, whatever order members came in."""
     group = GroupImage(coordinator=1, members={"y": ("a", "b"), "x": ("a", "b")})

@@ -68,7 +68,8 @@ class ReplicaPublishers:
         self._journaled: deque[tuple[Offset, float]] = deque()
         self._refusal: Refusal | None = None
         self._is_cut_off = False
-        self._is_over = False
+        self._ending: StrandlineError | None = None
+        """What those are told who wait when the replica has been dropped; None: it is here."""
 
     @property
     def has_waiting(self) -> bool:
@@ -85,10 +86,10 @@ class ReplicaPublishers:
 
     def end(self, error: StrandlineError) -> None:
         """The replica is dropped: accept nothing more, and tell all who wait."""
-        self._is_over = True
+        self._ending = UnavailableError(f"{error.message}; {UNKNOWN}")
         self._partition.refuse(error)
         self._partition.reject_from((), error)
-        self.give_up(UnavailableError(f"{error.message}; {UNKNOWN}"))
+        self.give_up(self._ending)
 
     def journaled(self, chunk: Chunk, next_offset: Offset) -> None:
         """A chunk that ends at ``next_offset`` is written: some ask for no more."""
@@ -107,6 +108,8 @@ class ReplicaPublishers:
             acks = self._partition.config.acks_in_force
             if acks != "replicated" and not chunk.is_transactional:
                 self._around.answer(self._partition, waiting)
+            elif self._ending is not None:  # dropped between the turn's write and its sync
+                _reject(waiting, self._ending)
             elif self._refusal in (None, Refusal.RESIGNING):
                 self._uncommitted.append((next_offset, waiting))
             else:
@@ -169,7 +172,7 @@ class ReplicaPublishers:
     def cut_off(self, *, is_cut_off: bool) -> None:
         """Whether nothing can be committed, for nobody who could decide anything is reached."""
         self._is_cut_off = is_cut_off
-        if not self._is_over:
+        if self._ending is None:
             self.note_refusal()
 
     def refusal_error(self) -> StrandlineError:
@@ -191,7 +194,7 @@ class ReplicaPublishers:
 
     def describe_leader(self) -> None:
         """Metadata changed: the refusal may name another leader now."""
-        if self._refusal is not None and not self._is_over:
+        if self._refusal is not None and self._ending is None:
             self._partition.refuse(self.refusal_error())
 
     def _unknown(self) -> UnavailableError:

@@ -360,6 +360,11 @@ class Call:
         """End it because of a bug."""
         self.finish(Status.INTERNAL, A_BUG)
 
+    def give_up(self, text: str) -> None:
+        """Stop it, and forget what is queued: nothing of it can be sent any more."""
+        self.abort(RpcError(Status.CANCELLED, text))
+        self.output, self.output_at = bytearray(), 0
+
     def abort(self, error: RpcError) -> None:
         """End it from outside: its handler stops, if it has begun at all."""
         self.finish(error.status, error.text)

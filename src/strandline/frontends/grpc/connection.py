@@ -122,7 +122,8 @@ class Connection(asyncio.Protocol):
         self._transport = None
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
-            call.abort(RpcError(Status.CANCELLED, "the connection was lost"))
+            call.give_up("the connection was lost")
+        self._marked.clear()  # somebody may remember one of them, and with it the connection
         self._presence.end()
         self._listener.forget(self)
 
@@ -385,7 +386,7 @@ class Connection(asyncio.Protocol):
     def _give_up(self, call: Call) -> None:
         """Nothing of a call can be sent any more, so what serves it stops."""
         self._forget(call.stream_id)
-        call.abort(RpcError(Status.CANCELLED, "the client cancelled"))
+        call.give_up("the client cancelled")
 
     def _forget(self, stream_id: int) -> None:
         """A call is over; what it held back of the connection's window is free."""

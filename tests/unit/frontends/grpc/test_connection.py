@@ -366,6 +366,23 @@ async def test_a_lost_connection_ends_its_calls():
     assert client.server.busy == 0
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_what_nobody_takes_any_more_is_forgotten(is_lost):
+    """Whoever remembers an ended call, as the broker does the last publisher, keeps no output."""
+    client = Client(window=0)
+    client.begin(1, b"/s/Flood")
+    await client.exchange()
+    call = client.server._calls[1]
+    assert call.pending_bytes > 100_000
+    if is_lost:
+        client.server.connection_lost(None)
+    else:
+        client.h2.reset_stream(1)
+        await client.exchange()
+    await asyncio.sleep(0)
+    assert (call.pending_bytes, client.server._marked) == (0, {})
+
+
 @pytest.mark.parametrize("path", [b"/s/None", b"", b"\xff"])
 async def test_unknown_methods(path):
     """UNIMPLEMENTED, whatever the path."""

@@ -7,10 +7,11 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from strandline.client.results import Ack, AckFuture
 from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.grpc.liftbridge import forward
-from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
+from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed, Link
 from strandline.metadata.image import MetadataImage
 from strandline.types import PartitionName
 
@@ -22,6 +23,10 @@ class Outcomes:
 
     def __init__(self):
         self.refused = asyncio.Queue()
+        self.stored = asyncio.Queue()
+
+    def acked(self, token, partition, offset, *, duplicate):
+        self.stored.put_nowait((token, offset))
 
     def rejected(self, token, error):
         self.refused.put_nowait((token, error))
@@ -68,3 +73,77 @@ async def test_there_is_room_again_when_publishes_are_answered(forwarder, monkey
     done = await asyncio.to_thread(under_way.get)
     done(UnavailableError("the leader is away"))
     await asyncio.wait_for(waiting, 60)
+
+
+class Producers:
+    """A client of the cluster whose producers are answered when the test says."""
+
+    def __init__(self):
+        self.made, self.ended = [], []
+        self.futures = queue.Queue()
+
+    def producer(self, stream, *, linger_ms):
+        assert linger_ms == 0
+        self.made.append(stream)
+        return SimpleNamespace(
+            is_usable=True,
+            append=lambda *_, **__: self.append(),
+            abandon=lambda: self.ended.append(stream),
+        )
+
+    def append(self):
+        future = AckFuture()
+        self.futures.put(future)
+        return future
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def producers(monkeypatch):
+    """Of the forwarder."""
+    made = Producers()
+    link = Link(made, SimpleNamespace(close=lambda: None), {})
+    monkeypatch.setattr(forward, "_connect", lambda _: link)
+    return made
+
+
+async def hand_on(forwarder, producers, stream):
+    """A publish under way; the future that answers it."""
+    record = Handed(
+        PartitionName(stream, 0), b"v", subject="s", key=None, headers=None, message_id=None
+    )
+    outcomes = Outcomes()
+    forwarder.append(record, responder=outcomes, token=stream)
+    return await asyncio.to_thread(producers.futures.get, timeout=60), outcomes
+
+
+async def publish(forwarder, producers, *streams):
+    """Publish to streams, one after the other, and hear that it is stored."""
+    for stream in streams:
+        future, outcomes = await hand_on(forwarder, producers, stream)
+        future.set_result(Ack.at(7, 0))
+        assert await asyncio.wait_for(outcomes.stored.get(), 60) == (stream, 7)
+
+
+async def test_producers_of_streams_not_used_for_long_are_ended(forwarder, producers, monkeypatch):
+    """Each has threads, here and at a leader; one that waits for an answer keeps its order."""
+    monkeypatch.setattr(forward, "PRODUCERS_MAX", 2)
+    waiting, outcomes = await hand_on(forwarder, producers, "busy")
+    await publish(forwarder, producers, "a", "b", "a", "c")
+    assert (producers.made, producers.ended) == (["busy", "a", "b", "c"], ["b"])
+    waiting.set_result(Ack.at(0, 0))
+    await asyncio.wait_for(outcomes.stored.get(), 60)
+    await publish(forwarder, producers, "b")
+    assert producers.ended == ["b", "busy", "a"]
+
+
+async def test_the_producer_of_a_deleted_stream_is_ended(forwarder, producers):
+    """It would keep the files of the log open at its leader; the stream may be there again."""
+    forwarder.streams_changed({"a": 1, "b": 1, "c": 1})
+    await publish(forwarder, producers, "a", "b", "c")
+    forwarder.streams_changed({"a": 2, "c": 1})
+    await publish(forwarder, producers, "a")
+    assert producers.ended == ["a", "b"]
+    assert producers.made == ["a", "b", "c", "a"]

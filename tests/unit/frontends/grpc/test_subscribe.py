@@ -55,6 +55,20 @@ async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led
         await asking
 
 
+async def test_what_is_deleted_while_it_is_woken_is_no_partition(led_anew):
+    """As it is a moment later; what other streams there are is not told."""
+    host = SimpleNamespace(
+        me=1,
+        know=AsyncMock(),
+        partition=lambda *_: led_anew,
+        leader=lambda _: 1,
+        wake=AsyncMock(side_effect=UnknownStreamError("no stream 's'; there are: secret")),
+    )
+    with pytest.raises(RpcError) as caught:
+        await SubscribeCalls(host).subscribe(pb.SubscribeRequest(resume=True), None)
+    assert (caught.value.status, caught.value.text) == (Status.NOT_FOUND, "No such partition")
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [

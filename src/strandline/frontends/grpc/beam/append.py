@@ -65,7 +65,7 @@ class AppendStream:
         call: the stream.
         partition: where proposals go.
         limits: the broker's.
-        is_leading: whether the partition is led here.
+        is_leading: whether the partition is led here; raises RpcError, which ends the call.
         redirect: where it is led instead.
     """
 

@@ -165,18 +165,40 @@ class BeamService:
         return {f"/{NAME}/{name}".encode(): method for name, method in methods.items()}
 
     def _partition(self) -> Partition:
-        return self._broker.stream(self._name).partition(0)
+        """The log.
+
+        Raises:
+            UnknownStreamError: it was deleted, or this broker has just started.
+        """
+        try:
+            return self._broker.stream(self._name).partition(0)
+        except UnknownStreamError:
+            raise self._gone from None
+
+    @property
+    def _gone(self) -> UnknownStreamError:
+        """That there is no log; what other streams there are is not for everybody."""
+        return UnknownStreamError(f"there is no stream {self._name!r} that is known here")
 
     def _is_leading(self, partition: Partition) -> bool:
+        """Whether this broker leads it.
+
+        Raises:
+            UnknownStreamError: it was deleted, or this broker has just started.
+        """
         if not isinstance(self._broker, ClusterBroker):
             return True
-        leader = self._broker.image.partition(self._name, 0).leader
+        try:
+            leader = self._broker.image.partition(self._name, 0).leader
+        except UnknownStreamError:
+            raise self._gone from None
         return partition.elsewhere is None and leader == self._broker.config.cluster.broker_id
 
     def _redirect(self) -> pb.Redirect:
         """Where the leader is; nowhere while nobody leads, or it serves no such clients."""
         image = self._broker.image
-        leader = image.partition(self._name, 0).leader
+        stream = image.streams.get(self._name)
+        leader = stream.partitions[0].leader if stream is not None else None
         if leader is None or leader == self._broker.config.cluster.broker_id:
             return pb.Redirect()
         known = image.brokers.get(leader)
@@ -199,12 +221,12 @@ class BeamService:
         is_alone = not isinstance(self._broker, ClusterBroker)
 
         def is_leading(partition: Partition) -> bool:  # for each request: no more than it takes
-            if is_checked:
-                try:
+            try:
+                if is_checked:
                     self._allow(call, "Append")
-                except StrandlineError as error:
-                    raise rpc_error(error) from error
-            return is_alone or self._is_leading(partition)
+                return is_alone or self._is_leading(partition)
+            except StrandlineError as error:
+                raise rpc_error(error) from error
 
         return AppendStream(
             call, self._partition(), limits, is_leading=is_leading, redirect=self._redirect

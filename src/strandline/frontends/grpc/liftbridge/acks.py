@@ -11,6 +11,7 @@ from strandline.errors import (
     ReadonlyError,
     RecordTooLargeError,
     StrandlineError,
+    UnknownStreamError,
     WrongLastSequenceError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
@@ -47,6 +48,8 @@ def refused(error: StrandlineError, partition: int) -> RefusedError:
     """What became of a publish that the broker rejected."""
     if isinstance(error, WrongLastSequenceError):
         return RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
+    if isinstance(error, UnknownStreamError):
+        return RefusedError(pb.PublishAsyncError.NOT_FOUND, "no such stream: it was deleted")
     if isinstance(error, RecordTooLargeError):
         text = f"message exceeds max replication size: {error.message}"
         return RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)

@@ -6,7 +6,9 @@ of those is the publisher's business, as with the leader itself. With TLS it tru
 the clients' certificates, or else that of the peer link's, or else whom gRPC trusts.
 
 Rules: the order of one partition's publishes is kept, also when its leadership comes here while
-some are under way; an outcome reaches its responder on the loop.
+some are under way; an outcome reaches its responder on the loop. A stream that is published to has
+a producer, with threads here and at the leader, which keeps the log's files open there: so that of
+a deleted stream is ended, and of the others no more stay than ``PRODUCERS_MAX``.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from strandline.client.batching import Record
 from strandline.client.brokers import Brokers
 from strandline.client.client import Client
 from strandline.client.expecting import ExpectingAppender
+from strandline.client.producer import Producer
 from strandline.client.results import Ack
 from strandline.client.tls import Credentials
 from strandline.errors import StrandlineError, UnauthenticatedError, UnavailableError
@@ -36,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 10_000
 """Publishes under way to other brokers; streams of them wait for room, others are refused."""
+PRODUCERS_MAX: Final = 256
+"""Of streams to which nothing is under way, those used last."""
 ASK_TIMEOUT_S: Final = 10.0
 ONE_TIMEOUT_S: Final = 30.0
 """How long a record that goes by itself is tried for, as long as the others."""
@@ -61,6 +66,27 @@ class Link(NamedTuple):
 
     client: Client
     expecting: ExpectingAppender
+    producers: dict[str, Producer]
+    """Stream → who appends to it; the one used last is the last."""
+
+    def producer(self, stream: str) -> Producer:
+        """Who appends to a stream.
+
+        Raises:
+            UnknownStreamError: there is none.
+        """
+        found = self.producers.pop(stream, None)
+        if found is not None and not found.is_usable:
+            found.abandon()
+            found = None
+        made = self.producers[stream] = found or self.client.producer(stream, linger_ms=0)
+        return made
+
+    def let_go(self, stream: str) -> None:
+        """Need a stream's producer no more."""
+        found = self.producers.pop(stream, None)
+        if found is not None:
+            found.abandon()
 
     def close(self) -> None:
         """End them, once what is under way is answered.
@@ -91,12 +117,24 @@ class Forwarder:
         self._sending_one = threading.Lock()
         self._link: Link | None = None
         self._pending: Counter[PartitionName] = Counter()
+        self._created_ns: dict[str, int] = {}
         self._has_room = asyncio.Event()
         self._is_stopping = False
 
     def is_busy_with(self, partition: PartitionName) -> bool:
         """Whether publishes to a partition are under way, which others must not overtake."""
         return partition in self._pending
+
+    def streams_changed(self, created_ns: dict[str, int]) -> None:
+        """Let go of what was deleted, also if it was made again.
+
+        Args:
+            created_ns: when each stream there is was made.
+        """
+        before, self._created_ns = self._created_ns, created_ns
+        gone = [name for name, at_ns in before.items() if created_ns.get(name) != at_ns]
+        if gone and not self._is_stopping:
+            self._thread.submit(self._let_go_of, gone)
 
     async def room(self) -> None:
         """Wait until another publish is taken."""
@@ -164,8 +202,8 @@ class Forwarder:
             self._tell(done, future.result() if failure is None else self._explained(failure))
 
         try:
-            client = self._linked().client
-            future = client.appender(record.partition.stream).append(
+            link = self._linked()
+            future = link.producer(record.partition.stream).append(
                 record.value,
                 key=record.key,
                 subject=record.subject,
@@ -177,6 +215,21 @@ class Forwarder:
             self._tell(done, self._explained(error))
         else:
             future.add_done_callback(finished)
+            if len(link.producers) > PRODUCERS_MAX:
+                self._let_go_of_idle(link)
+
+    def _let_go_of_idle(self, link: Link) -> None:
+        """On the thread: end producers that were not used for long, so that no order changes."""
+        busy = {partition.stream for partition in list(self._pending)}
+        for stream in list(link.producers)[:-PRODUCERS_MAX]:
+            if stream not in busy:
+                link.let_go(stream)
+
+    def _let_go_of(self, streams: list[str]) -> None:
+        """On the thread: these were deleted."""
+        if self._link is not None:
+            for stream in streams:
+                self._link.let_go(stream)
 
     def _send_one(
         self, record: Handed, done: Callable[[Outcome], None], expected: int | None
@@ -269,6 +322,7 @@ def _connect(broker: Broker) -> Link:
     return Link(
         Client(f"{scheme}://{address}", credentials=credentials),
         ExpectingAppender(brokers, timeout_s=ONE_TIMEOUT_S),
+        {},
     )
 
 

@@ -43,8 +43,8 @@ class AutoPause:
         """Pause what is idle, for ever."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            for partition in self.idle():
-                name = partition.name
+            # Names: a variable would keep the files of a partition open that is deleted later.
+            for name in [partition.name for partition in self.idle()]:
                 try:
                     await self._host.pause(name.stream, (name.partition,), is_on=True)
                     logger.info("%s is idle and was paused", name)

@@ -18,6 +18,7 @@ from strandline.errors import (
     PausedError,
     ReadonlyError,
     StrandlineError,
+    UnknownStreamError,
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
@@ -27,6 +28,7 @@ from strandline.frontends.grpc.liftbridge.acks import (
     Receipt,
     RefusedError,
     SingleAck,
+    refused,
 )
 from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
 from strandline.frontends.grpc.liftbridge.host import Host
@@ -75,6 +77,8 @@ class PublishCalls:
     def _bind(self) -> None:
         streams = self._host.broker.streams()
         self._routes.replace(b for stream in streams for b in stream_bindings(stream))
+        if self._forwarder is not None:
+            self._forwarder.streams_changed({s.name: s.created_ns for s in streams})
 
     # To a stream
 
@@ -178,6 +182,8 @@ class PublishCalls:
             return aim
         try:
             await self._host.wake(aim.partition)
+        except UnknownStreamError as error:
+            raise refused(error, aim.partition.name.partition) from error
         except StrandlineError as error:
             text = f"failed to resume stream: {error.message}"
             raise RefusedError(pb.PublishAsyncError.INTERNAL, text) from error

@@ -27,6 +27,7 @@ from strandline.frontends.grpc.status import RpcError, Status
 from strandline.types import Offset, PartitionName, TimestampNs
 
 STOPPED: Final = "Stop offset reached"
+NO_PARTITION: Final = "No such partition"
 END_OF_READONLY: Final = "End of readonly partition"
 
 
@@ -149,6 +150,8 @@ class SubscribeCalls:
         if request.resume:
             try:
                 await self._host.wake(partition)
+            except UnknownStreamError:
+                raise RpcError(Status.NOT_FOUND, NO_PARTITION) from None
             except StrandlineError as error:
                 raise RpcError(Status.INTERNAL, error.message) from error
         group = (request.consumer.groupId, partition.name)
@@ -179,7 +182,7 @@ class SubscribeCalls:
             raise RpcError(Status.INVALID_ARGUMENT, text)
         partition = self._host.partition(request.stream, request.partition)
         if partition is None:
-            raise RpcError(Status.NOT_FOUND, "No such partition")
+            raise RpcError(Status.NOT_FOUND, NO_PARTITION)
         host = self._host
         if host.leader(partition) == host.me:
             return partition
