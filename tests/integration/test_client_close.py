@@ -12,6 +12,7 @@ import strandline
 from strandline.errors import (
     ClientClosedError,
     DisconnectedError,
+    ProducerFencedError,
     RecordTooLargeError,
     StrandlineError,
 )
@@ -84,6 +85,24 @@ def test_producers_are_flushed_and_take_no_more(server):
         with pytest.raises(DisconnectedError, match="closed"):
             producer.append(b"late")
     client.close()
+
+
+def test_a_transaction_that_failed_is_no_failure_of_closing(server):
+    """Nothing of it counts, and who wrote it was told."""
+    client = strandline.connect(server)
+    client.create_stream("fenced")
+    transaction = client.transaction("t")
+    transaction.append("fenced", b"v", partition=0)
+    transaction.flush()
+    with strandline.connect(server) as other:
+        other.transaction("t").abort()
+    transaction.append("fenced", b"late", partition=0)
+    with pytest.raises(ProducerFencedError):
+        transaction.flush()
+    transaction.append("fenced", b"and later", partition=0)
+    client.close()
+    with pytest.raises(StrandlineError):
+        transaction.append("fenced", b"v")
 
 
 def test_what_failed_in_the_context_is_what_is_raised(server):

@@ -301,7 +301,8 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         """End the connections and what belongs to them; harmless when repeated.
 
         Producers are flushed first. Reads, subscriptions, consumers and open transactions raise
-        ``ClientClosedError`` from then on, a transaction is aborted at its timeout.
+        ``ClientClosedError`` from then on, a transaction is aborted at its timeout: what becomes of
+        its records is nobody's loss.
 
         Raises:
             StrandlineError: an append nobody waited for failed.
@@ -311,7 +312,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         with ExitStack() as closing:  # each, though another one fails
             closing.callback(self._brokers.close)
             for producer in producers:
-                closing.callback(producer.close)
+                closing.callback(producer.abandon if producer.is_enlisted else producer.close)
 
     def __enter__(self) -> Self:
         return self
