@@ -7,7 +7,12 @@ import grpc
 import pytest
 
 import strandline
-from strandline.errors import InvalidRequestError, NotAllowedError, UnauthenticatedError
+from strandline.errors import (
+    InvalidRequestError,
+    NotAllowedError,
+    UnauthenticatedError,
+    UnknownStreamError,
+)
 from strandline.testing import Server
 
 ADMIN = "an-administrators-token-made-for-this-test"
@@ -69,6 +74,16 @@ def test_nobody_gets_in_without_a_token_that_is_known(server, monkeypatch):
             strandline.connect(server, token=token)
     monkeypatch.setenv("STRANDLINE_TOKEN", ADMIN)
     strandline.connect(server).close()
+
+
+def test_an_unknown_stream_tells_nobody_of_others(admin, newcomer):
+    """Also whose name is nearly the same: who asks may not be allowed to know of it."""
+    admin.create_stream("secret-plans")
+    _, client = newcomer(("read", "stream", "secret-plan"))
+    for call in (client.stream_info, client.read, client.subscribe):
+        with pytest.raises(UnknownStreamError) as refusal:
+            list(call("secret-plan"))
+        assert "secret-plans" not in refusal.value.message
 
 
 @pytest.mark.parametrize("shown", [None, "Bearer wrong", "something else"])

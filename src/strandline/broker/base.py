@@ -34,6 +34,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.metadata.image import MetadataImage, unknown_stream_message
+from strandline.metadata.internal_streams import is_internal
 from strandline.storage.disk import Disk
 from strandline.storage.recovery import Recovered
 from strandline.storage.reserve import Reserve
@@ -170,13 +171,15 @@ class BrokerBase(ABC):
         """The stream called ``name``; from any thread.
 
         Raises:
-            UnknownStreamError: there is none.
+            UnknownStreamError: there is none; the message lists what there is, but where access is
+                controlled, for who asks may not know of the others.
         """
         try:
             return self._streams[name]
         except KeyError:
-            message = unknown_stream_message(name, self._image.streams)
-            raise UnknownStreamError(message) from None
+            hides = self.config.auth.enabled
+            others = [] if hides else [n for n in self._image.streams if not is_internal(n)]
+            raise UnknownStreamError(unknown_stream_message(name, others)) from None
 
     def partitions(self) -> list[Partition]:
         """Every partition of every stream."""

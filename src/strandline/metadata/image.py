@@ -13,7 +13,7 @@ Invariants (``check.py`` states them as code):
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -254,8 +254,8 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, brokers={**self.brokers, broker.id: broker})
 
 
-def unknown_stream_message(name: str, streams: dict[str, StreamImage]) -> str:
-    """The sentence for an unknown stream: what to do instead."""
+def unknown_stream_message(name: str, streams: Collection[str]) -> str:
+    """The sentence for an unknown stream: what to do instead, and which there are."""
     if not streams:
         return f"no stream {name!r}; create it with 'strandline stream create {name} --subject …'"
     near = difflib.get_close_matches(name, streams, n=1)
