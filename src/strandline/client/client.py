@@ -103,6 +103,8 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         self._appenders: dict[str, Producer] = {}
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         """Those that somebody has; one that is forgotten ends by itself."""
+        self._enlisted: weakref.WeakSet[Producer] = weakref.WeakSet()
+        """Likewise those of transactions, which tell what becomes of their records."""
 
     @property
     def address(self) -> str:
@@ -210,7 +212,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         Raises:
             UnknownStreamError: there is none.
         """
-        return self._producer(
+        made = self._producer(
             stream,
             acks=acks,
             linger_ms=linger_ms,
@@ -219,16 +221,19 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             delivery_timeout_s=delivery_timeout_s,
             idempotent=idempotent,
         )
+        return self._noted(self._producers, made)
 
     def _enlisted_producer(self, stream: str, enlisted: Enlisted) -> Producer:
-        return self._producer(stream, enlisted=enlisted)
+        return self._noted(self._enlisted, self._producer(stream, enlisted=enlisted))
 
     def _producer(self, stream: str, **options: Any) -> Producer:
         described = self._described(stream)
         server = self._server or self.server_info()
-        made = Producer(self._known, described, server=server, **options)
+        return Producer(self._known, described, server=server, **options)
+
+    def _noted(self, where: "weakref.WeakSet[Producer]", made: Producer) -> Producer:
         with self._lock:
-            self._producers.add(made)
+            where.add(made)
         return made
 
     def _forget_appender(self, stream: str) -> None:
@@ -309,10 +314,13 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         """
         with self._lock:
             producers, self._appenders = list(self._producers), {}
+            enlisted = list(self._enlisted)
         with ExitStack() as closing:  # each, though another one fails
             closing.callback(self._brokers.close)
+            for producer in enlisted:
+                closing.callback(producer.abandon)
             for producer in producers:
-                closing.callback(producer.abandon if producer.is_enlisted else producer.close)
+                closing.callback(producer.close)
 
     def __enter__(self) -> Self:
         return self

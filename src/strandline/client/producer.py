@@ -219,11 +219,6 @@ class Producer:
         """
         self._delivery.wait_for_room()
 
-    @property
-    def is_enlisted(self) -> bool:
-        """Whether its records are a transaction's, which tells what becomes of them."""
-        return self._enlisted is not None
-
     def flush(self) -> None:
         """Send what was appended so far and wait until all of it is answered.
 
