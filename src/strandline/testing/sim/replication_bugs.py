@@ -223,6 +223,11 @@ def _give_nothing_of_a_filler(self: Image, offset: int) -> Stored | None:
     return self.batches.get(offset)
 
 
+def _give_whole_batches(self: Image, offset: int) -> Stored | None:
+    holders = (each for each in self.batches.values() if each.ref.next_offset > offset)
+    return next(holders, None)
+
+
 def _merge_over_epochs(before: Stored, after: Stored) -> bool:
     return is_filler(before) and is_filler(after)
 
@@ -312,6 +317,7 @@ REPLICATION_BUGS: Final = (
     Replacement(
         "who ends within a filler is given nothing", "at", _give_nothing_of_a_filler, (Image,)
     ),
+    Replacement("who starts within a batch gets all of it", "at", _give_whole_batches, (Image,)),
     Replacement("fillers forget epochs", "may_merge", _merge_over_epochs, (disk_module,)),
     Replacement(
         "compaction goes beyond the high watermark",

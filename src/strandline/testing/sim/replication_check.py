@@ -6,7 +6,7 @@ every ack and every log must agree with it. ``ViolationError`` says what was see
 
 from strandline.testing.history import History
 from strandline.testing.sim.replication_disk import Image, SimLog
-from strandline.testing.sim.replication_keys import Stored, is_null, key_of, state_of
+from strandline.testing.sim.replication_keys import Stored, is_null, key_of, state_of, tail
 from strandline.testing.sim.world import ViolationError, World
 
 
@@ -34,6 +34,8 @@ class Checker:
         self._min_isr = min_isr
         self._records: dict[int, bytes] = {}
         self._epochs: dict[int, int] = {}
+        self._bases: dict[int, int] = {}
+        """Offset → where the batch of the truth begins that has it."""
         self._newest: dict[int, int] = {}
 
     def fail(self, what: str) -> None:
@@ -66,13 +68,20 @@ class Checker:
                 self.fail(f"broker {broker} {wrong}")
             return
         while first < after:
-            stored, known = image.batches.get(first), self.truth.get(first)
+            stored, known = image.at(first), self._known(first)
             if known is None or stored is None:
                 self.fail(f"broker {broker} has no batch that begins at {first}")
                 return
             if stored is not known and stored != known:
                 self.fail(f"broker {broker} has {stored} at {first}, exposed before: {known}")
             first = known.ref.next_offset
+
+    def _known(self, offset: int) -> Stored | None:
+        """The truth from an offset on; a log may start within a batch."""
+        base = self._bases.get(offset)
+        if base is None:
+            return None
+        return self.truth[base] if base == offset else tail(self.truth[base], offset)
 
     def _difference(self, image: Image, first: int, after: int) -> str:
         """What is wrong with a compacted log, besides records that may be gone; empty: nothing."""
@@ -140,6 +149,7 @@ class Checker:
         for offset, value in stored.records:
             self.history.placed(value, offset)
             self._records[offset], self._epochs[offset] = value, stored.ref.leader_epoch
+            self._bases[offset] = stored.ref.base_offset
             self._newest[key_of(value)] = offset
 
     # Publishers and readers
@@ -171,7 +181,8 @@ class Checker:
         for broker, log in self.logs.items():
             for base in sorted(log.damaged):
                 # Where retention has left it nowhere else, nobody can help.
-                if any(base in other.seen.batches for b, other in self.logs.items() if b != broker):
+                others = (other.seen for b, other in self.logs.items() if b != broker)
+                if any(base in other.batches and other.start <= base for other in others):
                     self.fail(f"broker {broker} was not repaired at {base}")
             self._agree(broker, log.seen, first=log.seen.start, after=log.seen.end)
             self.same_state(broker, log.seen.end)
@@ -192,7 +203,7 @@ class Checker:
             each
             for stored in image.batches.values()
             for each in stored.records
-            if each[0] < exposed
+            if image.start <= each[0] < exposed
         )
         wrong = {key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key)}
         for key in sorted(wrong):

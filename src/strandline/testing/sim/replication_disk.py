@@ -13,9 +13,9 @@ from typing import NamedTuple
 from strandline.testing.sim.replication_keys import (
     Stored,
     filler,
-    is_filler,
     may_merge,
     survey,
+    tail,
     without,
 )
 from strandline.types import LeaderEpoch, Offset
@@ -31,7 +31,10 @@ class Reach(NamedTuple):
 
 @dataclass(slots=True)
 class Image:
-    """Batches by base offset, in order, and where the log starts and ends."""
+    """Batches by base offset, in order, and where the log starts and ends.
+
+    It may start within its first batch, whose first records were removed.
+    """
 
     batches: dict[int, Stored] = field(default_factory=dict)
     start: int = 0
@@ -48,7 +51,7 @@ class Image:
         """Cut the end off, at the end of a batch."""
         while self.end > offset:
             _, stored = self.batches.popitem()
-            self.end = stored.ref.base_offset
+            self.end = max(stored.ref.base_offset, self.start)
         if self.end != offset:
             raise AssertionError(f"cut inside a batch: {offset}")
 
@@ -58,18 +61,21 @@ class Image:
         self.start = self.end = offset
 
     def truncate_before(self, offset: int) -> None:
-        """Drop what is below; ``offset`` is the base of a batch, or the end."""
-        while self.start < offset:
-            self.start = self.batches.pop(self.start).ref.next_offset
+        """Remove the records below; batches go as a whole."""
+        self.start = max(self.start, offset)
+        for base, stored in list(self.batches.items()):
+            if stored.ref.next_offset > self.start:
+                break
+            del self.batches[base]
 
     def at(self, offset: int) -> Stored | None:
-        """The batch that begins at an offset, or what a filler there stands for from it on."""
+        """The batch that begins at an offset, or what one there has from it on."""
         stored = self.batches.get(offset)
         if stored is not None:
             return stored
         for each in self.batches.values():
-            if each.ref.base_offset < offset < each.ref.next_offset and is_filler(each):
-                return filler(offset, each.ref.next_offset, each.ref.leader_epoch)
+            if each.ref.base_offset < offset < each.ref.next_offset:
+                return tail(each, offset)
         return None
 
     def compact(self, reach: Reach) -> None:
@@ -208,5 +214,6 @@ class SimLog:
         found: list[tuple[LeaderEpoch, Offset]] = []
         for stored in self.seen.batches.values():
             if not found or stored.ref.leader_epoch > found[-1][0]:
-                found.append((stored.ref.leader_epoch, stored.ref.base_offset))
+                start = max(stored.ref.base_offset, Offset(self.seen.start))
+                found.append((stored.ref.leader_epoch, start))
         return tuple(found)

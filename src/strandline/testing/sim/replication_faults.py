@@ -6,6 +6,7 @@ from strandline.replication import events as ev
 from strandline.testing.sim.replication_broker import SimBroker
 from strandline.testing.sim.replication_clock import JUMPS_MS
 from strandline.testing.sim.replication_cluster import Cluster
+from strandline.testing.sim.replication_disk import Image
 from strandline.testing.sim.replication_oracle import METADATA
 from strandline.testing.sim.world import NetworkFaults
 from strandline.types import BrokerId, Offset
@@ -97,11 +98,12 @@ class Faults:
         broker = rng.choice(self._ids)
         log = self._brokers[broker].logs[number]
         whole = [b for b in isr if b != broker and not self._brokers[b].logs[number].damaged]
-        bases = [base for base in log.disk.batches if base in log.seen.batches]
+        bases = [b for b in log.disk.batches if b in log.seen.batches and b >= log.seen.start]
         if not whole or not bases or broker in (b for b in isr if len(isr) == 1):
             return
         base = rng.choice(bases)
-        holders = [self._brokers[b].logs[number].disk.batches.get(base) for b in whole]
+        others = [self._brokers[b].logs[number] for b in whole]
+        holders = [o.disk.batches.get(base) for o in others if o.seen.start <= base]
         if (
             log.disk.batches[base] != log.seen.batches[base]
             or log.disk.batches[base] not in holders
@@ -114,7 +116,7 @@ class Faults:
             self._brokers[broker].take(number, ev.Damaged(Offset(base), after))
 
     def _retain(self, number: int) -> None:
-        """Retention on one replica: move its log start to a batch that is committed.
+        """On one replica, move the log start up to a record that is committed, or a batch.
 
         Not over what is damaged elsewhere: this may be the last whole copy of it.
         """
@@ -130,8 +132,20 @@ class Faults:
         if bases:
             everything = [limit] * 3 if limit == hosted.exposed else []
             start = self._world.rng.choice([*bases, *everything])
+            if self._world.rng.random() < 0.7:
+                start = self._within_a_batch(hosted.log.seen, start)
             hosted.log.truncate_before(start)
             broker.take(number, ev.LogStartMoved(Offset(start)))
+
+    def _within_a_batch(self, image: Image, limit: int) -> int:
+        """A start of which the batch began earlier, up to a limit; the limit, if there is none."""
+        found = [
+            offset
+            for stored in image.batches.values()
+            for offset in range(stored.ref.base_offset + 1, stored.ref.next_offset)
+            if image.start < offset <= limit
+        ]
+        return self._world.rng.choice(found[-3:] or [limit])
 
     def _compact(self, number: int) -> None:
         """Compaction on one replica, and on another a little later."""

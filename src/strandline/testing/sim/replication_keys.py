@@ -58,6 +58,15 @@ def filler(base: int, after: int, epoch: LeaderEpoch) -> Stored:
     return Stored(BatchRef(Offset(base), Offset(after), epoch, len(payload)), payload)
 
 
+def tail(stored: Stored, offset: int) -> Stored:
+    """What a batch has from an offset on, as a batch of its own."""
+    ref = stored.ref
+    payload = b",".join(stored.payload.split(b",")[offset - ref.base_offset :])
+    return Stored(
+        BatchRef(Offset(offset), ref.next_offset, ref.leader_epoch, len(payload)), payload
+    )
+
+
 def may_merge(before: Stored, after: Stored) -> bool:
     """Whether two batches in a row are fillers of one leader epoch."""
     is_one_epoch = before.ref.leader_epoch == after.ref.leader_epoch
