@@ -177,6 +177,10 @@ class BrokerBase(ABC):
         try:
             return self._streams[name]
         except KeyError:
+            if name in self._image.streams:
+                raise UnknownStreamError(
+                    f"stream {name!r} is not known here yet: this broker has just started; retry"
+                ) from None
             hides = self.config.auth.enabled
             others = [] if hides else [n for n in self._image.streams if not is_internal(n)]
             raise UnknownStreamError(unknown_stream_message(name, others)) from None

@@ -432,3 +432,15 @@ async def test_an_isr_that_was_overtaken_takes_no_other_down_with_it(cluster, ki
     await cluster.isr(1, 2, 3)
     await cluster.put("b")
     await cluster.agree(["a", "b"])
+
+
+async def test_a_stream_that_is_not_opened_yet_is_not_called_unknown(cluster):
+    """A broker that has just started knows of it from its disk, and opens it once it may."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    broker = cluster.brokers[3]
+    broker._streams = {}
+    with pytest.raises(UnknownStreamError, match=r"'s' is not known here yet: .*; retry"):
+        broker.stream("s")
+    with pytest.raises(UnknownStreamError, match="there are: s"):
+        broker.stream("t")
