@@ -1,6 +1,5 @@
 """``strandline group``: list, look at, rewind and delete consumer groups."""
 
-import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,9 @@ from strandline.cli.output import (
     OutputFormat,
     OutputOption,
     ServerOption,
+    YesOption,
     examples,
+    is_asked,
     print_done,
     print_json,
     print_line,
@@ -143,7 +144,7 @@ def _numbers(found: "Mapping[PartitionName, int]") -> dict[int, int]:
 def delete(
     *,
     group: GroupArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
@@ -154,7 +155,7 @@ def delete(
     import strandline
 
     with strandline.connect(server) as client:
-        if not yes and sys.stdin.isatty() and output is OutputFormat.text:
+        if is_asked(output, yes=yes):
             typer.confirm(f"Forget group {group} and its positions?", abort=True)
         client.groups.delete(group)
     print_done(f"deleted {group}", {"deleted": group}, output=output)

@@ -6,7 +6,6 @@ terminal.
 """
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,9 @@ from strandline.cli.output import (
     OutputFormat,
     OutputOption,
     ServerOption,
+    YesOption,
     examples,
+    is_asked,
     note,
     print_done,
     print_json,
@@ -39,7 +40,6 @@ SILENCE_S_MAX = 60.0
 """For so long a broker may not answer while it is watched: it may be restarting."""
 
 BrokerArgument = Annotated[int, typer.Argument(metavar="BROKER", help="Its number.", min=1)]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 WaitOption = Annotated[bool, typer.Option(help="Show progress until it is done.")]
 
 
@@ -273,7 +273,7 @@ def _brokers(text: str | None) -> tuple[int, ...]:
 
 
 def _confirm(question: str, output: OutputFormat, *, yes: bool) -> None:
-    if not yes and sys.stdin.isatty() and output is OutputFormat.text:
+    if is_asked(output, yes=yes):
         typer.confirm(question, abort=True)
 
 

@@ -53,6 +53,12 @@ ServerOption = Annotated[
     ),
 ]
 SERVER_DEFAULT = "127.0.0.1:9293"
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def is_asked(output: OutputFormat, *, yes: bool) -> bool:
+    """Whether somebody is there to be asked, and did not say yes already."""
+    return not yes and sys.stdin.isatty() and output is OutputFormat.text
 
 
 def examples(*lines: str) -> str:

@@ -1,6 +1,5 @@
 """``strandline cluster rescue``: one survivor decides alone. Offline, and the last resort."""
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +9,15 @@ import typer
 from strandline.cli.output import (
     OutputFormat,
     OutputOption,
+    YesOption,
     examples,
+    is_asked,
     note,
     print_json,
     print_line,
     reports_errors,
 )
+from strandline.errors import InvalidRequestError
 
 WARNING = """\
 This is for a cluster most of whose voters are lost for ever, with their disks. From now on this
@@ -35,20 +37,24 @@ def rescue(
     data_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Data directory of a survivor, which is stopped.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Let a stopped broker decide alone, after most of those that decided are lost for ever.
 
     Choose the survivor that was up last. Start it afterwards, remove the lost brokers or give them
-    other disks, and let others join.
+    other disks, and let others join. It asks first, unless --yes.
     """
     from strandline.broker.cluster.rescue import rescue as rescue_directory
     from strandline.storage.disk import Disk
 
     note(WARNING)
-    if not yes and sys.stdin.isatty() and output is OutputFormat.text:
+    if is_asked(output, yes=yes):
         typer.confirm("Are the disks of the lost brokers destroyed?", abort=True)
+    elif not yes:
+        raise InvalidRequestError(
+            "nobody can be asked whether the disks of the lost brokers are destroyed; say --yes"
+        )
     done = rescue_directory(data_dir, disk=Disk())
     if output is OutputFormat.json:
         print_json(

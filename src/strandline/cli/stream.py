@@ -1,6 +1,5 @@
 """``strandline stream``: create, list, look at, extend, shorten and delete streams."""
 
-import sys
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -11,7 +10,9 @@ from strandline.cli.output import (
     OutputFormat,
     OutputOption,
     ServerOption,
+    YesOption,
     examples,
+    is_asked,
     print_done,
     print_json,
     print_line,
@@ -227,7 +228,7 @@ def info(
 def delete(
     *,
     name: NameArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
@@ -238,7 +239,7 @@ def delete(
     import strandline
 
     with strandline.connect(server) as client:
-        if not yes and sys.stdin.isatty() and output is OutputFormat.text:
+        if is_asked(output, yes=yes):
             found = client.stream_info(name)
             records = sum(part.records for part in found.partitions)
             typer.confirm(f"Delete stream {name} with {records:,} records?", abort=True)

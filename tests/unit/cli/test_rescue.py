@@ -14,3 +14,10 @@ def test_it_warns_before_it_does_anything(tmp_path):
     assert "destroy these disks first" in done.stderr
     assert "not the data directory of a broker of a cluster" in done.stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_it_wants_a_yes(tmp_path):
+    """A script that forgot to say it must not decide for the cluster."""
+    done = CliRunner().invoke(app, ["cluster", "rescue", "--data-dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "say --yes" in done.stderr
