@@ -84,6 +84,7 @@ def test_an_unknown_stream_tells_nobody_of_others(admin, newcomer):
         with pytest.raises(UnknownStreamError) as refusal:
             list(call("secret-plan"))
         assert "secret-plans" not in refusal.value.message
+    admin.delete_stream("secret-plans")
 
 
 @pytest.mark.parametrize("shown", [None, "Bearer wrong", "something else"])
