@@ -8,6 +8,7 @@ import os
 import signal
 import ssl
 import stat
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,7 +22,6 @@ import trustme
 import strandline
 from strandline.errors import StrandlineError
 from strandline.frontends.nats import door
-from strandline.frontends.nats.accounts import ANSWER_TIMEOUT_S
 from strandline.server.ports import free_ports
 from strandline.testing.server import Server
 
@@ -237,12 +237,19 @@ async def test_an_answer_that_comes_too_late_takes_no_place(server, admin, conne
     token = await asyncio.to_thread(admin.access.create_token, "slow")
     await asyncio.to_thread(partial(admin.quotas.set, "slow", connections=1))
     host, port = server.url.nats_url.removeprefix("nats://").split(":")
-    # So much longer that nats-server has given up, though it may be asked late on a busy machine.
-    server.app.broker.call_soon(time.sleep, ANSWER_TIMEOUT_S + 4)
+    stands, has_given_up = threading.Event(), threading.Event()
+
+    def stand_still():
+        stands.set()
+        has_given_up.wait(PATIENCE_S)
+
+    server.app.broker.call_soon(stand_still)
+    await asyncio.to_thread(stands.wait, PATIENCE_S)
     reading, writing = await asyncio.open_connection(host, int(port))
     writing.write(b'CONNECT {"auth_token":"%b"}\r\nPING\r\n' % token.encode())
     async with asyncio.timeout(PATIENCE_S):
         assert b"-ERR" in await reading.read()
+    has_given_up.set()
     writing.close()
 
     async def come():
