@@ -69,7 +69,6 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
         name=name,
         output=output,
         startingOffsets=json.dumps({str(p): o for p, o in position.items()}) if position else None,
-        maxRecordsPerTrigger=config.batch_records_max,
     )
     initial = spark.createDataFrame(list(began.items()), _OUTPUT).groupBy("key")
     changed = (

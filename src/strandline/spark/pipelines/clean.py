@@ -33,14 +33,7 @@ def start_clean(spark: SparkSession, config: Clean) -> list[StreamingQuery]:
     partitions = len(dirty.partitions)
     output = ensure_stream(config.server, config.into, like=dirty, partitions=partitions)
     name = f"clean {config.stream} into {config.into}"
-    records = read_stream(
-        spark,
-        config,
-        config.stream,
-        name=name,
-        output=output,
-        maxRecordsPerTrigger=config.batch_records_max,
-    )
+    records = read_stream(spark, config, config.stream, name=name, output=output)
     once = records.groupBy("partition").transformWithState(
         Deduplicator(), outputStructType=_OUTPUT, outputMode="Append", timeMode="None"
     )

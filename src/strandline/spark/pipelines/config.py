@@ -66,17 +66,23 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     batch_bytes_max: Count | None = None
 
 
-class Copy(Common, frozen=True, kw_only=True, tag="copy"):
+class Derived(Common, frozen=True, kw_only=True):
+    """Streams that are made of streams."""
+
+    batch_records_max: Count | None = None
+    """The largest micro-batch, in records."""
+
+
+class Copy(Derived, frozen=True, kw_only=True, tag="copy"):
     """A stream into another, partition by partition; perhaps of another cluster."""
 
     stream: Name
     into: Name
     into_server: str | None = None
     """Where the copy is, if not at ``server``."""
-    batch_records_max: Count | None = None
 
 
-class Transform(Common, frozen=True, kw_only=True, tag="transform"):
+class Transform(Derived, frozen=True, kw_only=True, tag="transform"):
     """Records filtered, multiplied, changed, or split to several streams, by SQL."""
 
     stream: Name
@@ -85,10 +91,9 @@ class Transform(Common, frozen=True, kw_only=True, tag="transform"):
     ``stream`` to name the stream of each row."""
     into: str | None = None
     """The stream of rows that name none."""
-    batch_records_max: Count | None = None
 
 
-class Aggregate(Common, frozen=True, kw_only=True, tag="aggregate"):
+class Aggregate(Derived, frozen=True, kw_only=True, tag="aggregate"):
     """A running state for each key, kept in a compacted stream that others can read."""
 
     stream: Name
@@ -98,20 +103,18 @@ class Aggregate(Common, frozen=True, kw_only=True, tag="aggregate"):
     """SQL that gives a record's key; records where it is null are left out."""
     columns: dict[str, str]
     """The state: names, and ``count()``, ``sum(X)``, ``min(X)``, ``max(X)`` or ``last(X)``."""
-    batch_records_max: Count | None = None
 
 
-class Merge(Common, frozen=True, kw_only=True, tag="merge"):
+class Merge(Derived, frozen=True, kw_only=True, tag="merge"):
     """Several streams interleaved into one; the order that was chosen is in the result."""
 
     streams: list[str]
     into: Name
     values: bool = True
     """False keeps the order alone: records without value that say which record comes next."""
-    batch_records_max: Count | None = None
 
 
-class Repartition(Common, frozen=True, kw_only=True, tag="repartition"):
+class Repartition(Derived, frozen=True, kw_only=True, tag="repartition"):
     """A stream by another key; where each record comes from stays in its headers."""
 
     stream: Name
@@ -120,10 +123,9 @@ class Repartition(Common, frozen=True, kw_only=True, tag="repartition"):
     """SQL that gives a record's new key."""
     partitions: int = 1
     """Of the result, if it is not there yet."""
-    batch_records_max: Count | None = None
 
 
-class Clean(Common, frozen=True, kw_only=True, tag="clean"):
+class Clean(Derived, frozen=True, kw_only=True, tag="clean"):
     """A stream without the headers that pipelines put in, and without duplicates by them."""
 
     stream: Name

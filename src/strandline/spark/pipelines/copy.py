@@ -37,7 +37,6 @@ def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
         name=name,
         output=output,
         startingOffsets=position,
-        maxRecordsPerTrigger=config.batch_records_max,
     )
     rows = with_source(records, config.stream)
     query = write_stream(

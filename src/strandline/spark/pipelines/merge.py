@@ -33,14 +33,7 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
     name = f"merge {', '.join(config.streams)} into {config.into}"
 
     def records_of(stream: str) -> DataFrame:
-        records = read_stream(
-            spark,
-            config,
-            stream,
-            name=name,
-            output=output,
-            maxRecordsPerTrigger=config.batch_records_max,
-        )
+        records = read_stream(spark, config, stream, name=name, output=output)
         return with_source(records, stream).withColumn("source", F.lit(stream))
 
     together = reduce(DataFrame.unionByName, map(records_of, config.streams))

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from strandline.spark.pipelines.config import Common
+from strandline.spark.pipelines.config import Common, Derived
 from strandline.spark.pipelines.failures import query_failure
 from strandline.spark.pipelines.unread import oldest_unread_ms
 from strandline.spark.planning import decode_offsets
@@ -24,7 +24,13 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 def read_stream(
-    spark: SparkSession, config: Common, stream: str, *, name: str, **options: Any
+    spark: SparkSession,
+    config: Common,
+    stream: str,
+    *,
+    name: str,
+    output: str | None,
+    **options: Any,
 ) -> DataFrame:
     """The records of a stream, as they come.
 
@@ -33,8 +39,12 @@ def read_stream(
         config: the pipeline.
         stream: what to read.
         name: of the query, under which it notes its progress unless the pipeline says otherwise.
+        output: what the query writes, which its checkpoint is for; None: not known before it runs.
         **options: more of the source's; those that are None are left out.
     """
+    options["output"] = output
+    if isinstance(config, Derived):
+        options["maxRecordsPerTrigger"] = config.batch_records_max
     given = {option: str(value) for option, value in options.items() if value is not None}
     chosen = {
         "startingOffsets": config.starting_offsets,

@@ -23,14 +23,7 @@ def start_repartition(spark: SparkSession, config: Repartition) -> list[Streamin
     source = stream_of(config.server, config.stream)
     output = ensure_stream(config.server, config.into, like=source, partitions=config.partitions)
     name = f"repartition {config.stream} into {config.into}"
-    records = read_stream(
-        spark,
-        config,
-        config.stream,
-        name=name,
-        output=output,
-        maxRecordsPerTrigger=config.batch_records_max,
-    )
+    records = read_stream(spark, config, config.stream, name=name, output=output)
     keyed = with_source(records, config.stream).withColumn(
         "key", F.expr(config.key).cast("string").cast("binary")
     )

@@ -22,14 +22,7 @@ def start_transform(spark: SparkSession, config: Transform) -> list[StreamingQue
     """
     name = f"transform {config.stream}" + (f" into {config.into}" if config.into else "")
     output = identity_of(stream_of(config.server, config.into)) if config.into else None
-    records = read_stream(
-        spark,
-        config,
-        config.stream,
-        name=name,
-        output=output,
-        maxRecordsPerTrigger=config.batch_records_max,
-    )
+    records = read_stream(spark, config, config.stream, name=name, output=output)
     records.createOrReplaceTempView("records")
     rows = spark.sql(config.sql)
     return [write_stream(rows, config, name=name, into=config.into)]
