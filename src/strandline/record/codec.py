@@ -7,6 +7,8 @@ packages use.
 from strandline.record.columns import (
     BATCH_RECORDS_MAX,
     FILLER_OFFSETS_MAX,
+    HEADER_NAME_BYTES_MAX,
+    MESSAGE_ID_BYTES_MAX,
     MESSAGE_ID_HEADER,
     NOBODY,
     Headers,
@@ -20,6 +22,8 @@ from strandline.record.encode_arrow import encode_again, encode_arrow
 __all__ = [
     "BATCH_RECORDS_MAX",
     "FILLER_OFFSETS_MAX",
+    "HEADER_NAME_BYTES_MAX",
+    "MESSAGE_ID_BYTES_MAX",
     "MESSAGE_ID_HEADER",
     "NOBODY",
     "Headers",

@@ -31,6 +31,9 @@ Headers = list[tuple[str, bytes]]
 BATCH_RECORDS_MAX = 65_535
 FILLER_OFFSETS_MAX = 1 << 32
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
+HEADER_NAME_BYTES_MAX = 1024
+MESSAGE_ID_BYTES_MAX = 1024
+"""At every listener, since brokers hand records on to one another."""
 NOBODY = ProducerStamp(NO_PRODUCER, NO_PRODUCER, NO_PRODUCER)
 """The stamp of records that no idempotent producer has numbered."""
 

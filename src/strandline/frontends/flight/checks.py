@@ -16,12 +16,11 @@ from strandline.config import LimitsConfig
 from strandline.errors import InvalidRecordError, RecordTooLargeError
 from strandline.protocol.put import normalise
 from strandline.protocol.routing import default_subject
+from strandline.record.codec import HEADER_NAME_BYTES_MAX, MESSAGE_ID_BYTES_MAX
 from strandline.record.schema import SUBJECT_TYPE
 from strandline.record.subjects import has_wildcard, validate_subject
 
 KNOWN_SUBJECTS_MAX = 100_000
-HEADER_NAME_BYTES_MAX = 1024
-MESSAGE_ID_BYTES_MAX = 1024
 PLAIN_SUBJECTS_MAX = 128 << 20
 """Bytes of a batch's subjects that are not counted: they end as a dictionary, and are plain for a
 moment at most."""

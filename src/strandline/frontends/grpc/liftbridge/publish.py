@@ -36,13 +36,15 @@ from strandline.frontends.grpc.liftbridge.permissions import allow
 from strandline.frontends.grpc.methods import parsed
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.protocol.routing import default_subject
-from strandline.record.codec import MESSAGE_ID_HEADER, Headers
+from strandline.record.codec import (
+    HEADER_NAME_BYTES_MAX,
+    MESSAGE_ID_BYTES_MAX,
+    MESSAGE_ID_HEADER,
+    Headers,
+)
 from strandline.types import PartitionName
 
 HEADERS_MAX: Final = 4096
-HEADER_NAME_BYTES_MAX: Final = 1024
-MESSAGE_ID_BYTES_MAX: Final = 1024
-"""As where other brokers are handed records: what one takes all do."""
 FINISH_TIMEOUT_S: Final = 5.0
 """How long a stream of publishes waits for its last acks."""
 UNANSWERED_MAX: Final = 100_000
