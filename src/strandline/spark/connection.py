@@ -171,7 +171,7 @@ def read_range(
     wanted: OffsetRange,
     columns: Sequence[str],
     *,
-    identity: str | None = None,
+    identity: str,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range, each once, as the broker's filters let them through.
 
@@ -179,7 +179,7 @@ def read_range(
         options: broker, stream, filters, and what to do about lost records.
         wanted: partition and offsets.
         columns: what to read; ``offset`` comes along, because a cut read needs it to go on.
-        identity: of the stream that the range was planned on; None: whichever there is.
+        identity: of the stream that the range was planned on.
 
     Raises:
         DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off; or the
@@ -210,14 +210,12 @@ def read_range(
         _refuse_short_read(options, wanted, records=records)
 
 
-def _refuse_created_anew(options: ReadOptions, identity: str | None) -> None:
+def _refuse_created_anew(options: ReadOptions, identity: str) -> None:
     """Check that a range's offsets belong to the stream that is there now.
 
     Raises:
         DataLossError: the stream was deleted and created anew.
     """
-    if identity is None:
-        return
     found = identity_of(_stream_info(options))
     if found != identity:
         raise DataLossError(
