@@ -179,7 +179,8 @@ class BrokerBase(ABC):
         except KeyError:
             if name in self._image.streams:
                 raise UnknownStreamError(
-                    f"stream {name!r} is not known here yet: this broker has just started; retry"
+                    f"stream {name!r} is not known here yet: this broker has just started, or "
+                    "could not open it, as its log says then; retry"
                 ) from None
             hides = self.config.auth.enabled
             others = [] if hides else [n for n in self._image.streams if not is_internal(n)]
