@@ -4,13 +4,18 @@ import asyncio
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from strandline.client.batching import Record
+from strandline.client.brokers import Brokers
+from strandline.client.expecting import ExpectingAppender
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
+    DisconnectedError,
     InvalidConfigError,
     InvalidRequestError,
     NotLeaderError,
@@ -286,3 +291,19 @@ def test_a_taken_port_is_a_clear_error(broker):
         front_end = FlightFrontEnd(broker, BrokerConfig(flight_port=port))
         with pytest.raises(InvalidConfigError, match=f"{port}.*flight_port"):
             asyncio.run(front_end.start())
+
+
+def test_a_record_that_a_stopping_broker_took_may_be_stored(front_end, broker, partition):
+    """Its call ends with shutting_down, which says of other requests that nothing was done."""
+    partition.holds_acks = True
+    brokers = Brokers(f"127.0.0.1:{front_end.port}", timeout_s=20)
+    appender = ExpectingAppender(brokers, timeout_s=20)
+    record = Record(b"v", None, None, None, None)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(appender.append, "s", 0, record, expected_offset=0)
+        while not partition.held:
+            time.sleep(0.01)
+        asyncio.run(front_end.stop())
+        with pytest.raises(DisconnectedError, match="not known"):
+            sent.result()
+    appender.close()
