@@ -134,6 +134,8 @@ def test_data_frames_and_readers_are_taken():
     frame = polars.DataFrame({"value": ["a", "b"], "key": [b"k", None]})
     [batch] = batches_from(frame, batch_bytes=1000)
     assert batch.to_pylist() == [{"value": b"a", "key": b"k"}, {"value": b"b", "key": None}]
+    [batch] = batches_from(frame.cast({"value": polars.Categorical}), batch_bytes=1000)
+    assert batch.column("value").to_pylist() == [b"a", b"b"]
     reader = pa.table({"value": ["a"]}).to_reader()
     assert len(batches_from(reader, batch_bytes=1000)) == 1
     assert batches_from(pa.table({"value": pa.array([], pa.binary())}), batch_bytes=1) == []
@@ -172,3 +174,44 @@ def test_large_rows_among_small_ones_make_smaller_batches():
     batches = batches_from(table, batch_bytes=2000)
     assert max(batch.nbytes for batch in batches) <= 3000
     assert pa.Table.from_batches(batches)["value"].to_pylist() == table["value"].to_pylist()
+
+
+HEADERS = [[("h", b"\xff"), ("h", b"")], None, [("g", b"1")]]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lambda pandas: pandas.DataFrame({"value": ["x", "y", "z"], "headers": HEADERS}),
+        lambda pandas: pandas.DataFrame(
+            {"value": ["0", "x", "y", "z"], "headers": [None, *HEADERS]}
+        ).iloc[1:],
+        lambda pandas: pandas.DataFrame(
+            {"value": ["x", "y", "z"], "headers": HEADERS, "key": [float("nan")] * 3}
+        ),
+        lambda pandas: pandas.DataFrame(
+            {"value": ["x", "y", "z"], "headers": HEADERS},
+            index=pandas.Index(["k"] * 3, name="key"),
+        ),
+    ],
+    ids=["whole", "filtered", "no keys", "keys as index"],
+)
+def test_data_frames_of_pandas_are_taken(frame):
+    """With headers as pairs, as a read gives them, and whatever index is left of filtering."""
+    pandas = pytest.importorskip("pandas")
+    given = frame(pandas)
+    [batch] = batches_from(given, batch_bytes=1000)
+    assert batch.column("value").to_pylist() == [b"x", b"y", b"z"]
+    assert batch.column("headers").to_pylist() == HEADERS
+    if given.index.name == "key":
+        assert batch.column("key").to_pylist() == [b"k"] * 3
+
+
+@pytest.mark.parametrize(
+    "columns", [{"value": [1, "a"]}, {"value": ["a"], "headers": [[("h", 1)]]}]
+)
+def test_a_data_frame_that_arrow_refuses_is_an_invalid_record(columns):
+    """An error of ours, as for any other record that cannot be stored."""
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(InvalidRecordError, match="DataFrame cannot be converted"):
+        batches_from(pandas.DataFrame(columns), batch_bytes=1000)
