@@ -301,10 +301,8 @@ def test_a_record_that_a_stopping_broker_took_may_be_stored(front_end, stream, m
         raise ShuttingDownError("the broker is stopping")
 
     monkeypatch.setattr(PutSession, "run", take_and_stop)
-    appender = ExpectingAppender(
-        Brokers(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20
-    )
+    appender = ExpectingAppender(Brokers(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20)
     record = Record(b"v", None, None, None, None)
-    with pytest.raises(DisconnectedError, match="is stopping; .*not known"):
+    with pytest.raises(DisconnectedError, match=r"is stopping; .*not known"):
         appender.append("s", 0, record, expected_offset=0)
     appender.close()
