@@ -13,6 +13,7 @@ from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     InvalidConfigError,
     InvalidRequestError,
+    NotLeaderError,
     ShuttingDownError,
     StrandlineError,
     StreamExistsError,
@@ -198,6 +199,14 @@ def test_waiting_ends_with_the_first_record(client, front_end, broker):
     thread.join()
     assert decode(data, admin.Offsets, what="x").offsets == {0: 0, 1: 1}
     assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize("attribute", ["elsewhere", "closed_by"])
+def test_nobody_waits_for_a_partition_that_is_at_other_brokers(client, broker, attribute):
+    """A high watermark of 0 would be wrong: the client asks the leader instead."""
+    setattr(broker.make_stream("m").partitions[0], attribute, NotLeaderError("broker 2 leads m/0"))
+    body = admin.WaitRequest(name="m", beyond={0: 5}, wait_ms_max=60_000)
+    assert isinstance(error_of(action, client, admin.WAIT_BEYOND, body), NotLeaderError)
 
 
 def test_actions_and_streams_can_be_listed(client, broker):
