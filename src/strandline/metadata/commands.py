@@ -19,7 +19,7 @@ from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 Replicas = tuple[BrokerId, ...]
 ElectionReason = Literal[
-    "leader_lost", "preferred", "handover", "reassignment", "operator", "unclean"
+    "leader_lost", "leader_failed", "preferred", "handover", "reassignment", "operator", "unclean"
 ]
 
 
@@ -158,7 +158,8 @@ class ElectLeader(msgspec.Struct, frozen=True, tag=True):
     """Begin a new leadership of each partition.
 
     The reason ``unclean``, which only an operator gives, allows a leader that may lack committed
-    records; every other reason forbids it.
+    records; every other reason forbids it. With ``leader_failed`` the old leader also leaves the
+    ISR, because it cannot store records now; it joins again once it has caught up.
     """
 
     changes: tuple[LeaderChange, ...]

@@ -13,7 +13,12 @@ from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
 from strandline.config import StreamConfig, decode_config
-from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
+from strandline.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    StrandlineError,
+)
 from strandline.frontends.flight.access import AccessActions
 from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.frontends.flight.cluster import cluster_actions
@@ -190,13 +195,14 @@ class AdminActions:
             while True:
                 waiter.arm()
                 left_ms = deadline - self._life.now_ms()
-                if context.is_cancelled() or left_ms <= 0 or any(item.closed for item in watched):
+                if context.is_cancelled() or left_ms <= 0 or any(map(_gone_from, watched)):
                     break
                 if any(item.stable_offset > after for item, after in watched.items()):
                     break
                 self._life.check()
                 waiter.wait(left_ms / 1e3)
-        self._broker.stream(request.name)
+        for error in filter(None, map(_gone_from, watched)):
+            raise error  # a high watermark of a copy that is not here would be wrong
         now = {item.name.partition: int(item.stable_offset) for item in watched}
         return [admin.Offsets(offsets=now)]
 
@@ -208,3 +214,8 @@ class AdminActions:
     def _server_info(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.SERVER_INFO)
         return [server_info(self._broker)]
+
+
+def _gone_from(partition: Partition) -> StrandlineError | None:
+    """Why a partition is not on this broker (any more); None: it is."""
+    return partition.elsewhere or partition.closed_by
