@@ -87,7 +87,7 @@ class Disk:
         """Open a file and return its descriptor; ``create`` also makes it if missing."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         try:
-            return os.open(path, flags | os.O_CLOEXEC, 0o640)
+            return os.open(path, flags | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise translated(error, f"opening {path}") from error
 
@@ -248,7 +248,7 @@ class Disk:
             return
         self.make_directory(path.parent)
         try:
-            path.mkdir(exist_ok=True, mode=0o750)
+            path.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise translated(error, f"creating {path}") from error
         self.sync_directory(path.parent)
