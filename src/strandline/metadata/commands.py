@@ -19,7 +19,7 @@ from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 Replicas = tuple[BrokerId, ...]
 ElectionReason = Literal[
-    "leader_lost", "preferred", "handover", "reassignment", "operator", "unclean"
+    "leader_lost", "leader_failed", "preferred", "handover", "reassignment", "operator", "unclean"
 ]
 
 
@@ -158,7 +158,8 @@ class ElectLeader(msgspec.Struct, frozen=True, tag=True):
     """Begin a new leadership of each partition.
 
     The reason ``unclean``, which only an operator gives, allows a leader that may lack committed
-    records; every other reason forbids it.
+    records; every other reason forbids it. With ``leader_failed`` the old leader also leaves the
+    ISR, because it cannot store records now; it joins again once it has caught up.
     """
 
     changes: tuple[LeaderChange, ...]
@@ -216,9 +217,11 @@ class SkipTo(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
-    """Reserve a block of producer ids; the outcome's value is the first."""
+    """Reserve a block of producer ids for a principal; the outcome's value is the first id."""
 
     count: int
+    owner: str = ""
+    """Empty: access is not checked, and they belong to nobody."""
 
 
 class SetReadonly(msgspec.Struct, frozen=True, tag=True):
@@ -251,6 +254,8 @@ class JoinGroup(msgspec.Struct, frozen=True, tag=True):
     streams: tuple[str, ...]
     coordinator: BrokerId
     """Of a group that is made."""
+    owner: str = ""
+    """The principal that joins; empty where access is not checked."""
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag=True):

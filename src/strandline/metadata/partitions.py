@@ -90,8 +90,17 @@ def elect(
     brokers: Brokers,
     min_isr: int,
     is_unclean: bool = False,
+    has_failed: bool = False,
 ) -> PartitionImage:
     """The partition under a new leader; its ISR becomes those members of it that are in service.
+
+    Args:
+        partition: as it is.
+        leader: the new one.
+        brokers: by id.
+        min_isr: of the stream.
+        is_unclean: whether it may lack committed records.
+        has_failed: whether the old leader leaves the ISR, as commits would wait for it in vain.
 
     Raises:
         RefusedError: this broker may not lead it.
@@ -101,7 +110,8 @@ def elect(
     if leader not in partition.replicas or not brokers[leader].may_lead:
         raise RefusedError("not_eligible", f"broker {leader} is no replica in service")
     if leader in partition.isr:
-        isr = tuple(b for b in partition.isr if not brokers[b].is_fenced)
+        failed = partition.leader if has_failed else None
+        isr = tuple(b for b in partition.isr if not brokers[b].is_fenced and b != failed)
         return _changed(partition, isr, leader=leader, min_isr=min_isr)
     if is_safe(partition, leader):
         return _changed(partition, (leader,), leader=leader, min_isr=min_isr)

@@ -47,8 +47,6 @@ COMMIT_WAIT_S = 5.0
 class ClusterBroker(FollowingBroker):
     """One broker of a cluster; arguments as for ``Broker``."""
 
-    operations: Operations
-    """Orders of operators."""
     _flight_address = ""
 
     # Life
@@ -135,7 +133,8 @@ class ClusterBroker(FollowingBroker):
         )
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
-        self._has_swept = self._is_stopping = False
+        self._has_swept = self._is_stopping = self._is_releasing = False
+        self._unopened = {}
         self._parted = set()
         self._retry = None
 
@@ -176,7 +175,10 @@ class ClusterBroker(FollowingBroker):
     @property
     def why_not_ready(self) -> str:
         """As ``Broker``; in a cluster also while copies here are behind, or are to lead."""
-        return super().why_not_ready or figures.why_behind(self.membership.replicas)
+        if (why := super().why_not_ready) or not self._unopened:
+            return why or figures.why_behind(self.membership.replicas)
+        first = next(iter(self._unopened.values()))
+        return f"{len(self._unopened)} copies here cannot be opened; the first: {first.message}"
 
     def refresh_telemetry(self) -> None:
         """As ``Broker``, and the cluster's figures."""
@@ -316,9 +318,9 @@ class ClusterBroker(FollowingBroker):
         else:
             self.membership.markers.order(leader, mark, done)
 
-    async def _reserve_producer_ids(self) -> int:
+    async def _reserve_producer_ids(self, owner: str) -> int:
         self._check_member()
-        command = AllocateProducerIds(count=PRODUCER_IDS)
+        command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
         return outcome.value

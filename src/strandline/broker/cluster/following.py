@@ -2,7 +2,8 @@
 
 Rules: what exists is decided by the metadata; this broker follows the image, also when it was the
 one to propose the change. What the image shows to be deleted is removed, and what it has never
-heard of is left alone.
+heard of is left alone. A partition that cannot be opened here takes no other one with it: the rest
+of its stream goes on, opening it is tried again, and another replica leads it meanwhile.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.cluster.assignment import not_leader
 from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermarks import save_watermarks
@@ -37,12 +39,18 @@ class FollowingBroker(Broker):
     """A broker whose streams are those of the metadata log; arguments as for ``Broker``."""
 
     membership: Membership
+    operations: Operations
+    """Orders of operators."""
     log_starts: LogStarts
     skips: Skips
     _watermarks: dict[LogId, Offset]
     _has_swept: bool
     _parted: set[LogId]
     """Logs that were removed, and of which the journal still tells."""
+    _unopened: dict[LogId, UnavailableError]
+    """Why partitions that this broker should keep cannot be opened."""
+    _is_releasing: bool
+    """Whether others are being asked to lead what is unopened."""
     _is_stopping: bool
     _retry: asyncio.TimerHandle | None
 
@@ -55,23 +63,15 @@ class FollowingBroker(Broker):
     def _follow(self, image: MetadataImage) -> None:
         """Make streams and replicas what the image says."""
         streams: dict[str, Stream] = {}
-        is_changed, is_whole = False, True
+        is_changed = False
         for name, wanted in image.streams.items():
-            known = self._streams.get(name)
-            if known is not None and self._is_same(known, wanted):
-                streams[name] = known
-                continue
-            try:
-                streams[name] = self._make_stream(wanted)
-                is_changed = True
-            except StrandlineError as error:
-                is_whole = False
-                logger.error("stream %s cannot be opened here: %s", name, error)  # noqa: TRY400  no trace
+            streams[name] = self._make_stream(wanted)
+            is_changed |= streams[name] is not self._streams.get(name)
         gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
         self._streams = streams
         self._bar_partitions()
         self._let_go(gone, image)
-        is_whole = self._seat_replicas() and is_whole
+        self._seat_replicas()
         self._keep_ledgers()
         self.membership.replicas.assign(image)
         self.log_starts.follow(image, self.partitions())
@@ -82,7 +82,10 @@ class FollowingBroker(Broker):
         self._sweep(image)
         self.is_ready = not self._is_stopping
         self._tell_image()
-        if not is_whole and self._retry is None:
+        here = self._log_ids_here(image) if self._unopened else set()
+        self._unopened = {log_id: why for log_id, why in self._unopened.items() if log_id in here}
+        if self._unopened and self._retry is None:
+            self._release_unopened(image)
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
 
     def _bar_partitions(self) -> None:
@@ -102,22 +105,76 @@ class FollowingBroker(Broker):
         return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
 
     def _make_stream(self, image: StreamImage) -> Stream:
+        """The stream as the image has it: the one before, if nothing about it has changed."""
+        before = self._streams.get(image.config.name)
+        if before is not None and self._is_same(before, image):
+            return before
         known = {
             partition.log_id: partition
             for stream in self._streams.values()
             for partition in stream.partitions
-            if not isinstance(partition, RemotePartition)
         }
         partitions = []
         for number, item in enumerate(image.partitions):
-            name = PartitionName(image.config.name, number)
-            is_here = self.membership.me in item.replicas
-            if is_here and item.log_id in known:
-                known[item.log_id].config = image.config
-                partitions.append(known[item.log_id])
-            else:
-                partitions.append(self._make_partition(name, image.config, item))
+            found = known.get(item.log_id)
+            is_opened = found is not None and not isinstance(found, RemotePartition)
+            if found is None or not is_opened or self.membership.me not in item.replicas:
+                name = PartitionName(image.config.name, number)
+                found = self._try_partition(name, image.config, item, found)
+            found.config = image.config
+            partitions.append(found)
+        if before is not None and before.config == image.config and before.partitions == partitions:
+            return before
         return Stream(image.config, image.created_ns, partitions)
+
+    def _try_partition(
+        self,
+        name: PartitionName,
+        config: StreamConfig,
+        image: PartitionImage,
+        before: Partition | None,
+    ) -> Partition:
+        """The partition, or what stands for it while its log cannot be opened."""
+        try:
+            return self._make_partition(name, config, image)
+        except StrandlineError as error:
+            self._note_unopened(name, image.log_id, error)
+        if isinstance(before, RemotePartition):
+            return before
+        return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
+
+    def _note_unopened(
+        self, name: PartitionName, log_id: LogId, error: StrandlineError
+    ) -> UnavailableError:
+        """Remember why a partition cannot be opened, and log it when the reason is another one."""
+        why = UnavailableError(
+            f"broker {self.membership.me} cannot open its copy of {name}: {error.message}; it "
+            "tries again, and another replica leads meanwhile if one is in sync; retry"
+        )
+        known = self._unopened.get(log_id)
+        if known is None or known.message != why.message:
+            logger.error("%s cannot be opened here: %s", name, error.message)
+        self._unopened[log_id] = why
+        return why
+
+    def _release_unopened(self, image: MetadataImage) -> None:
+        """Let other replicas lead what this broker should lead and cannot open."""
+        led = [
+            name
+            for name, partition in image.partitions()
+            if partition.leader == self.membership.me and partition.log_id in self._unopened
+        ]
+        if led and not self._is_releasing:
+            self._is_releasing = True
+            self._spawn(self._release(led), "release-leadership")
+
+    async def _release(self, names: list[PartitionName]) -> None:
+        try:
+            await self.operations.release_leadership(names)
+        except StrandlineError as error:
+            logger.warning("nobody else leads what cannot be opened here yet: %s", error)
+        finally:
+            self._is_releasing = False
 
     def _make_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
@@ -137,8 +194,12 @@ class FollowingBroker(Broker):
                 segment_bytes=plan.segment_bytes,
                 segment_age_ms=plan.segment_age_ms,
             )
-            # Its name must outlive a power loss: recovery knows logs by their directories.
-            self.disk.sync_directory(plan.directory.parent)
+            try:
+                # Its name must outlive a power loss: recovery knows logs by their directories.
+                self.disk.sync_directory(plan.directory.parent)
+            except StrandlineError:
+                log.close()
+                raise
             self._storage.keep(image.log_id, log)
         if log.log_start_offset == log.log_end_offset < image.log_start_offset:
             log.restart_at(image.log_start_offset)  # nothing before it will come any more
@@ -163,9 +224,8 @@ class FollowingBroker(Broker):
         noted = self._watermarks.get(partition.log_id, Offset(0))
         return min(max(noted, partition.log_start_offset), partition.log_end_offset)
 
-    def _seat_replicas(self) -> bool:
-        """Make the replicas that are missing; False if one could not be made."""
-        is_whole = True
+    def _seat_replicas(self) -> None:
+        """Make the replicas that are missing."""
         drivers = self.membership.replicas.drivers
         for partition in self.partitions():
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
@@ -176,9 +236,10 @@ class FollowingBroker(Broker):
             try:
                 self.membership.replicas.add(partition, noted)
             except StrandlineError as error:
-                is_whole = False
-                logger.error("%s cannot be opened here: %s", partition.name, error)  # noqa: TRY400  no trace
-        return is_whole
+                # Without a replica it would commit by itself what it takes.
+                partition.refuse(self._note_unopened(partition.name, partition.log_id, error))
+            else:
+                self._unopened.pop(partition.log_id, None)
 
     def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
         """Close what is here no more, deleted or moved away, and remove its logs beside."""
@@ -242,12 +303,17 @@ class FollowingBroker(Broker):
             here.addresses = image.flight_addresses(order)
             here.in_sync_addresses = image.flight_addresses(partition.isr)
             leader = image.brokers.get(partition.leader) if partition.leader else None
+            is_ours = partition.leader == self.membership.me
+            unopened = self._unopened.get(partition.log_id)
+            if is_ours and unopened is not None:
+                leader = None  # who came here would be sent here again
             here.leader_address = leader.flight_address if leader is not None else ""
-            is_led = partition.leader == self.membership.me and not self._is_stopping
+            is_led = is_ours and unopened is None and not self._is_stopping
             has_moved |= is_led != here.is_led and bool(here.config.queue_group)
             here.is_led = is_led
             if isinstance(here, RemotePartition):
-                here.describe(not_leader(image, name, partition))
+                away = not_leader(image, name, partition)
+                here.describe(away if leader is not None or unopened is None else unopened)
         return has_moved
 
     def _sweep(self, image: MetadataImage) -> None:

@@ -9,16 +9,22 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from strandline.client.batching import Record
+from strandline.client.brokers import Brokers
+from strandline.client.expecting import ExpectingAppender
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
+    DisconnectedError,
     InvalidConfigError,
     InvalidRequestError,
+    NotLeaderError,
     ShuttingDownError,
     StrandlineError,
     StreamExistsError,
     UnknownStreamError,
 )
 from strandline.frontends.flight.server import FlightFrontEnd
+from strandline.frontends.flight.writer import PutSession
 from strandline.protocol import admin
 from strandline.protocol.put import PutAck, PutRequest
 from strandline.protocol.status import from_flight
@@ -200,6 +206,14 @@ def test_waiting_ends_with_the_first_record(client, front_end, broker):
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.parametrize("attribute", ["elsewhere", "closed_by"])
+def test_nobody_waits_for_a_partition_that_is_at_other_brokers(client, broker, attribute):
+    """A high watermark of 0 would be wrong: the client asks the leader instead."""
+    setattr(broker.make_stream("m").partitions[0], attribute, NotLeaderError("broker 2 leads m/0"))
+    body = admin.WaitRequest(name="m", beyond={0: 5}, wait_ms_max=60_000)
+    assert isinstance(error_of(action, client, admin.WAIT_BEYOND, body), NotLeaderError)
+
+
 def test_actions_and_streams_can_be_listed(client, broker):
     """A foreign client finds out what there is."""
     assert {kind.type for kind in client.list_actions()} == set(admin.ACTIONS)
@@ -277,3 +291,18 @@ def test_a_taken_port_is_a_clear_error(broker):
         front_end = FlightFrontEnd(broker, BrokerConfig(flight_port=port))
         with pytest.raises(InvalidConfigError, match=f"{port}.*flight_port"):
             asyncio.run(front_end.start())
+
+
+def test_a_record_that_a_stopping_broker_took_may_be_stored(front_end, stream, monkeypatch):
+    """Its call ends with shutting_down, which says of other requests that nothing was done."""
+
+    def take_and_stop(_session, read):
+        read()
+        raise ShuttingDownError("the broker is stopping")
+
+    monkeypatch.setattr(PutSession, "run", take_and_stop)
+    appender = ExpectingAppender(Brokers(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20)
+    record = Record(b"v", None, None, None, None)
+    with pytest.raises(DisconnectedError, match=r"is stopping; .*not known"):
+        appender.append("s", 0, record, expected_offset=0)
+    appender.close()
