@@ -2,6 +2,7 @@
 
 import functools
 import re
+import shutil
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from strandline.errors import (
     DiskFullError,
     RequestTimeoutError,
     StrandlineError,
+    UnknownStreamError,
 )
 from strandline.testing import ProcessServer, Server
 
@@ -139,6 +141,26 @@ def test_why_records_wait_is_told_long_before_they_are_given_up(process, caplog)
         told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert len(told) == 1
         assert re.match("records for s wait for 5 s, and 4 more at most: no .* answers", told[0])
+
+
+def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(process):
+    """One without the stream says nothing of a record that the one before may have stored."""
+    with strandline.connect(process.flight) as client:
+        client.create_stream("s")
+        with client.producer("s", linger_ms=0) as producer:
+            producer.append(b"first").result(60)
+            process.signal(signal.SIGSTOP)
+            sent = producer.append(b"sent")
+            while not producer._delivery._outbox.in_flight(*producer._delivery._lanes.values()):
+                time.sleep(0.01)
+            time.sleep(0.2)  # it is written to the connection at once
+            process.kill()
+            shutil.rmtree(process.data_dir)
+            process.start()
+            with pytest.raises(RequestTimeoutError, match=r"stream 's'.*unknown$"):
+                sent.result(60)
+            with pytest.raises(UnknownStreamError):
+                producer.append(b"never sent before").result(60)
 
 
 def test_a_read_in_the_middle_of_a_kill_is_an_error(process):

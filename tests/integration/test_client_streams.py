@@ -308,7 +308,7 @@ def test_failures_nobody_looked_at_are_raised_at_the_end(client, name):
     producer.append_batch(big)
     with pytest.raises(RecordTooLargeError) as caught:
         producer.close()
-    assert caught.value.__notes__[-1] == "and 1 more were not stored"
+    assert caught.value.__notes__[-1] == "and 1 more failed"
     with client.producer(name) as producer:
         future = producer.append_batch(big)
         assert isinstance(future.exception(10), RecordTooLargeError)

@@ -22,6 +22,7 @@ from strandline.metadata.image import MetadataImage
 from strandline.security.acl import Operation, Resource
 from strandline.security.policy import Identity, Policy, Settings, Shown
 from strandline.security.principal import ANONYMOUS, Principal
+from strandline.security.producer_ids import owner_of
 from strandline.security.tokens import BOOTSTRAP_CHARACTERS_MIN, TEXT_BYTES_MAX, fingerprint
 from strandline.types import BrokerId
 
@@ -84,6 +85,23 @@ class Access:
         if not self.is_on:
             return Asker(self, Identity(ANONYMOUS))
         return Asker(self, self.judged(lambda policy, now_ns: policy.identify(shown, now_ns)))
+
+    def check_producer(self, principal: Principal, producer_id: int) -> None:
+        """Refuse a producer id that was given to another principal.
+
+        Raises:
+            NotAllowedError: it was.
+            UnavailableError: it may have been given to this one so lately that it is not known
+                here yet; or as ``judged``.
+        """
+        owners, number = self._broker.image.producer_owners, owner_of(producer_id)
+        if number == owners.get(principal.name, -1):
+            return
+        if principal.name not in owners and number > len(owners):
+            raise UnavailableError(
+                f"the owner of producer id {producer_id} is not known to this broker yet; retry"
+            )
+        self.judged(lambda *_: _refuse_producer(principal, producer_id))
 
     def judged(self, decide: Callable[[Policy, int], T]) -> T:
         """What the policy decides now.
@@ -152,6 +170,16 @@ class Asker:
 
         self._access.judged(decide)
 
+    def check_producer(self, producer_id: int) -> None:
+        """Refuse to write under a producer id that was given to somebody else.
+
+        Raises:
+            NotAllowedError: it was.
+            UnavailableError: as ``Access.check_producer``.
+        """
+        if self._is_on:
+            self._access.check_producer(self.principal, producer_id)
+
     def check_known(self) -> None:
         """Refuse whom no rule names.
 
@@ -175,6 +203,13 @@ class Asker:
             return True
         policy = self._access.policy
         return any(policy.allows(self.principal, each, resource) for each in operations)
+
+
+def _refuse_producer(principal: Principal, producer_id: int) -> None:
+    raise NotAllowedError(
+        f"producer id {producer_id} was not given to {principal}: ask the broker for one "
+        "(new_producer), or begin a transaction, and write under that"
+    )
 
 
 def read_secret(file: str, *, key: str) -> str:

@@ -87,7 +87,8 @@ class BrokerBase(ABC):
         self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
-        self._producer_ids = range(0)
+        self._producer_ids: dict[str, range] = {}
+        """Reserved and not given out, by owner."""
         self._producer_lock = asyncio.Lock()
 
     # Life

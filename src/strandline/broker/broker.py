@@ -37,6 +37,7 @@ from strandline.metadata.commands import AllocateProducerIds, Command, CreateStr
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.metadata.internal_streams import copies_wanted, with_copies
 from strandline.protocol.transactions import COORDINATOR_STREAM
+from strandline.security.producer_ids import producer_id_of
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import GroupSample
@@ -322,25 +323,30 @@ class Broker(BrokerBase):
 
     # Producers
 
-    async def new_producer_id(self) -> int:
-        """An id for an idempotent producer that nobody gets again.
+    async def new_producer_id(self, owner: str = "") -> int:
+        """Return an id for an idempotent producer that nobody gets again.
+
+        Args:
+            owner: name of the principal it is for; empty where access is not checked.
 
         Raises:
             UnavailableError: the broker cannot store how far they are given out.
         """
         async with self._producer_lock:
-            if not self._producer_ids:
-                first = await self._reserve_producer_ids()
-                self._producer_ids = range(first, first + PRODUCER_IDS)
-            producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
-            return producer_id
+            reserved = self._producer_ids.get(owner)
+            if not reserved:
+                first = await self._reserve_producer_ids(owner)
+                reserved = range(first, first + PRODUCER_IDS)
+            self._producer_ids[owner] = reserved[1:]
+            return reserved[0]
 
-    async def _reserve_producer_ids(self) -> int:
-        """The first of ``PRODUCER_IDS`` new ids."""
+    async def _reserve_producer_ids(self, owner: str) -> int:
+        """Reserve ``PRODUCER_IDS`` ids in a row for a principal; return the first."""
         async with self._admin:
             self._check_available()
-            after = self._apply(AllocateProducerIds(count=PRODUCER_IDS))
-            return after.next_producer_id - PRODUCER_IDS
+            after = self._apply(AllocateProducerIds(PRODUCER_IDS, owner))
+            number = after.next_producer_id - PRODUCER_IDS
+            return producer_id_of(number, after.producer_owners.get(owner, 0))
 
     # Inside
 

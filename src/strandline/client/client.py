@@ -331,7 +331,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        leave(self.close, error, otherwise="records were not stored")
+        leave(self.close, error, otherwise="records failed")
 
     def __repr__(self) -> str:
         """Show where it is connected."""

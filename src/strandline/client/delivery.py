@@ -24,7 +24,7 @@ from strandline.client.leaders import FAILED, Leaders
 from strandline.client.lots import SomeLot, TableLot, fail, resolve
 from strandline.client.outbox import Outbox
 from strandline.client.results import Ack, AckFuture
-from strandline.client.retry import is_worth_a_retry
+from strandline.client.retry import is_worth_a_retry, unknown_outcome
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -209,7 +209,7 @@ class Delivery:
         if not unseen:
             return
         if len(unseen) > 1:
-            unseen[0].add_note(f"and {len(unseen) - 1} more were not stored")
+            unseen[0].add_note(f"and {len(unseen) - 1} more failed")
         raise unseen[0]
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class Delivery:
                 return
             self._resolving.append(threading.get_ident())
         try:
-            resolve(answered[0], ack, self._failed)
+            resolve(answered[0], ack, self._failed, error=answered[1])
         finally:
             self._resolved()
 
@@ -283,7 +283,7 @@ class Delivery:
         with self._changed:
             answered = self._outbox.answered(lane, number, error)
             self._resolving.append(threading.get_ident())
-        self._give_up([] if answered is None else [(answered[0], error)])
+        self._give_up([] if answered is None else [(answered[0], answered[1] or error)])
 
     def _give_up(self, lots: Iterable[tuple[SomeLot, StrandlineError]]) -> None:
         """Fail lots that have left the outbox; the caller has counted them as resolving."""
@@ -330,7 +330,7 @@ class Delivery:
             if expired:
                 self._give_up([(each.lot, self._timeout(each)) for each in expired])
         if is_exit and self._failures:
-            logger.error("records were not stored: %s", self._failures[0][1])
+            logger.error("records failed: %s", self._failures[0][1])
 
     def _note_end(self) -> None:
         """Whether everything is over; the lock is held."""
@@ -371,17 +371,19 @@ class Delivery:
     def _timeout(self, expired: Expired[SomeLot]) -> StrandlineError:
         """The error of a lot past its deadline."""
         limit = f"{self._options.timeout_s:g} s"
-        is_unknown = expired.in_doubt
-        known = "whether the record was stored is unknown" if is_unknown else "it was not stored"
+        reason = expired.error or self._leaders.last_loss
         if expired.is_in_flight:
-            where = self._leaders[expired.lot.partition]
+            what = f"no ack from {self._leaders[expired.lot.partition]} within {limit}"
             loss = self._leaders.loss_since(expired.lot.deadline_s - self._options.timeout_s)
             before = f"; before that: {loss.message}" if loss is not None else ""
-            return RequestTimeoutError(f"no ack from {where} within {limit}; {known}{before}")
-        reason = expired.error or self._leaders.last_loss
-        if isinstance(reason, UnavailableError):
-            return type(reason)(f"not delivered within {limit}: {reason.message}; {known}")
-        return RequestTimeoutError(f"not sent within {limit}: the broker does not keep up; {known}")
+            error: StrandlineError = RequestTimeoutError(what + before)
+        elif isinstance(reason, UnavailableError):
+            error = type(reason)(f"not delivered within {limit}: {reason.message}")
+        else:
+            error = RequestTimeoutError(f"not sent within {limit}: the broker does not keep up")
+        if expired.in_doubt:
+            return unknown_outcome(error)
+        return type(error)(f"{error.message}; it was not stored")
 
     # Lanes
 
@@ -441,11 +443,13 @@ class Delivery:
             lane.reset()
             return
         with self._changed:
+            if isinstance(error, InvalidRequestError):
+                self._outbox.refused(lane)
             lots = self._outbox.drop(lambda p: self._leaders[p] == lane.address)
             self._outbox.lost(lane)  # partitions that another leads by now
             lane.waits_since_s = None
             self._resolving.append(threading.get_ident())
-        self._give_up([(lot, error) for lot in lots])
+        self._give_up(_outcomes(lots, error))
 
     def wake(self) -> None:
         """Let everybody look again; see ``Office``."""
@@ -464,7 +468,7 @@ class Delivery:
             self._collect(time.monotonic(), everything=True)
             lots = self._outbox.drop(lambda _: True)
             self._resolving.append(threading.get_ident())
-        self._give_up([(lot, error) for lot in lots])
+        self._give_up(_outcomes(lots, error))
 
     def send_to(self, addresses: Iterable[str]) -> None:
         """Have a lane to each of these; the lock is held."""
@@ -473,3 +477,10 @@ class Delivery:
                 lane = Lane(self._brokers.connection(address), self._request, self)
                 self._lanes[lane.address] = lane
                 lane.start()
+
+
+def _outcomes(
+    dropped: Iterable[Expired[SomeLot]], error: StrandlineError
+) -> list[tuple[SomeLot, StrandlineError]]:
+    """The error of lots that are given up: of what was sent and not answered nobody knows."""
+    return [(each.lot, unknown_outcome(error) if each.in_doubt else error) for each in dropped]

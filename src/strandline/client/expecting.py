@@ -16,6 +16,7 @@ from strandline.client.results import Ack, AckFuture
 from strandline.client.retry import Backoff
 from strandline.errors import (
     DisconnectedError,
+    InvalidRequestError,
     NotLeaderError,
     RequestTimeoutError,
     UnknownPartitionError,
@@ -109,9 +110,10 @@ class ExpectingAppender:
         failure = put.finish()
         if ack is None:
             connection.reset()
-            if failure is None or isinstance(failure, DisconnectedError):
-                raise DisconnectedError(f"{address} is gone; {UNKNOWN}")
-            raise failure
+            if isinstance(failure, InvalidRequestError):
+                raise failure  # the broker refused the call: it has taken nothing of it
+            why = "is gone" if failure is None else f"did not answer: {failure.message}"
+            raise DisconnectedError(f"{address} {why}; {UNKNOWN}")
         if ack.error is not None:
             raise from_body(ack.error)
         if ack.ranges:

@@ -22,7 +22,6 @@ from strandline.protocol.put import (
     normalise,
     put_schema,
 )
-from strandline.protocol.status import from_body
 from strandline.record.schema import HEADERS_TYPE
 
 FIELDS = ("value", "key", "subject", "headers", "message_id")
@@ -52,9 +51,10 @@ def batch_of_records(lot: RecordLot[AckFuture[Ack]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=put_schema(list(given)))
 
 
-def resolve_records(lot: RecordLot[AckFuture[Ack]], ack: PutAck, failed: Failed) -> None:
-    """Give each record of a lot its outcome."""
-    error = None if ack.error is None else from_body(ack.error)
+def resolve_records(
+    lot: RecordLot[AckFuture[Ack]], ack: PutAck, failed: Failed, *, error: StrandlineError | None
+) -> None:
+    """Give each record of a lot its outcome; ``error`` is that of those that are not stored."""
     if ack.offsets:
         duplicates = set(ack.duplicates)
         for place, future in enumerate(lot.futures):
@@ -155,15 +155,24 @@ def batch_of(lot: SomeLot) -> pa.RecordBatch:
     return lot.batch if isinstance(lot, TableLot) else batch_of_records(lot)
 
 
-def resolve(lot: SomeLot, ack: PutAck, failed: Failed) -> None:
-    """Tell the futures of a lot what an ack says."""
+def resolve(
+    lot: SomeLot, ack: PutAck, failed: Failed, *, error: StrandlineError | None = None
+) -> None:
+    """Tell the futures of a lot what an ack says.
+
+    Args:
+        lot: which.
+        ack: where its records are.
+        failed: takes futures that fail.
+        error: why records are not stored, or that nobody knows; None: all are.
+    """
     if not isinstance(lot, TableLot):
-        resolve_records(lot, ack, failed)
+        resolve_records(lot, ack, failed, error=error)
         return
-    if ack.error is None:
+    if error is None:
         lot.promise.stored(ack)
     else:
-        lot.promise.failed(from_body(ack.error))
+        lot.promise.failed(error)
     lot.promise.settle(failed)
 
 

@@ -249,7 +249,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        leave(self.close, error, otherwise="records were not stored")
+        leave(self.close, error, otherwise="records failed")
 
     def _learn(self, subject: str) -> None:
         """Check a subject seen for the first time."""

@@ -10,6 +10,7 @@ broker stores it once all the same.
 from strandline.errors import (
     ClientClosedError,
     DisconnectedError,
+    LogPoisonedError,
     NotEnoughReplicasError,
     NotLeaderError,
     QuotaExceededError,
@@ -46,6 +47,13 @@ def is_worth_a_retry(error: StrandlineError) -> bool:
 def is_passing(error: StrandlineError) -> bool:
     """Whether another attempt, perhaps elsewhere, may succeed."""
     return is_worth_a_retry(error) or isinstance(error, RequestTimeoutError)
+
+
+def unknown_outcome(error: StrandlineError) -> StrandlineError:
+    """The failure of a record that was sent before: a refusal says nothing of that sending."""
+    is_indefinite = isinstance(error, DisconnectedError | RequestTimeoutError | LogPoisonedError)
+    kind = type(error) if is_indefinite or type(error) is UnavailableError else RequestTimeoutError
+    return kind(f"{error.message}; whether the record was stored is unknown")
 
 
 class Backoff:

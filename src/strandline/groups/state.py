@@ -37,6 +37,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What it may consume."""
     revoking: Partitions = frozenset()
     """What it was told to give up and may still be consuming: nobody else gets it before."""
+    owner: str = ""
+    """The principal that joined, which alone may speak for it; empty: access was not checked."""
 
     @property
     def held(self) -> Partitions:

@@ -62,6 +62,7 @@ from strandline.metadata.commands import (
 from strandline.metadata.image import MetadataImage, SessionImage
 from strandline.metadata.outcome import Outcome, RefusedError, refused
 from strandline.metadata.quota_commands import RemoveQuota, SetQuota
+from strandline.security.producer_ids import OWNERS_MAX, producer_id_of
 
 SESSIONS_MAX = 256
 PRODUCER_IDS_MAX = 1_000_000
@@ -187,9 +188,15 @@ def _allocate_producer_ids(
 ) -> tuple[MetadataImage, Outcome]:
     if not 1 <= command.count <= PRODUCER_IDS_MAX:
         raise RefusedError("limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}")
-    first = image.next_producer_id
-    after = msgspec.structs.replace(image, next_producer_id=first + command.count)
-    return after, Outcome(value=first)
+    owners, first = image.producer_owners, image.next_producer_id
+    if command.owner and command.owner not in owners:
+        if len(owners) >= OWNERS_MAX:
+            raise RefusedError("limit", f"{OWNERS_MAX} principals have producer ids, the most")
+        owners = {**owners, command.owner: len(owners) + 1}
+    after = msgspec.structs.replace(
+        image, next_producer_id=first + command.count, producer_owners=owners
+    )
+    return after, Outcome(value=producer_id_of(first, owners.get(command.owner, 0)))
 
 
 def _open_session(image: MetadataImage) -> tuple[MetadataImage, Outcome]:

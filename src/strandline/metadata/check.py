@@ -32,6 +32,9 @@ def _check_numbers(image: MetadataImage) -> Iterator[str]:
     ids = [*(event.id for event in image.events), image.next_event_id]
     if any(after <= before for before, after in pairwise(ids)):
         yield f"the ids of events, and the next one, do not grow: {ids}"
+    owners = image.producer_owners
+    if sorted(owners.values()) != list(range(1, len(owners) + 1)):
+        yield f"two owners of producer ids share a number, or one is left out: {owners}"
     if len(image.sessions) > SESSIONS_CAP:
         yield f"{len(image.sessions)} sessions are kept"
     for name, stream in image.streams.items():
@@ -105,6 +108,8 @@ def _check_counters(before: MetadataImage, after: MetadataImage) -> Iterator[str
     for counter in COUNTERS:
         if getattr(after, counter) < getattr(before, counter):
             yield f"{counter} fell from {getattr(before, counter)} to {getattr(after, counter)}"
+    if not before.producer_owners.items() <= after.producer_owners.items():
+        yield "an owner of producer ids was forgotten, or has another number"
     if not set(before.removed) <= set(after.removed):
         yield f"removed brokers {before.removed} became {after.removed}"
     if gone := set(before.brokers) - set(after.brokers) - set(after.removed):

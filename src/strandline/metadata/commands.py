@@ -217,9 +217,11 @@ class SkipTo(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
-    """Reserve a block of producer ids; the outcome's value is the first."""
+    """Reserve a block of producer ids for a principal; the outcome's value is the first id."""
 
     count: int
+    owner: str = ""
+    """Empty: access is not checked, and they belong to nobody."""
 
 
 class SetReadonly(msgspec.Struct, frozen=True, tag=True):
@@ -252,6 +254,8 @@ class JoinGroup(msgspec.Struct, frozen=True, tag=True):
     streams: tuple[str, ...]
     coordinator: BrokerId
     """Of a group that is made."""
+    owner: str = ""
+    """The principal that joins; empty where access is not checked."""
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag=True):

@@ -153,6 +153,8 @@ class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     members: dict[str, tuple[str, ...]] = {}
     """Member → the streams it reads, ascending."""
+    owners: dict[str, str] = {}
+    """Member → the principal that joined as it, where access was checked."""
 
 
 Told = CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
@@ -185,6 +187,9 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[BrokerId, ...] = ()
     """Brokers that were removed, ascending: whoever comes with such a number is not let in."""
     next_producer_id: int = 1
+    """The next number; an id holds the number of its owner too."""
+    producer_owners: dict[str, int] = {}
+    """Principals that were given producer ids, each with the number that stands for it there."""
     next_client_id: int = 1
     proposals: int = 0
     sessions: dict[int, SessionImage] = {}

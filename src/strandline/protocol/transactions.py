@@ -127,7 +127,7 @@ class EndStaged(Message, frozen=True, kw_only=True):
     """Commit or abort what is prepared."""
 
     id: TransactionalId
-    staged: Annotated[str, msgspec.Meta(pattern=r"^\d{1,18}\.\d{1,5}$")]
+    staged: Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}\.\d{1,5}$")]
     commit: bool
 
 

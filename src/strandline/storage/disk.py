@@ -21,6 +21,9 @@ from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError, 
 BUFFERS_MAX = 1024
 """``IOV_MAX`` of Linux: buffers in one gathered write."""
 ZEROS = bytes(1 << 20)
+EMPTIED_BYTES_MIN = 1 << 20
+"""Smaller files are removed in one go."""
+PIECE_BYTES = 64 << 20
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the system says where there is no space."""
@@ -76,7 +79,7 @@ class Disk:
         """Open a file and return its descriptor; ``create`` also makes it if missing."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         try:
-            return os.open(path, flags | os.O_CLOEXEC, 0o640)
+            return os.open(path, flags | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise translated(error, f"opening {path}") from error
 
@@ -202,13 +205,43 @@ class Disk:
         except OSError as error:
             raise translated(error, f"removing {path}") from error
 
+    def remove_large(self, path: Path, *, may_empty: bool) -> None:
+        """Remove a file that may be large, if it is there; its space comes back piece by piece.
+
+        So a file system that frees gigabytes lets the syncs of others in between, and the space
+        does not wait for another process that has the file open.
+
+        Args:
+            path: of the file.
+            may_empty: nobody in this process has it mapped.
+        """
+        try:
+            size = path.stat().st_size if may_empty else 0
+        except OSError:
+            size = 0  # it is removed as any other, and that says what is wrong
+        if size < EMPTIED_BYTES_MIN:
+            self.unlink(path)
+            return
+        fd = self.open(path, write=True)
+        try:
+            self.unlink(path)
+            # Unless it has another name, such as one in a backup.
+            if not os.fstat(fd).st_nlink:
+                for length in range(size - size % PIECE_BYTES, 0, -PIECE_BYTES):
+                    self.truncate(fd, length)
+                self.truncate(fd, 0)
+        except OSError as error:
+            raise translated(error, f"removing {path}") from error
+        finally:
+            self.close(fd)
+
     def make_directory(self, path: Path) -> None:
         """Create a directory and its parents, durably; fine if it exists."""
         if path.is_dir():
             return
         self.make_directory(path.parent)
         try:
-            path.mkdir(exist_ok=True, mode=0o750)
+            path.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise translated(error, f"creating {path}") from error
         self.sync_directory(path.parent)

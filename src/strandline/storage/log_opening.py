@@ -79,7 +79,7 @@ class LogOpening:
             stem, dot, suffix = name.partition(".")
             if dot + suffix == LOG_SUFFIX and stem.isdigit():
                 sizes[int(stem)] = size
-            elif suffix.endswith(("new", "cleaned")):
+            elif suffix.endswith(("new", "cleaned", "doomed")):
                 self._disk.unlink(self.directory / name)
         return sizes
 

@@ -6,9 +6,9 @@ they hold alive. A batch is served only if its checksum is right; damage raises
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -20,13 +20,14 @@ from strandline.errors import (
 )
 from strandline.record.batch import HEADER_BYTES, Buffer
 from strandline.record.sealed import Sealer
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.scan import OFFSET_MAX, header_at, intact_at, scan
 from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import RetiredSegmentError
 from strandline.storage.time_index import first_record_at
 from strandline.types import Offset, Position, TimestampNs
 
-MAPPED_MAX = 8
-"""Sealed segments of one log that stay mapped for readers to come."""
+T = TypeVar("T")
 
 
 class LogSlice(NamedTuple):
@@ -67,7 +68,6 @@ class LogReads:
         self.log_start_offset = start
         self.poisoned = False
         self._closed = False
-        self._mapped: tuple[Segment, ...] = ()
         self._arrange(segments)
 
     @property
@@ -82,10 +82,29 @@ class LogReads:
 
     def bytes_from(self, offset: int) -> int:
         """Bytes from an offset to the end; a little more, as the index knows only some places."""
-        layout = self._layout
-        first = max(bisect_right(layout.bases, offset) - 1, 0)
-        later = sum(segment.size for segment in layout.segments[first + 1 :])
-        return later + layout.segments[first].bytes_from(offset)
+
+        def count(layout: Layout) -> int:
+            first = max(bisect_right(layout.bases, offset) - 1, 0)
+            later = sum(segment.size for segment in layout.segments[first + 1 :])
+            return later + layout.segments[first].bytes_from(offset)
+
+        return self._as_it_is(count)
+
+    def _as_it_is(self, look: Callable[[Layout], T]) -> T:
+        """Look at the segments; again if one of them was removed or replaced meanwhile.
+
+        Raises:
+            ShuttingDownError: the log was closed or deleted.
+        """
+        while True:
+            layout = self._layout
+            try:
+                return look(layout)
+            except RetiredSegmentError:
+                if self._closed:
+                    raise self._refusal() from None
+                if layout is self._layout:
+                    raise
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -113,7 +132,13 @@ class LogReads:
             OffsetOutOfRangeError: the offset is not in the log.
             CorruptBatchError: the offset is in a damaged batch; says where reading can go on.
         """
-        layout = self._layout
+        return self._as_it_is(
+            lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
+        )
+
+    def _read(
+        self, layout: Layout, offset: int, bytes_max: int, *, below: int, verify: bool
+    ) -> LogSlice:
         if self._closed:
             raise self._refusal()
         limit = layout.segments[-1].next_offset
@@ -166,11 +191,7 @@ class LogReads:
             segment.remember(found.next_offset, end)
         if not segment.sealed:
             return
-        if segment not in self._mapped:
-            mapped = (*self._mapped, segment)
-            self._mapped = mapped[-MAPPED_MAX:]
-            for passed in mapped[:-MAPPED_MAX]:
-                passed.release()
+        MAPPED_SEGMENTS.note_use(segment)
         if not found.position and index:
             passed = layout.segments[index - 1]
             passed.read_past(0, passed.size)
@@ -192,13 +213,17 @@ class LogReads:
             The log end offset if there is none. Damaged batches are passed over; of one that does
             not open the first offset is taken, which is not too late.
         """
-        segments, start = self._layout.segments, self.log_start_offset
-        for segment in segments:
-            if segment.next_offset > start:
-                found = first_record_at(segment, timestamp_ns, start=start, opened=self.opened)
-                if found is not None:
-                    return Offset(found)
-        return Offset(segments[-1].next_offset)
+
+        def find(layout: Layout) -> Offset:
+            start = self.log_start_offset
+            for segment in layout.segments:
+                if segment.next_offset > start:
+                    found = first_record_at(segment, timestamp_ns, start=start, opened=self.opened)
+                    if found is not None:
+                        return Offset(found)
+            return Offset(layout.segments[-1].next_offset)
+
+        return self._as_it_is(find)
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(

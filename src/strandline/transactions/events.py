@@ -16,7 +16,7 @@ class Begin:
     Attributes:
         after: the producer of the caller's last transaction; None takes the id over.
         nonce: the same in a repeat of this request.
-        fresh_id: a producer id that nobody has, used if a new one is needed.
+        fresh_id: a producer id that nobody has, and the caller owns; used if a new one is needed.
         batch: what it is a part of.
     """
 

@@ -15,9 +15,12 @@ from strandline.errors import (
 )
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.metadata.apply import apply
+from strandline.metadata.commands import AllocateProducerIds
 from strandline.metadata.image import BrokerImage, MetadataImage
 from strandline.security.acl import CLUSTER, Resource, Rule
 from strandline.security.policy import Shown
+from strandline.security.principal import Principal
+from strandline.security.producer_ids import producer_id_of
 from strandline.security.tokens import Token, fingerprint, token_text
 
 SECRET = "0123456789" * 4
@@ -51,6 +54,32 @@ def test_where_nothing_is_checked_everybody_may(broker):
     asker.check(CLUSTER, "admin")
     asker.check_known()
     assert asker.may(ORDERS, "read")
+
+
+def test_a_producer_id_works_for_the_principal_that_it_was_given_to(broker):
+    """The newest owner may not be known everywhere yet: that is worth a retry, the rest is not."""
+    change(broker, AddToken(TOKEN), AllocateProducerIds(10, "other"))
+    asker = access(broker).identify(Shown(TEXT))
+    other, own = producer_id_of(1, 1), producer_id_of(11, 2)
+    with pytest.raises(UnavailableError, match="not known to this broker yet"):
+        asker.check_producer(own)
+    change(broker, AllocateProducerIds(10, "app"))
+    asker.check_producer(own)
+    asker.check_producer(producer_id_of(999, 2))
+    for number in (0, 7, other, producer_id_of(11, 3)):
+        with pytest.raises(NotAllowedError, match="was not given to app"):
+            asker.check_producer(number)
+    Access(BrokerConfig(), broker).identify(Shown()).check_producer(other)
+
+
+def test_a_broker_behind_its_cluster_refuses_no_producer_id_for_certain(broker):
+    """Who has it may have been decided without this broker."""
+    change(broker, AddToken(TOKEN), AllocateProducerIds(10, "other"))
+    made = Access(
+        BrokerConfig(cluster=ClusterConfig(broker_id=1), auth=AuthConfig(enabled=True)), broker
+    )
+    with pytest.raises(UnavailableError):
+        made.check_producer(Principal("app"), producer_id_of(1, 1))
 
 
 def test_a_decision_follows_the_metadata(broker):

@@ -17,7 +17,7 @@ from strandline.client.lots import (
 from strandline.client.results import AckFuture
 from strandline.errors import DiskFullError, InvalidRecordError
 from strandline.protocol.put import AckedRange, PutAck, put_schema
-from strandline.protocol.status import to_body
+from strandline.protocol.status import from_body, to_body
 
 FULL = to_body(DiskFullError("full"))
 
@@ -73,7 +73,7 @@ def test_an_ack_may_speak_row_by_row():
     """With message ids, rows are stored, known or refused each by itself."""
     lot = lot_of(*[Record(b"v", None, None, None, "i")] * 3)
     ack = PutAck(sequence=0, offsets=(7, 3, -1), partitions=(3, 3, 3), duplicates=(1,), error=FULL)
-    resolve(lot, ack, failed)
+    resolve(lot, ack, failed, error=from_body(FULL))
     assert [future.result() for future in lot.futures[:2]] == [7, 3]
     assert [future.result().duplicate for future in lot.futures[:2]] == [False, True]
     assert isinstance(lot.futures[2].exception(), DiskFullError)
@@ -82,7 +82,7 @@ def test_an_ack_may_speak_row_by_row():
 def test_a_refused_lot_fails_every_record():
     """Each future has the broker's error, or the producer's own."""
     lot = lot_of(*[Record(b"v", None, None, None, None)] * 2)
-    resolve(lot, PutAck(sequence=0, error=FULL), failed)
+    resolve(lot, PutAck(sequence=0, error=FULL), failed, error=from_body(FULL))
     assert all(isinstance(future.exception(), DiskFullError) for future in lot.futures)
     other = lot_of(Record(b"v", None, None, None, None))
     fail(other, DiskFullError("x"), failed)
@@ -112,7 +112,7 @@ def test_a_table_that_is_stored_in_part_says_how_much():
     """The error carries a note with the count."""
     future, lots = table_lots(3)
     resolve(lots[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
-    resolve(lots[1], PutAck(sequence=1, error=FULL), failed)
+    resolve(lots[1], PutAck(sequence=1, error=FULL), failed, error=from_body(FULL))
     fail(lots[2], DiskFullError("later"), failed)
     error = future.exception()
     assert isinstance(error, DiskFullError)

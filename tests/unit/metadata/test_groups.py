@@ -56,6 +56,15 @@ def test_every_change_of_a_group_moves_its_epoch():
     assert decode_image(encode_image(image)) == image
 
 
+def test_a_member_belongs_to_who_joined():
+    """Until it leaves; where access is not checked it belongs to nobody."""
+    image = applied(JoinGroup("g", "m", ("a",), 1, "ann"), JoinGroup("g", "n", ("a",), 1))
+    assert image.groups["g"].owners == {"m": "ann"}
+    image = applied(LeaveGroup("g", "m"), JoinGroup("g", "m", ("a",), 1, "bob"), image=image)
+    assert image.groups["g"].owners == {"m": "bob"}
+    assert applied(LeaveGroup("g", "m"), image=image).groups["g"].owners == {}
+
+
 def test_more_partitions_move_the_epoch_of_those_who_read_the_stream():
     """So that members share them out anew, and who still has the shares of before is told."""
     image = applied(JoinGroup("g", "m", ("a",), 1), JoinGroup("h", "m", ("b",), 1))

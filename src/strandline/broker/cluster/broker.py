@@ -318,9 +318,9 @@ class ClusterBroker(FollowingBroker):
         else:
             self.membership.markers.order(leader, mark, done)
 
-    async def _reserve_producer_ids(self) -> int:
+    async def _reserve_producer_ids(self, owner: str) -> int:
         self._check_member()
-        command = AllocateProducerIds(count=PRODUCER_IDS)
+        command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
         return outcome.value

@@ -190,6 +190,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
             send_ack=writer.write,
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: asker.check(resource, "publish"),
+            check_producer=asker.check_producer,
             allowance=self._gate.metering.of(asker),
         )
         session.run(reader.read_chunk)

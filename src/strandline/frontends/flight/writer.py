@@ -75,6 +75,7 @@ class PutSession:
         send_ack: writes one metadata message to the client.
         is_cancelled: whether the client went away.
         check_allowed: raises once who publishes may do so no more.
+        check_producer: raises if a producer id was given to somebody else.
         allowance: how much it may publish; None: it is not metered.
 
     Raises:
@@ -91,6 +92,7 @@ class PutSession:
         send_ack: Callable[[bytes], None],
         is_cancelled: Callable[[], bool],
         check_allowed: Callable[[], None] = lambda: None,
+        check_producer: Callable[[int], None] = lambda _: None,
         allowance: Allowance | None = None,
     ) -> None:
         self._broker = broker
@@ -99,6 +101,7 @@ class PutSession:
         self._send_ack = send_ack
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
+        self._check_producer = check_producer
         self._allowance = allowance
         check_public(request.stream)
         self._stream: Stream = broker.stream(request.stream)
@@ -225,6 +228,7 @@ class PutSession:
                     "a batch with the numbers of a producer names a partition, and its rows have "
                     "no message ids"
                 )
+            self._check_producer(tag.producer.producer_id)
             producer = ProducerStamp(*msgspec.structs.astuple(tag.producer))
         elif self._request.transactional:
             raise InvalidRequestError("a batch of a transaction has the numbers of its producer")

@@ -14,12 +14,13 @@ from typing import Final
 
 from strandline.broker.access import Access, Asker
 from strandline.config import BrokerConfig, LimitsConfig
-from strandline.errors import InvalidConfigError
+from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.methods import Direct, Method
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.frontends.metering import Metering, Presence
+from strandline.frontends.round_budget import RoundBudget
 from strandline.frontends.tls import certificate_name, listening_context
 from strandline.security.policy import Identity, Shown
 from strandline.security.principal import ANONYMOUS
@@ -69,6 +70,7 @@ class GrpcListener:
         self._metering = metering
         self._access = access
         self._anybody = Asker(access, Identity(ANONYMOUS))
+        self.budget = RoundBudget()
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""
         self.buffered_bytes = 0
@@ -163,7 +165,7 @@ class GrpcListener:
             NotAllowedError: somebody who may do nothing here.
         """
         access = self._access
-        if not access.is_on or path.startswith(OPEN_PATHS):
+        if not access.is_on or self.is_open(path):
             return self._anybody
         header = headers.get(b"authorization")
         token = None if header is None else bearer_token(bytes(header).decode(errors="replace"))
@@ -171,6 +173,19 @@ class GrpcListener:
         asker = access.identify(Shown(token, certificate))
         asker.check_known()
         return asker
+
+    def is_known(self, transport: asyncio.BaseTransport | None) -> bool:
+        """Whether a client may make calls without showing more, as with a certificate."""
+        try:
+            self.asker(b"", {}, transport)
+        except StrandlineError:
+            return False
+        return True
+
+    @staticmethod
+    def is_open(path: bytes) -> bool:
+        """Whether anybody may make this call, without saying who it is."""
+        return path.startswith(OPEN_PATHS)
 
     def meter(self, call: Call, path: bytes, presence: Presence) -> None:
         """Count a call whose asker is known, its connection, and what it will carry.

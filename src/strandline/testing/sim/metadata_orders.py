@@ -26,6 +26,7 @@ from strandline.metadata.commands import (
 )
 from strandline.metadata.election import at, unclean_election
 from strandline.metadata.placement import place, spread_plan
+from strandline.security.producer_ids import owner_of, producer_id_of
 from strandline.testing.sim.metadata_cluster import MetadataCluster, Process
 from strandline.testing.sim.world import ViolationError
 from strandline.types import BrokerId, Offset
@@ -169,8 +170,9 @@ class Orders(MetadataCluster):
         self.propose(ElectLeader((unclean_election(self.image, name, leader),), reason))
 
     def _allocate(self) -> None:
-        first = self.propose(AllocateProducerIds(self.rng.randint(1, 10))).value
-        if first + 10 < self.image.next_producer_id:
+        owner = self.rng.choice(("", "ann", "bob"))
+        first = self.propose(AllocateProducerIds(self.rng.randint(1, 10), owner)).value
+        if first + 10 < producer_id_of(self.image.next_producer_id, owner_of(first)):
             raise ViolationError(f"producer ids from {first} were given out before")
 
     def _crowd(self) -> None:

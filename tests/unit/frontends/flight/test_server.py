@@ -9,8 +9,12 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from strandline.client.batching import Record
+from strandline.client.brokers import Brokers
+from strandline.client.expecting import ExpectingAppender
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
+    DisconnectedError,
     InvalidConfigError,
     InvalidRequestError,
     NotLeaderError,
@@ -20,6 +24,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.frontends.flight.server import FlightFrontEnd
+from strandline.frontends.flight.writer import PutSession
 from strandline.protocol import admin
 from strandline.protocol.put import PutAck, PutRequest
 from strandline.protocol.status import from_flight
@@ -286,3 +291,18 @@ def test_a_taken_port_is_a_clear_error(broker):
         front_end = FlightFrontEnd(broker, BrokerConfig(flight_port=port))
         with pytest.raises(InvalidConfigError, match=f"{port}.*flight_port"):
             asyncio.run(front_end.start())
+
+
+def test_a_record_that_a_stopping_broker_took_may_be_stored(front_end, stream, monkeypatch):
+    """Its call ends with shutting_down, which says of other requests that nothing was done."""
+
+    def take_and_stop(_session, read):
+        read()
+        raise ShuttingDownError("the broker is stopping")
+
+    monkeypatch.setattr(PutSession, "run", take_and_stop)
+    appender = ExpectingAppender(Brokers(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20)
+    record = Record(b"v", None, None, None, None)
+    with pytest.raises(DisconnectedError, match=r"is stopping; .*not known"):
+        appender.append("s", 0, record, expected_offset=0)
+    appender.close()

@@ -19,6 +19,7 @@ from strandline.errors import (
 )
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
+from strandline.frontends.grpc.liftbridge.groups import check_member
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.messages import COLUMNS, MessageEncoder
 from strandline.frontends.grpc.liftbridge.permissions import allow
@@ -156,6 +157,7 @@ class SubscribeCalls:
                 raise RpcError(Status.INTERNAL, error.message) from error
         group = (request.consumer.groupId, partition.name)
         if request.consumer.groupId:
+            await self._check_consumer(request.consumer, call)
             self._take_over(request.consumer, group, call)
         name = partition.name
         self.subscribers[name] += 1
@@ -192,6 +194,28 @@ class SubscribeCalls:
         if not request.readISRReplica or host.me not in host.replicas(partition)[1]:
             raise RpcError(Status.FAILED_PRECONDITION, "Server not partition leader")
         return partition
+
+    async def _check_consumer(self, consumer: pb.Consumer, call: Call) -> None:
+        """Where access is checked, let only members in, each in an epoch that its group has had.
+
+        Else any principal that may use the group could shut its members out with a later epoch.
+
+        Raises:
+            RpcError: the consumer is not a member, or of another principal, or of no such epoch.
+            UnavailableError: nobody says what was decided.
+        """
+        if not call.asker.is_checked:
+            return
+        group = self._host.broker.image.groups.get(consumer.groupId)
+        if group is None or group.epoch < consumer.groupEpoch:
+            await self._host.know_newest()
+            group = self._host.broker.image.groups.get(consumer.groupId)
+        if group is None:
+            raise RpcError(Status.NOT_FOUND, "consumer group does not exist")
+        check_member(group, consumer.consumerId, call)
+        if consumer.groupEpoch > group.epoch:
+            text = f"groupEpoch {consumer.groupEpoch} is later than the group's, {group.epoch}"
+            raise RpcError(Status.FAILED_PRECONDITION, text)
 
     def _take_over(
         self, consumer: pb.Consumer, group: tuple[str, PartitionName], call: Call
