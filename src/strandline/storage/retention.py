@@ -69,7 +69,7 @@ class WriteTimes:
                 break
             known = self._written.get(segment.base_offset)
             if known is None or known[0] != segment.next_offset:
-                when_ns = max(self._last_ns, newest_timestamp(segment) - ahead_ns)
+                when_ns = max(self._last_ns, segment.max_timestamp - ahead_ns)
                 known = (segment.next_offset, min(when_ns, monotonic_ns))
             written[segment.base_offset] = known
         self._written, self._last_ns = written, monotonic_ns
@@ -104,14 +104,14 @@ def start_by_bytes(sealed: Iterable[SegmentFacts], *, total: int, bytes_max: int
     return start
 
 
-def apply_retention(
+def seal_if_old(
     log: Log,
     policy: RetentionPolicy,
     *,
     now_ns: int,
     written_ns: Callable[[Segment], int] = newest_timestamp,
-) -> Offset | None:
-    """Remove what the policy does not keep; on the thread that owns the log.
+) -> None:
+    """Seal the active segment if the policy keeps nothing of it; on the thread that owns the log.
 
     Args:
         log: the partition's.
@@ -119,18 +119,14 @@ def apply_retention(
         now_ns: by the clock of ``written_ns``.
         written_ns: when a segment was last written.
 
-    Returns:
-        The new log start offset, or None if nothing was removed.
-
     Raises:
-        DiskFullError: no space even to note the new start; call again later.
+        DiskFullError: no space to write it; call again later.
         LogPoisonedError: now or earlier a write failed.
     """
-    start = retention_start(log, policy, now_ns=now_ns, written_ns=written_ns)
-    if start is None:
-        return None
-    log.truncate_before(start)
-    return log.log_start_offset
+    active = log.segments[-1]
+    oldest_ns = now_ns - policy.age_ms * 1_000_000
+    if policy.age_ms and active.size and written_ns(active) < oldest_ns:
+        log.roll()
 
 
 def retention_start(
@@ -140,7 +136,7 @@ def retention_start(
     now_ns: int,
     written_ns: Callable[[Segment], int] = newest_timestamp,
 ) -> Offset | None:
-    """The first offset that the policy keeps, if that is not the log's start; seals what is old.
+    """The first offset that the policy keeps, if that is not the log's start; any thread.
 
     Args:
         log: the partition's.
@@ -149,14 +145,11 @@ def retention_start(
         written_ns: when a segment was last written.
 
     Raises:
-        LogPoisonedError: now or earlier a write failed.
+        UnavailableError: an index cannot be read.
     """
     start = 0
     if policy.age_ms:
         oldest_ns = now_ns - policy.age_ms * 1_000_000
-        active = log.segments[-1]
-        if active.size and written_ns(active) < oldest_ns:
-            log.roll()
         # Lazily: time indexes are read only as far as needed.
         sealed = (
             SegmentFacts(each.next_offset, each.size, written_ns(each))
