@@ -320,7 +320,7 @@ class PublisherConnection(MessageReader):
         template = self._listener.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sid, sequence))
 
-    is_alone = True
+    is_alone = answers_leaderless = True
     """Nobody else hears what came over it."""
 
     def rejected(self, token: object, error: StrandlineError) -> None:
