@@ -21,6 +21,7 @@ from strandline.cli.values import parse_header
 
 if TYPE_CHECKING:
     from strandline.client.results import Ack, AckFuture
+    from strandline.protocol.admin import StreamInfo
 
 EPILOG = examples(
     "strandline publish orders 'one espresso' --key table-7 --header lang=en",
@@ -77,6 +78,8 @@ def publish(
         raise typer.BadParameter("--message-id names one record; give VALUE or --file")
     headers = [parse_header(text) for text in header or ()]
     with strandline.connect(server) as client, client.producer(stream) as producer:
+        if subject is not None:
+            _check_subject(subject, client.stream_info(stream))
 
         def append(record: bytes) -> "AckFuture[Ack]":
             return producer.append(
@@ -105,6 +108,28 @@ def publish(
             advance(count % REPORT_EVERY)
     text = f"{count:,} records are in {stream}, as safe as it promises"
     print_done(text, {"stream": stream, "records": count}, output=output)
+
+
+def _check_subject(subject: str, stream: "StreamInfo") -> None:
+    """Refuse a subject that the stream would not store if it were published through NATS.
+
+    Raises:
+        InvalidSubjectError: it is another, or none at all.
+    """
+    from strandline.errors import InvalidSubjectError
+    from strandline.record.subjects import subject_matches, validate_subject
+
+    validate_subject(subject)
+    rest, _, last = subject.rpartition(".")
+    is_suffixed = stream.config.partition_rule == "suffix" and last.isdigit()
+    if subject_matches(stream.subject, subject) or (
+        is_suffixed and subject_matches(stream.subject, rest)
+    ):
+        return
+    raise InvalidSubjectError(
+        f"stream '{stream.name}' stores '{stream.subject}', not '{subject}': give a subject that "
+        "matches, or another stream"
+    )
 
 
 def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:
