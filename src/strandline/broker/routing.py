@@ -18,7 +18,7 @@ from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError
 from strandline.record.codec import Headers
 from strandline.record.partitioner import partition_of
-from strandline.record.subjects import SubjectRouter, validate_subject
+from strandline.record.subjects import SubjectRouter, subjects_overlap, validate_subject
 from strandline.types import PartitionName
 
 REMEMBERED_SUBJECTS_MAX: Final = 16_384
@@ -95,6 +95,34 @@ def stream_bindings(stream: StreamPort) -> list[Binding]:
         Binding(subject, stream, number, is_ours=ours[number])
         for number, subject in enumerate(subjects)
     ]
+
+
+def answering_beside(stream: StreamPort, streams: Iterable[StreamPort]) -> list[str]:
+    """Return the names of the other streams that answer some publishes to this one, too.
+
+    Streams of its queue group take turns with it and are not among them.
+    """
+    if not stream.config.pub_ack:
+        return []
+    patterns = _patterns(stream)
+    group = stream.config.queue_group
+    return [
+        other.config.name
+        for other in streams
+        if other.config.name != stream.config.name
+        and other.config.pub_ack
+        and not (group and other.config.queue_group == group)
+        and any(
+            subjects_overlap(pattern, theirs) for theirs in _patterns(other) for pattern in patterns
+        )
+    ]
+
+
+def _patterns(stream: StreamPort) -> list[str]:
+    """Return the patterns of the subjects that a stream stores."""
+    if stream.config.partition_rule != "suffix":
+        return [stream.config.subject]
+    return [binding.pattern for binding in stream_bindings(stream)]
 
 
 class Target:

@@ -1,7 +1,7 @@
 """``strandline stream``: create, list, look at, extend, shorten and delete streams."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,6 +22,9 @@ from strandline.cli.output import (
 )
 from strandline.cli.values import parse_duration, parse_size
 from strandline.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from strandline.protocol.admin import StreamInfo
 
 app = typer.Typer(
     no_args_is_help=True, help="Create, list, look at, extend, shorten and delete streams."
@@ -154,6 +157,16 @@ def create(
         )
     parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
     print_done(f"created {name}: records '{info.subject}' in {parts}", info, output=output)
+    if info.also_answering and output is OutputFormat.text:
+        print_line(_who_else_answers(info))
+
+
+def _who_else_answers(info: "StreamInfo") -> str:
+    others = ", ".join(info.also_answering)
+    return (
+        f"publishes to some of its subjects are also answered by {others}; a publisher that must "
+        "know which one stored its record names it in Nats-Expected-Stream"
+    )
 
 
 @app.command("list", epilog=examples("strandline stream list", "strandline stream list -o json"))
@@ -202,7 +215,10 @@ def info(
         print_json(found)
         return
     created = datetime.fromtimestamp(found.created_ns / 1e9, UTC)
-    print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC\n")
+    print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC")
+    if found.also_answering:
+        print_line(_who_else_answers(found))
+    print_line("")
     print_table(
         ("setting", "value"),
         [(key, str(getattr(found.config, key))) for key in found.config.__struct_fields__],

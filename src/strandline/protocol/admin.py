@@ -151,6 +151,9 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     config: StreamConfig
     created_ns: int
     partitions: tuple[PartitionInfo, ...]
+    also_answering: tuple[str, ...] = ()
+    """Other streams that answer publishes to some of its subjects, too; only in the answers to
+    ``create_stream`` and ``stream_info``, and not where access is controlled."""
 
     @property
     def name(self) -> str:
