@@ -1,11 +1,12 @@
 """From a published subject to the partitions that record it.
 
 Rules: a stream binds its subject and, with the ``suffix`` rule, ``subject.N`` for its partition N;
-with the ``subject`` and ``key`` rules a hash chooses the partition (a record without a key goes by
-its subject). Streams of one queue group take turns; every other stream gets every record. In a
-cluster each broker hears every message and the leader stores it, but for queue groups: a message of
-theirs is given to one broker, so only those that lead ask for them. What was found for a subject is
-remembered in a bounded dictionary until the streams, or the leaders of queue groups, change.
+with the other rules a hash chooses the partition (a record without a key, or without a message id,
+goes by its subject). Streams of one queue group take turns; every other stream gets every record.
+In a cluster each broker hears every message and the leader stores it, but for queue groups: a
+message of theirs is given to one broker, so only those that lead ask for them. What was found for a
+subject is remembered in a bounded dictionary until the streams, or the leaders of queue groups,
+change.
 """
 
 import itertools
@@ -131,6 +132,7 @@ class Target:
     __slots__ = (
         "answers",
         "by_key",
+        "by_message_id",
         "checks_offsets",
         "is_ours",
         "name",
@@ -157,13 +159,18 @@ class Target:
             number = partition_of(subject, len(self.partitions))
         self.partition = self.partitions[number]
         """The partition of records without a key."""
-        self.by_key = config.partition_rule == "key" and len(self.partitions) > 1
+        has_several = len(self.partitions) > 1
+        self.by_key = config.partition_rule == "key" and has_several
+        self.by_message_id = config.partition_rule == "message_id" and has_several
 
-    def partition_for(self, key: bytes | None) -> PartitionPort:
-        """The partition of a record with this key."""
-        if key is None or not self.by_key:
-            return self.partition
-        return self.partitions[partition_of(key, len(self.partitions))]
+    def partition_for(self, key: bytes | None, message_id: str | None) -> PartitionPort:
+        """The partition of a record with this key and message id."""
+        if key is not None and self.by_key:
+            return self.partitions[partition_of(key, len(self.partitions))]
+        if message_id is not None and self.by_message_id:
+            id_bytes = message_id.encode(errors="surrogateescape")
+            return self.partitions[partition_of(id_bytes, len(self.partitions))]
+        return self.partition
 
 
 class Route:

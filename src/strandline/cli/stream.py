@@ -54,7 +54,7 @@ def create(
     ] = None,
     partitions: Annotated[int, typer.Option(help="Number of partitions.", min=1)] = 1,
     partition_by: Annotated[
-        Literal["suffix", "subject", "key"] | None,
+        Literal["suffix", "subject", "key", "message_id"] | None,
         typer.Option(
             help="How a record finds its partition.", show_default="subject if it has wildcards"
         ),
