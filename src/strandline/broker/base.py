@@ -238,6 +238,11 @@ class BrokerBase(ABC):
         """Where clients find the brokers of the cluster; none: this one stands alone."""
         return self._image.flight_addresses(sorted(self._image.brokers))
 
+    @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens known here may be acted upon; any thread."""
+        return True
+
     def _wake(self) -> None:
         self.turn.wake()
 

@@ -48,6 +48,10 @@ class Settings(NamedTuple):
     admins: frozenset[str] = frozenset()
     """Principals who may do everything."""
 
+    def is_admin(self, principal: Principal) -> bool:
+        """Whether the settings alone let it do everything."""
+        return principal == BOOTSTRAP_ADMIN or principal.name in self.admins
+
 
 class Policy:
     """Decides; immutable.

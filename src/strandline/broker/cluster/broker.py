@@ -14,7 +14,7 @@ from strandline.broker.cluster import figures
 from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
@@ -92,6 +92,11 @@ class ClusterBroker(FollowingBroker):
         if not self._flight_address:
             raise UnavailableError("this broker does not know yet where brokers are reached; retry")
         return (self._flight_address,)
+
+    @property
+    def has_lease(self) -> bool:
+        """As ``Broker``: for ``CUT_OFF_MS`` after the last contact with those who decide."""
+        return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
 
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
