@@ -7,13 +7,13 @@ forgotten. Ids leave in the order they came, when the window has passed.
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import CorruptBatchError
+from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
 from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, iter_headers
 from strandline.record.codec import MESSAGE_ID_HEADER, as_id
 from strandline.record.decode import BatchColumns
@@ -71,19 +71,25 @@ class DedupWindow:
         self._offsets[message_id] = offset
         self._ages.append((timestamp_ns, message_id, offset))
 
-    def load(self, log: Log, now_ns: TimestampNs) -> None:
+    def load(
+        self, log: Log, now_ns: TimestampNs, *, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Fill from the records the log stored within the window, in offset order.
 
-        Batches without message ids are skipped by their header. Blocks for about a microsecond a
-        record that has an id, and for some six where records were stored one by one: a new leader
-        does this while publishers wait.
+        Batches without message ids are skipped by their header. Takes about a microsecond a
+        record that has an id, and some six where records were stored one by one.
         """
         offset = log.offset_for_timestamp(TimestampNs(now_ns - self._window_ns))
-        while offset < log.log_end_offset:
+        while offset < log.log_end_offset and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES)
             except CorruptBatchError as damage:  # ids in it cannot be known any more
                 offset = Offset(max(damage.next_offset, offset + 1))
+                continue
+            except OffsetOutOfRangeError:
+                if offset >= log.log_start_offset:
+                    raise
+                offset = log.log_start_offset  # retention was quicker
                 continue
             buffer = log.opened(found.buffer)
             view = memoryview(buffer)
@@ -101,10 +107,23 @@ class DedupWindow:
                 offset = found.next_offset
 
 
-def load_window(log: Log, window_ms: int, now_ns: TimestampNs) -> DedupWindow:
-    """The window of a partition whose log is ``log``, as it was before a restart."""
+def load_window(
+    log: Log,
+    window_ms: int,
+    now_ns: TimestampNs,
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> DedupWindow:
+    """The window of a partition whose log is ``log``, as it was before a restart; any thread.
+
+    Args:
+        log: of the partition; while this runs, no record with an id is added.
+        window_ms: for so long ids are remembered.
+        now_ns: the time.
+        is_wanted: gives up when it turns False.
+    """
     window = DedupWindow(window_ms)
-    window.load(log, now_ns)
+    window.load(log, now_ns, is_wanted=is_wanted)
     return window
 
 
