@@ -93,6 +93,16 @@ class ClusterBroker(FollowingBroker):
             raise UnavailableError("this broker does not know yet where brokers are reached; retry")
         return (self._flight_address,)
 
+    @property
+    def metadata_index(self) -> int:
+        """As ``Broker``: the last entry of the metadata that streams here go by."""
+        return self.membership.image_index
+
+    @property
+    def has_quorum(self) -> bool:
+        """As ``Broker``; an election takes less time than it takes this to be False."""
+        return self.membership.has_controller
+
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
             raise InvalidConfigError(
