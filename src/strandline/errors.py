@@ -8,6 +8,7 @@ StrandlineError
 │   ├── RecordTooLargeError     a record or batch over its limit
 │   ├── OffsetOutOfRangeError   below the log start or beyond the end
 │   ├── WrongLastSequenceError  an expected last sequence did not match
+│   ├── StreamMismatchError     the expected stream does not store the subject
 │   ├── OutOfOrderSequenceError a producer's batch is not the next, nor one stored before
 │   ├── ProducerFencedError     a producer of a later epoch has taken over
 │   ├── TransactionAbortedError the transaction's time was over, or somebody ended it
@@ -106,6 +107,12 @@ class WrongLastSequenceError(InvalidRequestError):
     """``Nats-Expected-Last-Sequence`` is not the partition's last sequence."""
 
     code = "wrong_last_sequence"
+
+
+class StreamMismatchError(InvalidRequestError):
+    """The stream that the publisher expects does not store the subject."""
+
+    code = "stream_mismatch"
 
 
 class OutOfOrderSequenceError(InvalidRequestError):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.broker.admission import Admission
 from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
@@ -51,14 +52,13 @@ def make_connection():
     broker = SimpleNamespace(
         clock=ManualClock(),
         telemetry=Telemetry(),
-        admission=SimpleNamespace(pending_bytes=0),
+        admission=Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None),
         reads=lambda _: None,
     )
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
-    listener = IngestListener(
-        broker, config, routes=routes, intake=Intake(broker.clock, routes), gate=Gate(10_000)
-    )
+    intake = Intake(broker.clock, routes, broker.admission)
+    listener = IngestListener(broker, config, routes=routes, intake=intake, gate=Gate(10_000))
     return PublisherConnection(listener)
 
 

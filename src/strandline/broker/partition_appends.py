@@ -126,9 +126,7 @@ class PartitionAppends(PartitionReads):
             except StrandlineError as error:
                 refusal = error
         if refusal is not None:
-            admission.rejects[refusal.code] += 1
-            if responder is not None:
-                responder.rejected(token, refusal)
+            admission.reject(refusal, responder, token, stream=self.name.stream)
             return
         chunk = self._open
         if chunk is None or chunk.is_full:
@@ -177,9 +175,8 @@ class PartitionAppends(PartitionReads):
             except StrandlineError as error:
                 refusal = error
         if refusal is not None:
-            self._admission.rejects[refusal.code] += batch.num_rows
-            if responder is not None:
-                responder.rejected(token, refusal)
+            rows, stream = batch.num_rows, self.name.stream
+            self._admission.reject(refusal, responder, token, stream=stream, records=rows)
             return
         first = self.next_offset
         for start in range(0, batch.num_rows, BATCH_RECORDS_MAX):

@@ -52,7 +52,7 @@ def read(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to read.")],
     start: Annotated[
         str,
-        typer.Option("--from", help="earliest, latest, an offset, a time, or -15m for ago."),
+        typer.Option("--from", help="earliest, latest, an offset, a time (UTC), or -15m for ago."),
     ] = "earliest",
     stop: Annotated[
         str | None,

@@ -60,7 +60,8 @@ class ReadCalls(ABC):
             stream: its name.
             partition: None reads all, one after another (interleaved when following), with a
                 ``partition`` column if there are several.
-            start: ``"earliest"``, ``"latest"``, an offset (of one partition), or a time.
+            start: ``"earliest"``, ``"latest"``, an offset (of one partition), or a time (in UTC if
+                it has no zone).
             stop: exclusive; the same. By default ``"latest"``, the end at the time of the call, or
                 none when following.
             columns: names in the order wanted, of offset, timestamp, subject, key, value, headers

@@ -32,7 +32,7 @@ from strandline.protocol.tickets import (
 from strandline.protocol.wire import decode, encode
 
 Place = str | int | datetime
-"""``"earliest"``, ``"latest"``, an offset, or a time (naive: local time, as in Python)."""
+"""``"earliest"``, ``"latest"``, an offset, or a time (in UTC if it has no zone)."""
 
 PUMPED_BATCHES = 4
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from strandline.broker.responder import Responder
 from strandline.broker.routing import StreamPort
 from strandline.clock import Clock
+from strandline.errors import StrandlineError
 from strandline.metadata.image import MetadataImage
 from strandline.telemetry import Telemetry
 
@@ -19,6 +20,12 @@ class AdmissionPort(Protocol):
     @property
     def pending_bytes(self) -> int:
         """Bytes accepted and not yet stored."""
+        ...
+
+    def reject(
+        self, error: StrandlineError, responder: Responder | None, token: object, *, stream: str
+    ) -> None:
+        """Refuse a record: count it, and tell the responder or else the log."""
         ...
 
 
