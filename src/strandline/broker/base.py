@@ -32,6 +32,7 @@ from strandline.errors import (
     LogPoisonedError,
     ShuttingDownError,
     StrandlineError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.metadata.image import MetadataImage, unknown_stream_message
@@ -255,6 +256,28 @@ class BrokerBase(ABC):
     def has_lease(self) -> bool:
         """Whether the rules and tokens known here may be acted upon; any thread."""
         return True
+
+    @property
+    def metadata_index(self) -> int:
+        """How far the cluster's metadata is known here: it only grows; 0 alone. Any thread."""
+        return 0
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether this broker is in touch with those who decide about metadata; any thread."""
+        return True
+
+    def check_quorum(self) -> None:
+        """Refuse what only the newest metadata can tell, such as who leads a partition.
+
+        Raises:
+            UnavailableError: this broker has lost the majority of its cluster.
+        """
+        if not self.has_quorum:
+            raise UnavailableError(
+                "this broker has lost the majority of its cluster and does not know who leads "
+                "now; ask another broker, or retry"
+            )
 
     def _wake(self) -> None:
         self.turn.wake()

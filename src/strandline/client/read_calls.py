@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.client.brokers import Brokers
+from strandline.client.deadline import within
 from strandline.client.local import begin_read
 from strandline.client.read_places import Replica
 from strandline.client.reading import BatchStream, EndlessReader, Place, read_request
@@ -106,17 +107,22 @@ class ReadCalls(ABC):
         self, request: ReadRequest, *, replica: Replica, timeout_s: float, is_of_all: bool = False
     ) -> BatchStream | RoutedRead:
         """Begin a read, at the only broker or wherever its partitions are."""
-        if self._known.is_cluster:
-            return RoutedRead(
-                self._brokers, request, replica=replica, timeout_s=timeout_s, is_of_all=is_of_all
-            )
-        connection = self._brokers.connection(self._brokers.home)
-        try:
-            return begin_read(connection, request)
-        except StrandlineError as error:
-            if is_connection_loss(error):
-                connection.reset()
-            raise
+        with within(timeout_s):
+            if self._known.is_cluster:
+                return RoutedRead(
+                    self._brokers,
+                    request,
+                    replica=replica,
+                    timeout_s=timeout_s,
+                    is_of_all=is_of_all,
+                )
+            connection = self._brokers.connection(self._brokers.home)
+            try:
+                return begin_read(connection, request)
+            except StrandlineError as error:
+                if is_connection_loss(error):
+                    connection.reset()
+                raise
 
     def subscribe(
         self,

@@ -101,6 +101,16 @@ class ClusterBroker(FollowingBroker):
         """As ``Broker``: for ``CUT_OFF_MS`` after the last contact with those who decide."""
         return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
 
+    @property
+    def metadata_index(self) -> int:
+        """As ``Broker``: the last entry of the metadata that streams here go by."""
+        return self.membership.image_index
+
+    @property
+    def has_quorum(self) -> bool:
+        """As ``Broker``; an election takes less time than it takes this to be False."""
+        return self.membership.has_controller
+
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
             raise InvalidConfigError(

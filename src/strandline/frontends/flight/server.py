@@ -277,7 +277,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def _info(
         self, request: ReadRequest, stream: Stream, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
-        here = Here(self._location(), self._scheme)
+        here = Here(self._broker, self._location(), self._scheme)
         return flight_info(request, stream, descriptor=descriptor, here=here)
 
     def _location(self) -> str:
