@@ -65,6 +65,7 @@ class ClusterBroker(FollowingBroker):
         self._spawn(self._keep_watermarks(), "watermarks")
         self._spawn(self.log_starts.run(), "log-starts")
         self._spawn(self._storage_watch.run(), "storage-watch")
+        self._spawn(self.log_starts.shorten(), "shorten-logs")
         try:
             await self.membership.start()
         except BaseException:
@@ -139,7 +140,10 @@ class ClusterBroker(FollowingBroker):
         )
         self.operations = Operations(self.membership, self._until)
         self.log_starts = LogStarts(
-            self.membership.replicas, self.operations, telemetry=self.telemetry
+            self.membership.replicas,
+            self.operations,
+            reclaimer=self.reclaimer,
+            telemetry=self.telemetry,
         )
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired

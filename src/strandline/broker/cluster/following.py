@@ -288,7 +288,7 @@ class FollowingBroker(Broker):
             except StrandlineError:
                 log.close()
                 raise
-            self._storage.keep(image.log_id, log)
+            self._keep(image.log_id, log)
         if log.log_start_offset == log.log_end_offset < image.log_start_offset:
             log.restart_at(image.log_start_offset)  # nothing before it will come any more
         log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
@@ -370,9 +370,10 @@ class FollowingBroker(Broker):
                 here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
                 parted = log_ids - here - self._log_ids_here(self._image)
                 self._parted |= parted
-                for log_id in sorted(parted):
-                    self._remove_log(log_id)
+                logs = [self._storage.logs.pop(log_id, None) for log_id in sorted(parted)]
+                for log_id in parted:
                     self._watermarks.pop(log_id, None)
+                self.reclaimer.delete(log for log in logs if log is not None)
             try:
                 await self._checkpoints.checkpoint()
                 self._parted -= parted
