@@ -159,12 +159,24 @@ class BrokerBase(ABC):
         if self.telemetry.journal_poisoned:
             return "storage failed: nothing is stored until it is reopened"
         if not self.is_ready:
-            return "starting or stopping"
+            return self._why_not_serving
         if self.telemetry.disk_full:
             return "the disk is full: publishes are refused"
         if self.disk.descriptors_left() < DESCRIPTORS_MIN:
             return "hardly any file descriptors are left: raise 'ulimit -n' and start it again"
-        return ""
+        return self._why_not_encrypting
+
+    @property
+    def _why_not_serving(self) -> str:
+        return "starting or stopping"
+
+    @property
+    def _why_not_encrypting(self) -> str:
+        here = [partition for partition in self.partitions() if partition.elsewhere is None]
+        missing = [error for partition in here if (error := partition.key_refusal) is not None]
+        if not missing:
+            return ""
+        return f"{len(missing)} partitions take no records; the first: {missing[0].message}"
 
     def refresh_telemetry(self) -> None:
         """Bring up to date what is only looked at, not counted; before each scrape."""
@@ -188,18 +200,39 @@ class BrokerBase(ABC):
         Raises:
             UnknownStreamError: there is none; the message lists what there is, but where access is
                 controlled, for who asks may not know of the others.
+            UnavailableError: this broker cannot tell whether there is one.
         """
         try:
             return self._streams[name]
         except KeyError:
+            self.check_knows_streams()
             if name in self._image.streams:
-                raise UnknownStreamError(
-                    f"stream {name!r} is not known here yet: this broker has just started, or "
-                    "could not open it, as its log says then; retry"
-                ) from None
+                raise UnavailableError(f"stream {name!r} is not open here yet; retry") from None
             hides = self.config.auth.enabled
             others = [] if hides else [n for n in self._image.streams if not is_internal(n)]
             raise UnknownStreamError(unknown_stream_message(name, others)) from None
+
+    @property
+    def why_streams_unknown(self) -> UnavailableError | None:
+        """Why this broker cannot tell which streams there are; None: it can."""
+        return None
+
+    def check_knows_streams(self) -> None:
+        """Refuse to say that there is no stream where that is not known.
+
+        Raises:
+            UnavailableError: this broker cannot tell which streams there are.
+        """
+        if (why := self.why_streams_unknown) is not None:
+            raise why
+
+    def copy_of(self, name: str) -> Stream:
+        """The stream, as far as it is on this broker's disk; not on the loop's thread.
+
+        Raises:
+            UnknownStreamError, UnavailableError: as ``stream``.
+        """
+        return self.stream(name)
 
     def partitions(self) -> list[Partition]:
         """Every partition of every stream."""

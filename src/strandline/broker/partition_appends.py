@@ -67,15 +67,15 @@ class PartitionAppends(PartitionReads):
     @property
     def refusal(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
-        return self._admission.refusal or self._refused_by or self._key_refusal
+        return self._admission.refusal or self._refused_by or self.key_refusal
 
     @property
     def absence(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
-        return self._admission.refusal or self._closed_by or self._unseated_by or self._key_refusal
+        return self._admission.refusal or self._closed_by or self._unseated_by or self.key_refusal
 
     @property
-    def _key_refusal(self) -> StrandlineError | None:
+    def key_refusal(self) -> StrandlineError | None:
         """Why its records cannot be encrypted, if they are to be."""
         return None if self.log.sealer is None else self.log.sealer.why_not()
 

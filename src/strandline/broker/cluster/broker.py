@@ -163,7 +163,8 @@ class ClusterBroker(FollowingBroker):
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = self._is_releasing = False
-        self._unopened = {}
+        self._has_followed = False
+        self._unopened, self._remembered = {}, {}
         self._parted = set()
         self._retry = None
 
@@ -208,6 +209,18 @@ class ClusterBroker(FollowingBroker):
             return why or figures.why_behind(self.membership.replicas)
         first = next(iter(self._unopened.values()))
         return f"{len(self._unopened)} copies here cannot be opened; the first: {first.message}"
+
+    @property
+    def _why_not_serving(self) -> str:
+        if self.membership.is_removed:
+            me = self.membership.me
+            return f"broker {me} was removed from the cluster: stop it, its data is of no use"
+        if self._is_stopping:
+            return "stopping"
+        return (
+            "it has not joined the cluster since its start: no broker that leads the metadata "
+            "was reached. Are most of the cluster's brokers up?"
+        )
 
     def refresh_telemetry(self) -> None:
         """As ``Broker``, and the cluster's figures."""

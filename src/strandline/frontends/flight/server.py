@@ -231,6 +231,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         """Describe every stream whose name begins with the criteria."""
         asker = self._asker(context)
         asker.check_known()
+        self._broker.check_knows_streams()
         found = [
             self._info(ReadRequest(stream=s.name), s, fl.FlightDescriptor.for_path(s.name))
             for s in self._broker.streams()
@@ -270,6 +271,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         Raises:
             StrandlineError: there is none, or as ``ends_needed`` and ``Life.know_end``.
         """
+        if request.of_copy:
+            return self._broker.copy_of(request.stream)
         stream = self._broker.stream(request.stream)
         self._life.know_end(ends_needed(request, stream), context.is_cancelled)
         return stream
