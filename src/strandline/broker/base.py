@@ -328,7 +328,9 @@ class BrokerBase(ABC):
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
         self.telemetry.damaged_batches += len(report.damage)
-        self.telemetry.disk_full = int(not report.checkpointed)
+        self.telemetry.disk_full = 0
+        if not report.checkpointed:
+            self.telemetry.count_full_disk()
         for log in storage.logs.values():
             log.reclaim = self.reclaimer.run
         self.turn.attach(storage.journal, self._syncer)

@@ -364,7 +364,7 @@ class Broker(BrokerBase):
             return self._store.apply(command)
         except UnavailableError as error:
             if isinstance(error, DiskFullError):  # clients begin to publish with such a command
-                self.telemetry.disk_full = 1
+                self.telemetry.count_full_disk()
             if not self._store.is_certain:
                 self.turn.poison(error)
             raise

@@ -365,6 +365,14 @@ class Disk:
         with contextlib.suppress(OSError):  # not every file system can
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
+    def free_bytes(self, path: Path) -> int:
+        """How much space is left for us on the file system of ``path``."""
+        try:
+            state = os.statvfs(path)
+        except OSError as error:
+            raise translated(error, f"looking at the file system of {path}") from error
+        return state.f_bavail * state.f_frsize
+
     def descriptors_left(self) -> int:
         """How many more files the storage may open."""
         limit = current_shares().limit

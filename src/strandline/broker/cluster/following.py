@@ -120,7 +120,9 @@ class FollowingBroker(Broker):
             is_opened = found is not None and not isinstance(found, RemotePartition)
             if found is None or not is_opened or self.membership.me not in item.replicas:
                 name = PartitionName(image.config.name, number)
-                found = self._try_partition(name, image.config, item, found)
+                found = self._try_partition(name, image.config, item) or found
+                if found is None:  # it will stand for the partition until that can be opened
+                    found = self._away(name, image.config, item)
             found.config = image.config
             partitions.append(found)
         if before is not None and before.config == image.config and before.partitions == partitions:
@@ -128,19 +130,18 @@ class FollowingBroker(Broker):
         return Stream(image.config, image.created_ns, partitions)
 
     def _try_partition(
-        self,
-        name: PartitionName,
-        config: StreamConfig,
-        image: PartitionImage,
-        before: Partition | None,
-    ) -> Partition:
-        """The partition, or what stands for it while its log cannot be opened."""
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> Partition | None:
+        """The partition; None while its log cannot be opened."""
         try:
             return self._make_partition(name, config, image)
         except StrandlineError as error:
             self._note_unopened(name, image.log_id, error)
-        if isinstance(before, RemotePartition):
-            return before
+            return None
+
+    def _away(
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> RemotePartition:
         return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
 
     def _note_unopened(
@@ -181,7 +182,7 @@ class FollowingBroker(Broker):
     ) -> Partition:
         """A partition with the log it has here, or one that is elsewhere."""
         if self.membership.me not in image.replicas:
-            return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
+            return self._away(name, config, image)
         plan = log_plan(self.data_dir, image.log_id, config)
         log = self._storage.logs.get(image.log_id)
         if log is None:

@@ -28,10 +28,12 @@ from strandline.version import __version__
 
 def partition_info(partition: Partition) -> PartitionInfo:
     """A partition's extent as it is now; to readers an open transaction ends what is committed."""
+    start, stop = partition.log_start_offset, partition.stable_offset
     return PartitionInfo(
         partition=partition.name.partition,
-        log_start_offset=partition.log_start_offset,
-        high_watermark=partition.stable_offset,
+        log_start_offset=start,
+        high_watermark=stop,
+        hidden_offsets=partition.hidden_between(start, stop),
         log_end_offset=partition.log_end_offset,
         size_bytes=partition.log.size_bytes,
         leader=partition.leader_address,
@@ -126,8 +128,11 @@ def _locations(extent: PartitionRange[Partition], here: Here) -> list[str]:
 
 
 def _records(extent: PartitionRange[Partition]) -> int:
-    """How many offsets a part spans."""
-    return max(0, extent.stop - extent.start) if extent.stop is not None else 0
+    """How many offsets with records a part spans."""
+    if extent.stop is None or extent.stop <= extent.start:
+        return 0
+    hidden = extent.partition.hidden_between(extent.start, extent.stop)
+    return extent.stop - extent.start - hidden
 
 
 def _endpoint(

@@ -55,6 +55,9 @@ class FakePartition:
         """Whether it takes no more records."""
         return self.closed_by is not None
 
+    def hidden_between(self, start, stop):
+        return 0
+
     @property
     def stable_offset(self) -> int:
         """The same: there are no transactions."""
