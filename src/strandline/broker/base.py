@@ -29,6 +29,7 @@ from strandline.config import BrokerConfig
 from strandline.encryption.masters import MasterKeys
 from strandline.errors import (
     DiskFullError,
+    InvalidConfigError,
     LogPoisonedError,
     ShuttingDownError,
     StrandlineError,
@@ -37,6 +38,7 @@ from strandline.errors import (
 )
 from strandline.metadata.image import MetadataImage, unknown_stream_message
 from strandline.metadata.internal_streams import is_internal
+from strandline.storage.descriptors import current_shares
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.mapped_segments import MAPPED_SEGMENTS
@@ -395,6 +397,21 @@ class BrokerBase(ABC):
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         return storage
+
+    def _check_descriptors(self, what: str, more: int) -> None:
+        """Refuse partitions that a start could not open.
+
+        Raises:
+            InvalidConfigError: there are too many; it says how many more may be.
+        """
+        shares = current_shares()
+        room = max(0, shares.partitions - len(self._storage.logs))
+        if more > room:
+            raise InvalidConfigError(
+                f"{what} needs {more} more partitions here, and there is room for {room}: of the "
+                f"{shares.limit} files that this broker may have open, {shares.partitions} are for "
+                "partitions; raise that with 'ulimit -n' (systemd: LimitNOFILE) and start it again"
+            )
 
     def _keep(self, log_id: LogId, log: Log) -> None:
         """Look after a log that was made since."""
