@@ -12,7 +12,9 @@ Invariants:
 Threads: everything runs on the loop's thread, but what readers use.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from strandline.broker.admission import Admission
 from strandline.broker.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
@@ -32,6 +34,8 @@ STAMP_AHEAD_NS_MAX = 1_000_000_000
 """How far timestamps may run ahead of a clock that was set back; beyond that they go back too."""
 
 __all__ = ["RECORD_OVERHEAD_BYTES", "Admission", "Partition"]
+
+STAMPS_KEPT: Final = 64
 
 
 class Partition(PartitionAppends):
@@ -55,6 +59,8 @@ class Partition(PartitionAppends):
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
         self._last_timestamp = TimestampNs(0)
+        self._stamps: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=STAMPS_KEPT)
+        """Offsets, half-open, and time of the batches written last."""
 
     @property
     def has_copies(self) -> bool:
@@ -116,9 +122,17 @@ class Partition(PartitionAppends):
         base = chunk.base_offset
         extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
         self.log.append(batch, extent)
+        self._stamps.append((base, extent.next_offset, now_ns))
         if self.ledger is not None:
             self.ledger.written(batch)
         return batch
+
+    def stamp_of(self, offset: Offset) -> TimestampNs | None:
+        """Return the timestamp of a record that was written here; None if it cannot be read."""
+        for base, end, stamp_ns in reversed(self._stamps):
+            if base <= offset < end:
+                return stamp_ns
+        return self.stored_ns(offset)
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""

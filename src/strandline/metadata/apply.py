@@ -176,7 +176,7 @@ def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, Out
 def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
     kind = type(command)
     if kind in _WHOLE:
-        return activity.noted(_WHOLE[kind](image, command), command), Outcome()
+        return activity.noted(image, _WHOLE[kind](image, command), command), Outcome()
     if kind in _ANSWERING:
         return _ANSWERING[kind](image, command)
     if isinstance(command, AllocateProducerIds):
