@@ -129,6 +129,9 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Port of Beam's log API; 0 picks a free one, -1 turns it off."""
     beam_stream: str = "beam"
     """The stream that it serves, which is made if there is none."""
+    beam_record_bytes: int = 8 << 20
+    """Largest proposal there, if more than ``limits.record_bytes``; no more than
+    ``limits.batch_bytes``."""
 
 
 class JournalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -177,6 +177,7 @@ class Session:
             call,
             self.partition,
             LIMITS,
+            proposal_bytes_max=LIMITS.record_bytes,
             is_leading=lambda _: self.is_leading,
             redirect=lambda: pb.Redirect(host="there"),
         )

@@ -17,6 +17,7 @@ from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.damage import DamageReports
 from strandline.broker.partition import Partition
+from strandline.broker.reclaimer import SpaceReclaimer
 from strandline.broker.responder import Responder
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream
@@ -36,6 +37,8 @@ from strandline.errors import (
 from strandline.metadata.image import MetadataImage, unknown_stream_message
 from strandline.metadata.internal_streams import is_internal
 from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.recovery import Recovered
 from strandline.storage.reserve import Reserve
 from strandline.telemetry import Telemetry
@@ -45,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
+IDLE_INTERVAL_S = 10.0
+"""A segment that nobody has read for so long, or for twice as long, is unmapped."""
 DESCRIPTORS_MIN = 32
 """With fewer left, connections are refused now and then, or a segment cannot be opened."""
 T = TypeVar("T")
@@ -95,6 +100,7 @@ class BrokerBase(ABC):
 
     def _assemble(self) -> None:
         """Make the parts; nothing is opened yet but the metadata."""
+        self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
         self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
@@ -125,12 +131,19 @@ class BrokerBase(ABC):
             self.partitions,
             turn_passed=self.turn.passed,
             sync=self.turn.sync,
+            reclaimer=self.reclaimer,
             lock=self._admin,
             disk=self.disk,
             clock=self.clock,
             telemetry=self.telemetry,
             interval_ms=self.config.cleaner_interval_ms,
         )
+
+    async def _unmap_idle(self) -> None:
+        """Unmap the segments that nobody reads, until cancelled."""
+        while True:
+            await asyncio.sleep(IDLE_INTERVAL_S)
+            await asyncio.to_thread(MAPPED_SEGMENTS.sweep)
 
     async def quiesce(self) -> None:
         """Wait until no turn is between write and answer and nothing waits for one."""
@@ -313,10 +326,19 @@ class BrokerBase(ABC):
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
         self.telemetry.damaged_batches += len(report.damage)
-        self.telemetry.disk_full = int(not report.checkpointed)
+        self.telemetry.disk_full = 0
+        if not report.checkpointed:
+            self.telemetry.count_full_disk()
+        for log in storage.logs.values():
+            log.reclaim = self.reclaimer.run
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         return storage
+
+    def _keep(self, log_id: LogId, log: Log) -> None:
+        """Look after a log that was made since."""
+        log.reclaim = self.reclaimer.run
+        self._storage.keep(log_id, log)
 
     def _close_storage(self) -> None:
         """Let go of all files; a journal that cannot be synced any more is only let go."""
@@ -338,6 +360,7 @@ class BrokerBase(ABC):
             await asyncio.sleep(HEAL_INTERVAL_S)
             async with self._admin, self._checkpoints.lock:
                 await self.turn.passed()
+                await self.reclaimer.drained()
                 try:
                     self._close_storage()
                     self._storage = self._open()

@@ -1,7 +1,8 @@
 """Retention and compaction of every partition, on a timer.
 
-Rules: what a stream's settings do not keep goes on the loop's thread, in microseconds; rewriting
-segments runs beside the loop, one partition at a time, and never while a stream is being deleted.
+Rules: the loop decides what goes and changes the log in memory, in microseconds; everything that
+reads or writes files runs beside it. Segments are rewritten one partition at a time, and never
+while a stream is being deleted.
 What is removed is gone durably, so the records that it goes for are made durable before, also those
 that were acked from memory.
 """
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from strandline.broker.partition import Partition
+from strandline.broker.reclaimer import SpaceReclaimer
 from strandline.clock import Clock
 from strandline.config import StreamConfig
 from strandline.errors import StrandlineError, UnavailableError
@@ -19,7 +21,7 @@ from strandline.protocol.put import PRODUCER_MEMORY_S
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
-from strandline.storage.retention import RetentionPolicy, apply_retention, retention_start
+from strandline.storage.retention import RetentionPolicy, retention_start, seal_if_old
 from strandline.telemetry import Telemetry
 from strandline.types import Offset
 
@@ -33,6 +35,7 @@ class Cleaner:
         partitions: asked at every round for the partitions there are.
         turn_passed: waits for the turn under way, whose records may yet be undone.
         sync: as ``turn_passed``, and then makes durable what no turn has synced.
+        reclaimer: removes records.
         lock: held while a partition is compacted; whoever deletes streams holds it too.
         disk: where compacted segments are written.
         clock: for the age of records.
@@ -46,6 +49,7 @@ class Cleaner:
         *,
         turn_passed: Callable[[], Awaitable[None]],
         sync: Callable[[], Awaitable[None]],
+        reclaimer: SpaceReclaimer,
         lock: asyncio.Lock,
         disk: Disk,
         clock: Clock,
@@ -55,6 +59,7 @@ class Cleaner:
         self._partitions = partitions
         self._turn_passed = turn_passed
         self._sync = sync
+        self._reclaimer = reclaimer
         self._lock = lock
         self._disk = disk
         self._clock = clock
@@ -94,20 +99,19 @@ class Cleaner:
         if not any(policy):
             return
         log = partition.log
-        if self.expired is not None:
-            start = retention_start(log, policy, now_ns=now_ns)
-            if start is not None:
-                self.expired(partition, min(start, partition.high_watermark))
+        seal_if_old(log, policy, now_ns=now_ns)
+        start = await asyncio.to_thread(retention_start, log, policy, now_ns=now_ns)
+        if start is None or partition.log is not log:
             return
-        if partition.high_watermark < log.log_end_offset:
-            return  # the next turn has begun already; there will be another round
-        if retention_start(log, policy, now_ns=now_ns) is None:
+        start = min(start, partition.high_watermark)
+        if self.expired is not None:
+            self.expired(partition, start)
             return
         await self._sync()
         if partition.closed or partition.log is not log:
             return
         with counted_removal(log, self._telemetry):
-            apply_retention(log, policy, now_ns=now_ns)
+            await self._reclaimer.truncate_before(log, start)
 
     async def _compact(self, partition: Partition) -> None:
         """Rewrite sealed segments so that only the newest record of each key remains."""
@@ -139,7 +143,8 @@ class Cleaner:
             )
             if partition.log is not log:
                 return  # it was reopened meanwhile, and what was prepared is gone
-            compactor.apply(prepared)
+            for settle in compactor.apply(prepared):
+                await asyncio.to_thread(settle)
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
         self._telemetry.compaction_seconds.observe(seconds)

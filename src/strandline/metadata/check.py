@@ -153,4 +153,8 @@ def check_settled(image: MetadataImage) -> list[str]:
         others = [b for b in able if b != partition.leader]
         if leader is not None and leader.is_stopping and others:
             wrong.append(f"{name}: led by {leader.id}, which stops, though {others} could")
+        healthy = [b for b in others if not image.brokers[b].is_impaired and b in partition.target]
+        min_isr = image.streams[name.stream].config.min_isr
+        if leader is not None and leader.is_impaired and len(healthy) >= min_isr:
+            wrong.append(f"{name}: led by {leader.id}, whose disk is impaired; {healthy} could")
     return wrong

@@ -1,9 +1,9 @@
 """Who should lead: choices, made before they are proposed; applying checks what must hold.
 
 Rules, in this order: a replica in the ISR before one that is last known safe, never any other
-(an operator orders that by name, elsewhere); one that stays, before one that a reassignment removes
-and one that is being drained; the most up to date, if the ends of their logs were asked; the one
-that leads least; the smallest id.
+(an operator orders that by name, elsewhere); one whose disk takes records; one that stays, before
+one that a reassignment removes and one that is being drained; the most up to date, if the ends of
+their logs were asked; the one that leads least; the smallest id.
 """
 
 from collections import Counter
@@ -64,10 +64,11 @@ def choose_leader(
         wanted = set(among)
         allowed = tuple(b for b in allowed if b in wanted)
 
-    def merit(broker: BrokerId) -> tuple[bool, bool, int, int, int, BrokerId]:
+    def merit(broker: BrokerId) -> tuple[bool, bool, bool, int, int, int, BrokerId]:
         epoch, end = ends.get(broker, _NOT_ASKED)
         is_leaving, is_draining = broker in partition.removing, brokers[broker].is_draining
-        return (is_leaving, is_draining, -epoch, -end, led[broker], broker)
+        is_impaired = brokers[broker].is_impaired
+        return (is_impaired, is_leaving, is_draining, -epoch, -end, led[broker], broker)
 
     return min(allowed, key=merit, default=None)
 

@@ -33,8 +33,12 @@ OFFSET_MAX = (1 << 63) - 1
 def new_partition(
     partition: PartitionImage, replicas: Replicas, brokers: Brokers
 ) -> PartitionImage:
-    """A partition without records: every replica in service is in sync."""
-    isr = tuple(sorted(b for b in replicas if brokers[b].may_take_replicas))
+    """A partition without records: every replica in service is in sync.
+
+    One whose disk takes no records is left out, if another is there: commits would wait for it.
+    """
+    able = sorted(b for b in replicas if brokers[b].may_take_replicas)
+    isr = tuple(b for b in able if not brokers[b].is_impaired) or tuple(able)
     leader = next((b for b in replicas if b in isr), None)
     if replicas and leader is None:
         raise RefusedError("not_eligible", f"none of the brokers {_list(replicas)} is in service")

@@ -155,7 +155,8 @@ def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
         preferred = next(iter(partition.target), None)
         if preferred is None or partition.leader in (None, preferred):
             continue
-        if preferred in partition.isr and image.brokers[preferred].may_take_replicas:
+        broker = image.brokers[preferred]
+        if preferred in partition.isr and broker.may_take_replicas and not broker.is_impaired:
             changes.append(leader_change(name, partition, preferred, led=led))
     return ElectLeader(tuple(changes), "preferred") if changes else None
 

@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import resource
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -35,6 +36,13 @@ if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 Bytes = bytes | bytearray | memoryview
+
+_maps: dict[weakref.ref[mmap.mmap], int] = {}
+"""The maps that this process has, and the inode of each."""
+
+
+def _forget_map(reference: weakref.ref[mmap.mmap]) -> None:
+    _maps.pop(reference, None)
 
 
 def translated(error: OSError, doing: str) -> UnavailableError:
@@ -205,18 +213,16 @@ class Disk:
         except OSError as error:
             raise translated(error, f"removing {path}") from error
 
-    def remove_large(self, path: Path, *, may_empty: bool) -> None:
+    def remove_large(self, path: Path) -> None:
         """Remove a file that may be large, if it is there; its space comes back piece by piece.
 
         So a file system that frees gigabytes lets the syncs of others in between, and the space
-        does not wait for another process that has the file open.
-
-        Args:
-            path: of the file.
-            may_empty: nobody in this process has it mapped.
+        does not wait for another process that has the file open: that finds it shorter. Whoever
+        has it mapped keeps all of it, since a map of what is gone would end the process. Nobody in
+        this process may map it any more.
         """
         try:
-            size = path.stat().st_size if may_empty else 0
+            size = path.stat().st_size
         except OSError:
             size = 0  # it is removed as any other, and that says what is wrong
         if size < EMPTIED_BYTES_MIN:
@@ -225,8 +231,9 @@ class Disk:
         fd = self.open(path, write=True)
         try:
             self.unlink(path)
+            found = os.fstat(fd)
             # Unless it has another name, such as one in a backup.
-            if not os.fstat(fd).st_nlink:
+            if not (found.st_nlink or found.st_ino in tuple(_maps.values())):
                 for length in range(size - size % PIECE_BYTES, 0, -PIECE_BYTES):
                     self.truncate(fd, length)
                 self.truncate(fd, 0)
@@ -329,10 +336,13 @@ class Disk:
     def map(self, fd: int, length: int) -> mmap.mmap:
         """Map the first ``length`` bytes for reading; the map outlives the descriptor."""
         try:
-            return mmap.mmap(fd, length, access=mmap.ACCESS_READ)
+            inode = os.fstat(fd).st_ino
+            mapped = mmap.mmap(fd, length, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             reason = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             raise translated(reason, "mapping a file") from error
+        _maps[weakref.ref(mapped, _forget_map)] = inode
+        return mapped
 
     def will_need(self, fd: int, position: int, length: int) -> None:
         """Ask the system to start reading a range of a file.
@@ -350,6 +360,14 @@ class Disk:
         """
         with contextlib.suppress(OSError):  # not every file system can
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def free_bytes(self, path: Path) -> int:
+        """How much space is left for us on the file system of ``path``."""
+        try:
+            state = os.statvfs(path)
+        except OSError as error:
+            raise translated(error, f"looking at the file system of {path}") from error
+        return state.f_bavail * state.f_frsize
 
     def descriptors_left(self) -> int:
         """How many more files and connections this process may open."""

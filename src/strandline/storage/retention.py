@@ -1,4 +1,4 @@
-"""Which records have had their time: decisions as pure functions, and carrying them out.
+"""Which records have had their time.
 
 Rules: age and size go by whole segments, oldest first, and never touch the active one (an active
 segment that is too old throughout is sealed first); a record count is kept exactly, by moving the
@@ -50,35 +50,28 @@ def start_by_bytes(sealed: Iterable[SegmentFacts], *, total: int, bytes_max: int
     return start
 
 
-def apply_retention(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> Offset | None:
-    """Remove what the policy does not keep; on the thread that owns the log.
-
-    Returns:
-        The new log start offset, or None if nothing was removed.
+def seal_if_old(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> None:
+    """Seal the active segment if the policy keeps nothing of it; on the thread that owns the log.
 
     Raises:
-        DiskFullError: no space even to note the new start; call again later.
+        DiskFullError: no space to write it; call again later.
         LogPoisonedError: now or earlier a write failed.
     """
-    start = retention_start(log, policy, now_ns=now_ns)
-    if start is None:
-        return None
-    log.truncate_before(start)
-    return log.log_start_offset
+    active = log.segments[-1]
+    oldest_ns = now_ns - policy.age_ms * 1_000_000
+    if policy.age_ms and active.size and active.max_timestamp < oldest_ns:
+        log.roll()
 
 
 def retention_start(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> Offset | None:
-    """The first offset that the policy keeps, if that is not the log's start; seals what is old.
+    """The first offset that the policy keeps, if that is not the log's start; any thread.
 
     Raises:
-        LogPoisonedError: now or earlier a write failed.
+        UnavailableError: an index cannot be read.
     """
     start = 0
     if policy.age_ms:
         oldest_ns = now_ns - policy.age_ms * 1_000_000
-        active = log.segments[-1]
-        if active.size and active.max_timestamp < oldest_ns:
-            log.roll()
         start = start_by_age(map(_facts, log.segments[:-1]), oldest_ns=oldest_ns)
     if policy.bytes_max:
         sealed = map(_sizes, log.segments[:-1])

@@ -19,6 +19,7 @@ from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
+from strandline.broker.cluster.storage_watch import StorageWatch
 from strandline.broker.cluster.watermarks import load_watermarks
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
@@ -63,6 +64,8 @@ class ClusterBroker(FollowingBroker):
         self.membership.markers.write_here = self.transactions.mark_here
         self._spawn(self._keep_watermarks(), "watermarks")
         self._spawn(self.log_starts.run(), "log-starts")
+        self._spawn(self._storage_watch.run(), "storage-watch")
+        self._spawn(self.log_starts.shorten(), "shorten-logs")
         try:
             await self.membership.start()
         except BaseException:
@@ -127,9 +130,20 @@ class ClusterBroker(FollowingBroker):
             on_image=self._follow,
             on_removed=self._removed,
         )
+        self._storage_watch = StorageWatch(
+            self.data_dir,
+            self.disk,
+            self.membership,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            free_bytes_min=self.config.journal.file_bytes,
+        )
         self.operations = Operations(self.membership, self._until)
         self.log_starts = LogStarts(
-            self.membership.replicas, self.operations, telemetry=self.telemetry
+            self.membership.replicas,
+            self.operations,
+            reclaimer=self.reclaimer,
+            telemetry=self.telemetry,
         )
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
@@ -191,6 +205,7 @@ class ClusterBroker(FollowingBroker):
         for log in self._storage.logs.values():
             log.poisoned = True  # what they hold is known only after reopening
         self._note_watermarks()
+        self._storage_watch.storage_failed()
         self.membership.fail(error)
         super()._on_poisoned(error)
 

@@ -120,7 +120,9 @@ class FollowingBroker(Broker):
             is_opened = found is not None and not isinstance(found, RemotePartition)
             if found is None or not is_opened or self.membership.me not in item.replicas:
                 name = PartitionName(image.config.name, number)
-                found = self._try_partition(name, image.config, item, found)
+                found = self._try_partition(name, image.config, item) or found
+                if found is None:  # it will stand for the partition until that can be opened
+                    found = self._away(name, image.config, item)
             found.config = image.config
             partitions.append(found)
         if before is not None and before.config == image.config and before.partitions == partitions:
@@ -128,19 +130,18 @@ class FollowingBroker(Broker):
         return Stream(image.config, image.created_ns, partitions)
 
     def _try_partition(
-        self,
-        name: PartitionName,
-        config: StreamConfig,
-        image: PartitionImage,
-        before: Partition | None,
-    ) -> Partition:
-        """The partition, or what stands for it while its log cannot be opened."""
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> Partition | None:
+        """The partition; None while its log cannot be opened."""
         try:
             return self._make_partition(name, config, image)
         except StrandlineError as error:
             self._note_unopened(name, image.log_id, error)
-        if isinstance(before, RemotePartition):
-            return before
+            return None
+
+    def _away(
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> RemotePartition:
         return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
 
     def _note_unopened(
@@ -181,7 +182,7 @@ class FollowingBroker(Broker):
     ) -> Partition:
         """A partition with the log it has here, or one that is elsewhere."""
         if self.membership.me not in image.replicas:
-            return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
+            return self._away(name, config, image)
         plan = log_plan(self.data_dir, image.log_id, config)
         log = self._storage.logs.get(image.log_id)
         if log is None:
@@ -200,7 +201,7 @@ class FollowingBroker(Broker):
             except StrandlineError:
                 log.close()
                 raise
-            self._storage.keep(image.log_id, log)
+            self._keep(image.log_id, log)
         if log.log_start_offset == log.log_end_offset < image.log_start_offset:
             log.restart_at(image.log_start_offset)  # nothing before it will come any more
         log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
@@ -282,9 +283,10 @@ class FollowingBroker(Broker):
                 here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
                 parted = log_ids - here - self._log_ids_here(self._image)
                 self._parted |= parted
-                for log_id in sorted(parted):
-                    self._remove_log(log_id)
+                logs = [self._storage.logs.pop(log_id, None) for log_id in sorted(parted)]
+                for log_id in parted:
                     self._watermarks.pop(log_id, None)
+                self.reclaimer.delete(log for log in logs if log is not None)
             try:
                 await self._checkpoints.checkpoint()
                 self._parted -= parted

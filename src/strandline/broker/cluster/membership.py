@@ -41,7 +41,7 @@ from strandline.clock import Clock
 from strandline.config import BrokerConfig, bracketed
 from strandline.consensus.messages import Envelope, Members
 from strandline.errors import StrandlineError, UnavailableError
-from strandline.metadata.commands import BrokerRun, RegisterBroker
+from strandline.metadata.commands import BrokerRun, RegisterBroker, ReportStorage
 from strandline.metadata.image import MetadataImage
 from strandline.replication.messages import Session as StreamSession
 from strandline.telemetry import Telemetry
@@ -201,6 +201,23 @@ class Membership:
         self.incarnation = ""  # no image speaks of this life any more
         self.quorum.fail(error)
         self.replicas.drop_all(error)
+
+    @property
+    def is_impaired(self) -> bool:
+        """Whether the cluster takes it that this broker's disk takes no records."""
+        known = self.machine.image.brokers.get(self.me)
+        return known is not None and known.is_impaired
+
+    async def report_storage(self, *, is_impaired: bool) -> None:
+        """Let the cluster know whether this broker's disk takes records.
+
+        Raises:
+            UnavailableError: nobody decides it now.
+        """
+        command = ReportStorage(self.run, is_impaired)
+        outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
+        if not outcome.is_applied:
+            logger.warning("the state of the disk was not noted: %s", outcome.message)
 
     async def hand_over(self) -> None:
         """Let others lead what this broker leads, as far as they can and time allows."""

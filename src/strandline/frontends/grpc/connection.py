@@ -52,7 +52,7 @@ from strandline.frontends.grpc.frames import (
 from strandline.frontends.grpc.framing import timeout_s
 from strandline.frontends.grpc.serving import serve
 from strandline.frontends.grpc.short_way import ShortWay
-from strandline.frontends.grpc.status import RpcError, Status, percent_encoded
+from strandline.frontends.grpc.status import OversizeError, RpcError, Status, percent_encoded
 from strandline.frontends.metering import Presence
 from strandline.frontends.round_budget import SPENT
 
@@ -313,6 +313,8 @@ class Connection(asyncio.Protocol):
         try:
             return call.feed(data, flow_bytes)
         except RpcError as error:
+            if isinstance(error, OversizeError):
+                self._listener.warn_oversize(error)
             call.abort(error)
         except Exception:
             logger.exception("a gRPC call failed")

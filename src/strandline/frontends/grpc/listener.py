@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from strandline.broker.access import Access, Asker
+from strandline.broker.seldom import Seldom
 from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.methods import Direct, Method
-from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.grpc.status import OversizeError, RpcError, Status
 from strandline.frontends.metering import Metering, Presence
 from strandline.frontends.round_budget import RoundBudget
 from strandline.frontends.tls import certificate_name, listening_context
@@ -71,6 +72,7 @@ class GrpcListener:
         self._access = access
         self._anybody = Asker(access, Identity(ANONYMOUS))
         self.budget = RoundBudget()
+        self._warnings = Seldom()
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""
         self.buffered_bytes = 0
@@ -173,6 +175,12 @@ class GrpcListener:
         asker = access.identify(Shown(token, certificate))
         asker.check_known()
         return asker
+
+    def warn_oversize(self, error: OversizeError) -> None:
+        """Log that something too large was refused, at most once in a while."""
+        if self._warnings.is_due("oversize", asyncio.get_running_loop().time()):
+            text = "refused on gRPC port %d: %s (the client may repeat it for ever)"
+            logger.warning(text, self.port, error.text)
 
     def is_known(self, transport: asyncio.BaseTransport | None) -> bool:
         """Whether a client may make calls without showing more, as with a certificate."""
