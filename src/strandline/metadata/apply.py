@@ -150,7 +150,7 @@ def was_seen(session: SessionImage, entry: Proposed) -> bool:
 
 
 def recorded_outcome(session: SessionImage, entry: Proposed) -> Outcome:
-    """What is answered to a command that was applied or passed before."""
+    """Return the recorded outcome of a command that was applied or passed over before."""
     if entry.sequence == session.sequence and entry.sequence > 0:
         return session.outcome
     why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
