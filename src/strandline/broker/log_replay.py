@@ -51,8 +51,12 @@ class LogReplay(Generic[StateT]):
         """Whether a load runs on a thread."""
         return self._load is not None
 
-    def read(self, load: Callable[[IsWanted], StateT], *, size_bytes: int) -> None:
-        """Load the state; it is taken before this returns if ``size_bytes`` of log are few.
+    def read(self, load: Callable[[IsWanted], StateT], *, size_bytes: Callable[[], int]) -> None:
+        """Load the state; it is taken before this returns if little is to be read.
+
+        Args:
+            load: reads the log.
+            size_bytes: about how much it reads; not asked while a load is under way.
 
         Raises:
             StillLoadingError: it is taken later.
@@ -62,7 +66,7 @@ class LogReplay(Generic[StateT]):
         if failure is not None:
             raise failure
         if self._load is None:
-            if size_bytes <= INLINE_BYTES:
+            if size_bytes() <= INLINE_BYTES:
                 self._take(load(lambda: True))
                 return
             self._begin(load)

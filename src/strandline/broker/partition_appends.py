@@ -62,7 +62,7 @@ class PartitionAppends(PartitionReads):
         self._producers_replay: LogReplay[Producers] = LogReplay(
             self._take_producers, what=f"producers of {name}"
         )
-        self._noted_meanwhile = NotedMeanwhile()
+        self._noted_meanwhile = NotedMeanwhile(log.log_end_offset)
         self.next_offset = log.log_end_offset
         self._chunks: list[Chunk] = []
         self._open: RecordChunk | None = None
@@ -80,15 +80,15 @@ class PartitionAppends(PartitionReads):
     @property
     def refusal(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
-        return self._admission.refusal or self._refused_by or self._key_refusal
+        return self._admission.refusal or self._refused_by or self.key_refusal
 
     @property
     def absence(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
-        return self._admission.refusal or self._closed_by or self._unseated_by or self._key_refusal
+        return self._admission.refusal or self._closed_by or self._unseated_by or self.key_refusal
 
     @property
-    def _key_refusal(self) -> StrandlineError | None:
+    def key_refusal(self) -> StrandlineError | None:
         """Why its records cannot be encrypted, if they are to be."""
         return None if self.log.sealer is None else self.log.sealer.why_not()
 
@@ -250,7 +250,7 @@ class PartitionAppends(PartitionReads):
         assert isinstance(chunk, ArrowChunk), "only batches are numbered"
         assert self.producers is not None, "it was checked"
         chunk.producer, chunk.attributes = producer, attributes
-        now_ns = self._admission.clock.now_ns()
+        now_ns = self._admission.steady.now_ns()
         self.producers.note(producer, chunk.count, offset=chunk.base_offset, now_ns=now_ns)
 
     def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
@@ -308,7 +308,7 @@ class PartitionAppends(PartitionReads):
         if expected_last is not None and expected_last != self.next_offset:
             raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
         if message_id is not None and self.dedup is not None:
-            self.dedup.add(message_id, self.next_offset, self._admission.clock.now_ns())
+            self.dedup.add(message_id, self.next_offset, self._admission.steady.now_ns())
 
     def _is_duplicate(self, message_id: str, responder: Responder | None, token: object) -> bool:
         """Whether the id is known; then the responder hears of the first record's offset.
@@ -318,7 +318,7 @@ class PartitionAppends(PartitionReads):
         """
         if self.config.dedup_window_ms == 0:
             return False
-        now_ns = self._admission.clock.now_ns()
+        now_ns = self._admission.steady.now_ns()
         if self.dedup is None:
             self._load_window()
         assert self.dedup is not None, "else it is still read"
@@ -356,11 +356,13 @@ class PartitionAppends(PartitionReads):
             UnavailableError: the log cannot be read.
         """
         log, window_ms = self.log, self.config.dedup_window_ms
-        now_ns = self._admission.clock.now_ns()
-        since = log.offset_for_timestamp(TimestampNs(now_ns - window_ms * 1_000_000))
+        now_ns, steady_ns = self._admission.clock.now_ns(), self._admission.steady.now_ns()
+        since_ns = TimestampNs(now_ns - window_ms * 1_000_000)
         self._dedup_replay.read(
-            lambda is_wanted: load_window(log, window_ms, now_ns, is_wanted=is_wanted),
-            size_bytes=log.bytes_from(since),
+            lambda is_wanted: load_window(
+                log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
+            ),
+            size_bytes=lambda: log.bytes_from(log.offset_since(since_ns)),
         )
 
     def _take_window(self, window: DedupWindow) -> None:
@@ -377,10 +379,11 @@ class PartitionAppends(PartitionReads):
         """
         log, now_ns = self.log, self._admission.clock.now_ns()
         end = log.log_end_offset
-        since, _ = producers_from(log, now_ns)
+        if not self._producers_replay.is_under_way:
+            self._noted_meanwhile = NotedMeanwhile(end)
         self._producers_replay.read(
             lambda is_wanted: load_producers(log, now_ns, end=end, is_wanted=is_wanted),
-            size_bytes=log.bytes_from(since),
+            size_bytes=lambda: log.bytes_from(producers_from(log, now_ns)[0]),
         )
 
     def _take_producers(self, producers: Producers) -> None:
@@ -389,7 +392,7 @@ class PartitionAppends(PartitionReads):
 
     def _drop_producers(self) -> None:
         """Forget all producers: the log alone can tell what was stored."""
-        self.producers, self._noted_meanwhile = None, NotedMeanwhile()
+        self.producers = None
         self._producers_replay.cancel()
 
     def _answer_repeat(

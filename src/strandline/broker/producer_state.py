@@ -202,16 +202,22 @@ def note_batches(
 
 
 class NotedMeanwhile:
-    """Numbered batches that were stored while the ones before them are read back on a thread."""
+    """Numbered batches that were stored while the ones before them are read back on a thread.
 
-    def __init__(self) -> None:
+    Args:
+        start: batches below are read back.
+    """
+
+    def __init__(self, start: Offset) -> None:
+        self._start = start
         self._batches: list[tuple[ProducerStamp, int, Offset, TimestampNs]] = []
 
     def note(
         self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
     ) -> None:
         """As ``Producers.note``."""
-        self._batches.append((stamp, records, offset, now_ns))
+        if offset >= self._start:
+            self._batches.append((stamp, records, offset, now_ns))
 
     def move_to(self, producers: Producers) -> None:
         """Note them where the earlier ones are known now."""
@@ -234,7 +240,7 @@ def load_producers(
 
     Args:
         log: of the partition.
-        now_ns: stands in for the time of the last record if that is damaged.
+        now_ns: stands in for the time of the last record if that is damaged, or ahead of it.
         end: batches below are looked at; None: all there are.
         is_wanted: gives up when it turns False.
 
@@ -263,8 +269,7 @@ def load_producers(
 def producers_from(log: Log, now_ns: TimestampNs) -> tuple[Offset, TimestampNs]:
     """Return where ``load_producers`` begins to read, and by which time it judges silence."""
     last_ns = _last_timestamp(log, now_ns)
-    since = log.offset_for_timestamp(TimestampNs(last_ns - MEMORY_NS))
-    return max(since, log.log_start_offset), last_ns
+    return log.offset_since(TimestampNs(last_ns - MEMORY_NS)), last_ns
 
 
 def _last_timestamp(log: Log, now_ns: TimestampNs) -> TimestampNs:
@@ -275,4 +280,4 @@ def _last_timestamp(log: Log, now_ns: TimestampNs) -> TimestampNs:
         found = log.read(log.log_end_offset - 1, 1, verify=False)
     except CorruptBatchError:
         return now_ns
-    return read_header(found.buffer).last_timestamp if found.buffer else now_ns
+    return min(read_header(found.buffer).last_timestamp, now_ns) if found.buffer else now_ns

@@ -11,7 +11,10 @@ from strandline.broker.log_replay import LogReplay
 from strandline.errors import StillLoadingError, UnavailableError
 from strandline.types import ProducerStamp
 
-MUCH = log_replay.INLINE_BYTES + 1
+
+def much():
+    """More than is read at once."""
+    return log_replay.INLINE_BYTES + 1
 
 
 @pytest.fixture
@@ -51,7 +54,9 @@ async def until(condition):
 
 async def test_a_little_is_read_at_once(replay, taken):
     """Nobody is refused for it."""
-    replay.read(lambda is_wanted: is_wanted() and "state", size_bytes=log_replay.INLINE_BYTES)
+    replay.read(
+        lambda is_wanted: is_wanted() and "state", size_bytes=lambda: log_replay.INLINE_BYTES
+    )
     assert taken == ["state"]
 
 
@@ -60,7 +65,7 @@ async def test_much_is_read_on_a_thread(replay, taken):
     first = Slow("state")
     for slow in (first, Slow("of nobody"), Slow("of nobody")):
         with pytest.raises(StillLoadingError, match="message ids of s/0"):
-            replay.read(slow, size_bytes=MUCH)
+            replay.read(slow, size_bytes=much)
     assert replay.is_under_way
     assert taken == []
     first.may_end.set()
@@ -74,11 +79,11 @@ async def test_a_load_that_was_cancelled_is_ignored(replay, taken):
     """It hears that it is not wanted; another one may begin at once, and counts."""
     old, new = Slow("old"), Slow("new")
     with pytest.raises(StillLoadingError):
-        replay.read(old, size_bytes=MUCH)
+        replay.read(old, size_bytes=much)
     await until(lambda: old.thread)
     replay.cancel()
     with pytest.raises(StillLoadingError):
-        replay.read(new, size_bytes=MUCH)
+        replay.read(new, size_bytes=much)
     old.may_end.set()
     new.may_end.set()
     await until(lambda: taken)
@@ -91,11 +96,11 @@ async def test_a_failure_is_told_once_and_then_tried_again(replay, taken):
     failing = Slow(UnavailableError("unreadable"))
     failing.may_end.set()
     with pytest.raises(StillLoadingError):
-        replay.read(failing, size_bytes=MUCH)
+        replay.read(failing, size_bytes=much)
     await until(lambda: not replay.is_under_way)
     with pytest.raises(UnavailableError, match="unreadable"):
-        replay.read(lambda _: "state", size_bytes=0)
-    replay.read(lambda _: "state", size_bytes=0)
+        replay.read(lambda _: "state", size_bytes=lambda: 0)
+    replay.read(lambda _: "state", size_bytes=lambda: 0)
     assert taken == ["state"]
 
 

@@ -346,6 +346,8 @@ class PublisherConnection(Peer):
             self.fail("Parser Error")
         if self._guard is not None and self.is_open:
             self._identify(options)
+        if self.is_open:
+            self._listener.metering.connections.note_identified(self)
 
     def _subscribe(self, subject: bytes, sid: bytes) -> None:
         try:
