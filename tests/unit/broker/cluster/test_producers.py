@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.broker import log_replay, partition_appends
+from strandline.security.producer_ids import owner_of
 from strandline.types import ProducerStamp
 
 
@@ -64,6 +65,20 @@ async def test_producer_ids_are_unique_in_the_cluster(cluster):
     await cluster.start(1)
     found.append(await cluster.brokers[1].new_producer_id())
     assert len(set(found)) == 4
+
+
+async def test_the_broker_that_gives_an_id_out_knows_its_owner(cluster):
+    """Whichever it is: the client uses the id there next. A principal has one number everywhere."""
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    owners = []
+    for broker in cluster.brokers.values():
+        for name in ("ann", "bob"):
+            found = owner_of(await broker.new_producer_id(name))
+            assert broker.image.producer_owners[name] == found
+            owners.append((name, found))
+    assert set(owners) == {("ann", 1), ("bob", 2)}
+    assert owner_of(await cluster.brokers[1].new_producer_id()) == 0
 
 
 async def test_what_is_copied_while_producers_are_read_back_is_known(cluster, kit, monkeypatch):
