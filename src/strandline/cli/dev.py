@@ -24,6 +24,7 @@ from strandline.cli.output import (
 )
 from strandline.config import bracketed
 from strandline.errors import UnavailableError
+from strandline.storage.private_directory import make_private_directory
 
 EPILOG = examples(
     "strandline dev --nodes 3                          # in one terminal",
@@ -58,7 +59,7 @@ def dev(
     --config' and its file.
     """
     members = with_ports([Member(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_directory(data_dir)
     serve = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", "--config"]
     files = [
         _write_settings(each, members, data_dir=data_dir, log_level=log_level) for each in members
