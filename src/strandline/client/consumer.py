@@ -63,7 +63,8 @@ class Options(NamedTuple):
 
     Attributes:
         start: where to begin in partitions without a position: ``"earliest"``, ``"latest"`` or a
-            time; also where the log does not hold the position any more. Partitions that a stream
+            time; also where the log ends before the position. A group that has fallen behind
+            retention goes on at the first record kept, whatever it says. Partitions that a stream
             got after the group had begun with it are begun at their beginning.
         commit_interval_s: positions are committed in a ``poll`` once so much time has passed; None:
             only by ``commit``. Where a member begins that does not start ``"earliest"`` is

@@ -117,6 +117,8 @@ def take(source, count):
     while len(found) < count:
         fetched = inbox.get(timeout=30)
         assert fetched.error is None
+        if fetched.moved_to is not None:
+            continue
         offsets = fetched.batch.column("offset").to_pylist()
         found += [(fetched.partition, offset) for offset in offsets]
     fetch.cancel()
