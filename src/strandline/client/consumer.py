@@ -38,6 +38,7 @@ from strandline.client.office import Office
 from strandline.client.positions import LogPositions, Offsets, PositionStore, Tell
 from strandline.client.read_ahead import ConsumedBatch, ReadAhead
 from strandline.client.reading import Place
+from strandline.client.retry import RetrySchedule
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -126,6 +127,8 @@ class Consumer:
         """The next record to hand out, of each partition we have."""
         self._ahead = ReadAhead(source, self._next, restart=options.start)
         self._paused: set[PartitionName] = set()
+        self._beginning = RetrySchedule()
+        """When to look for positions again while they cannot be had."""
         self._is_interrupted = threading.Event()
         self._is_closed = False
         self._has_left = False
@@ -174,7 +177,8 @@ class Consumer:
             self._ahead.raise_failure()
             if self._is_interrupted.is_set():
                 return []
-            batches = self._ahead.take(deadline_s)
+            # Partitions that could not be begun are tried again within the poll, too.
+            batches = self._ahead.take(min(deadline_s, self._beginning.not_before_s or deadline_s))
             if batches or time.monotonic() >= deadline_s:
                 return batches
 
@@ -309,7 +313,9 @@ class Consumer:
         if going:
             self._revoke(going)
         coming = view.assigned - self._next.keys()
-        if coming:
+        if not coming:
+            self._beginning.succeeded()
+        elif self._beginning.is_due(time.monotonic()):
             self._assign(coming, view)
 
     def _revoke(self, going: Partitions) -> None:
@@ -333,10 +339,14 @@ class Consumer:
             is_gone = isinstance(error, UnknownStreamError)
             if not (error.retriable or has_moved or is_gone):
                 raise
-            logger.warning("group %s: cannot begin yet: %s", self.group, error)
+            now_s = time.monotonic()
+            self._beginning.failed(now_s)
+            if self._beginning.is_news(now_s):
+                logger.warning("group %s: cannot begin yet: %s", self.group, error)
             if has_moved:
                 self._membership.beat_soon()  # and look again at the next poll
             return
+        self._beginning.succeeded()
         self._next |= starts
         try:
             if self._options.on_assigned is not None:
