@@ -324,6 +324,14 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             for producer in producers:
                 closing.callback(producer.close)
 
+    def abandon(self) -> None:
+        """As ``close``, but at once: what is under way is given up, its outcome unknown."""
+        with self._lock:
+            producers, self._appenders = [*self._producers, *self._enlisted], {}
+        for producer in producers:
+            producer.abandon()
+        self._brokers.close()
+
     def __enter__(self) -> Self:
         return self
 

@@ -185,6 +185,6 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):
-    """Who an idempotent producer is."""
+    """The identity of an idempotent producer."""
 
     producer_id: int

@@ -97,7 +97,8 @@ class Membership:
         self._registering: asyncio.Task[None] | None = None
         self._is_told = False
         self._seen_index = self._image_index = 0
-        self._is_removed = False
+        self.is_removed = False
+        """Whether the cluster has removed this broker."""
         self._clock = clock
         self._controller_seen_ms = 0.0
         self.incarnation = ""
@@ -263,7 +264,7 @@ class Membership:
     async def _stay_in_touch(self) -> None:
         """Register, then say now and then that this broker is there, until cancelled."""
         await self._register()
-        while not self._is_removed:
+        while not self.is_removed:
             leader = self.quorum.leader
             if self.quorum.is_leading:
                 self.office.heartbeat(self.run)
@@ -304,7 +305,7 @@ class Membership:
             rack=cluster.rack,
             beam_address=self.beam_address,
         )
-        while not self._is_removed:
+        while not self.is_removed:
             try:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
@@ -358,8 +359,8 @@ class Membership:
             self._image_index = self._seen_index
 
     def _note_removal(self) -> None:
-        if not self._is_removed:
-            self._is_removed = True
+        if not self.is_removed:
+            self.is_removed = True
             logger.critical(
                 "broker %d was removed from the cluster: stop it; its data is of no use", self.me
             )

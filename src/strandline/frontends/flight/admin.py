@@ -153,6 +153,7 @@ class AdminActions:
     def _list_streams(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.LIST_STREAMS)
         self._broker.check_quorum()
+        self._broker.check_knows_streams()
         return [stream_info(stream, self._broker) for stream in self._broker.streams()]
 
     def _offsets(self, body: bytes, context: ActionContext) -> list[Any]:

@@ -162,6 +162,7 @@ def _endpoint(
         wait_ms_max=old.wait_ms_max,
         batch_bytes=old.batch_bytes,
         skip_damaged=old.skip_damaged,
+        of_copy=old.of_copy,
     )
     return fl.FlightEndpoint(
         encode(request),

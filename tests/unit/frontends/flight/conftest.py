@@ -14,6 +14,7 @@ from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
+    StrandlineError,
     UnknownPartitionError,
     UnknownStreamError,
 )
@@ -158,6 +159,7 @@ class FakeBroker:
     """Streams by name, and a loop in a thread."""
 
     def __init__(self) -> None:
+        self.unknown: StrandlineError | None = None
         self.config = BrokerConfig(local_reads=False)  # it has no files
         self.clock = SystemClock()
         self.telemetry = Telemetry()
@@ -198,11 +200,21 @@ class FakeBroker:
 
     def stream(self, name: str) -> SimpleNamespace:
         """By name."""
+        self.check_knows_streams()
         if name not in self._streams:
             raise UnknownStreamError(f"no stream {name!r}")
         return self._streams[name]
 
     check_quorum = Broker.check_quorum
+
+    def check_knows_streams(self) -> None:
+        """Raise what a test has ordered."""
+        if self.unknown is not None:
+            raise self.unknown
+
+    def copy_of(self, name: str) -> SimpleNamespace:
+        """By name, also where it is not known which streams there are."""
+        return self._streams[name]
 
     def streams(self) -> list[SimpleNamespace]:
         """All."""
