@@ -97,6 +97,8 @@ class Membership:
         self._registering: asyncio.Task[None] | None = None
         self._is_told = False
         self._seen_index = 0
+        self.why_refused = ""
+        """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
         self.is_removed = False
         """Whether the cluster has removed this broker."""
         self._clock = clock
@@ -294,6 +296,7 @@ class Membership:
             grpc_address=self.grpc_address,
             rack=cluster.rack,
             beam_address=self.beam_address,
+            stored_index=self.quorum.index_at_start,
         )
         while not self.is_removed:
             try:
@@ -306,6 +309,11 @@ class Membership:
                 logger.info("broker %d is registered", self.me)
                 return
             logger.critical("the cluster refuses this broker: %s", outcome.message)
+            self.why_refused = outcome.message
+            if outcome.reason == "older_copy":
+                # It has forgotten votes that it gave: it must not give them again.
+                self.quorum.stop(UnavailableError(outcome.message))
+                return
             await asyncio.sleep(REGISTER_TIMEOUT_S)
 
     @property
