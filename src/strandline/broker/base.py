@@ -29,6 +29,7 @@ from strandline.config import BrokerConfig
 from strandline.encryption.masters import MasterKeys
 from strandline.errors import (
     DiskFullError,
+    InvalidConfigError,
     LogPoisonedError,
     ShuttingDownError,
     StrandlineError,
@@ -37,6 +38,7 @@ from strandline.errors import (
 )
 from strandline.metadata.image import MetadataImage, unknown_stream_message
 from strandline.metadata.internal_streams import is_internal
+from strandline.storage.descriptors import current_shares
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.mapped_segments import MAPPED_SEGMENTS
@@ -285,6 +287,33 @@ class BrokerBase(ABC):
         """Where clients find the brokers of the cluster; none: this one stands alone."""
         return self._image.flight_addresses(sorted(self._image.brokers))
 
+    @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens known here may be acted upon; any thread."""
+        return True
+
+    @property
+    def metadata_index(self) -> int:
+        """How far the cluster's metadata is known here: it only grows; 0 alone. Any thread."""
+        return 0
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether this broker is in touch with those who decide about metadata; any thread."""
+        return True
+
+    def check_quorum(self) -> None:
+        """Refuse what only the newest metadata can tell, such as who leads a partition.
+
+        Raises:
+            UnavailableError: this broker has lost the majority of its cluster.
+        """
+        if not self.has_quorum:
+            raise UnavailableError(
+                "this broker has lost the majority of its cluster and does not know who leads "
+                "now; ask another broker, or retry"
+            )
+
     def _wake(self) -> None:
         self.turn.wake()
 
@@ -368,6 +397,21 @@ class BrokerBase(ABC):
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         return storage
+
+    def _check_descriptors(self, what: str, more: int) -> None:
+        """Refuse partitions that a start could not open.
+
+        Raises:
+            InvalidConfigError: there are too many; it says how many more may be.
+        """
+        shares = current_shares()
+        room = max(0, shares.partitions - len(self._storage.logs))
+        if more > room:
+            raise InvalidConfigError(
+                f"{what} needs {more} more partitions here, and there is room for {room}: of the "
+                f"{shares.limit} files that this broker may have open, {shares.partitions} are for "
+                "partitions; raise that with 'ulimit -n' (systemd: LimitNOFILE) and start it again"
+            )
 
     def _keep(self, log_id: LogId, log: Log) -> None:
         """Look after a log that was made since."""

@@ -39,7 +39,7 @@ Bound = Literal["earliest", "latest"] | Int64 | AtTimestamp
 
 
 class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """What to read."""
+    """A request to read."""
 
     stream: Name
     partition: PartitionNumber | None = None

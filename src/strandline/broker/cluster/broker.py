@@ -14,7 +14,7 @@ from strandline.broker.cluster import figures
 from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
@@ -95,6 +95,21 @@ class ClusterBroker(FollowingBroker):
         if not self._flight_address:
             raise UnavailableError("this broker does not know yet where brokers are reached; retry")
         return (self._flight_address,)
+
+    @property
+    def has_lease(self) -> bool:
+        """As ``Broker``: for ``CUT_OFF_MS`` after the last contact with those who decide."""
+        return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
+
+    @property
+    def metadata_index(self) -> int:
+        """As ``Broker``: the last entry of the metadata that streams here go by."""
+        return self.membership.image_index
+
+    @property
+    def has_quorum(self) -> bool:
+        """As ``Broker``; an election takes less time than it takes this to be False."""
+        return self.membership.has_controller
 
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
@@ -252,6 +267,8 @@ class ClusterBroker(FollowingBroker):
         check_stream_config(config, is_cluster=True)
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
+        here = sum(self.membership.me in replicas for replicas in assignment)
+        self._check_descriptors(f"stream {config.name!r}", here)
         keys = self.keys.first(config)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment, keys=keys)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)

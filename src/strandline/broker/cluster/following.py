@@ -273,6 +273,7 @@ class FollowingBroker(Broker):
         plan = log_plan(self.data_dir, image.log_id, config)
         log = self._storage.logs.get(image.log_id)
         if log is None:
+            self._check_descriptors(f"the copy of {name}", 1)
             if image.log_id in self._parted:
                 delete_log_directory(plan.directory, disk=self.disk)
                 note_birth(plan.directory, self._storage.journal, disk=self.disk)

@@ -73,6 +73,9 @@ class Membership:
         on_removed: told that the cluster has removed this broker.
     """
 
+    why_refused = ""
+    """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+
     def __init__(
         self,
         config: BrokerConfig,
@@ -96,9 +99,7 @@ class Membership:
         self._tasks: list[asyncio.Task[None]] = []
         self._registering: asyncio.Task[None] | None = None
         self._is_told = False
-        self._seen_index = 0
-        self.why_refused = ""
-        """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+        self._seen_index = self._image_index = 0
         self.is_removed = False
         """Whether the cluster has removed this broker."""
         self._clock = clock
@@ -278,11 +279,21 @@ class Membership:
 
     def _look_for_controller(self) -> None:
         """Note since when nobody is known who decides; an election takes less."""
-        now_ms = self._clock.monotonic_ms()
         if self.quorum.leader is not None:
-            self._controller_seen_ms = now_ms
-        has_controller = now_ms - self._controller_seen_ms < CUT_OFF_MS
-        self.replicas.note_cut_off(has_controller=has_controller)
+            self._controller_seen_ms = self._clock.monotonic_ms()
+        self.replicas.note_cut_off(has_controller=self.has_controller)
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether somebody was known to decide about metadata a moment ago; any thread."""
+        if self.quorum.leader is not None:
+            return True
+        return self._clock.monotonic_ms() - self._controller_seen_ms < CUT_OFF_MS
+
+    @property
+    def image_index(self) -> int:
+        """The last entry of the metadata that streams and replicas go by; any thread."""
+        return self._image_index
 
     async def _register(self) -> None:
         cluster = self._config.cluster
@@ -354,6 +365,7 @@ class Membership:
             self._note_removal()
         elif self.is_registered:
             self._on_image(image)
+            self._image_index = self._seen_index
 
     def _note_removal(self) -> None:
         if not self.is_removed:

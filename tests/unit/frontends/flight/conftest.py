@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from strandline.broker.broker import Broker
 from strandline.clock import SystemClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
@@ -163,6 +164,8 @@ class FakeBroker:
         self.clock = SystemClock()
         self.telemetry = Telemetry()
         self.admission = SimpleNamespace(pending_bytes=0)
+        self.metadata_index = 0
+        self.has_quorum = True
         self.flight_address = ""
         self.flight_addresses: tuple[str, ...] = ()
         self._streams: dict[str, SimpleNamespace] = {}
@@ -201,6 +204,8 @@ class FakeBroker:
         if name not in self._streams:
             raise UnknownStreamError(f"no stream {name!r}")
         return self._streams[name]
+
+    check_quorum = Broker.check_quorum
 
     def check_knows_streams(self) -> None:
         """Raise what a test has ordered."""
