@@ -30,6 +30,9 @@ from strandline.record.sealed import Sealer
 from strandline.storage.log import Log
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
 
+STAMP_AHEAD_NS_MAX = 1_000_000_000
+"""How far timestamps may run ahead of a clock that was set back; beyond that they go back too."""
+
 __all__ = ["RECORD_OVERHEAD_BYTES", "Admission", "Partition"]
 
 STAMPS_KEPT: Final = 64
@@ -109,7 +112,9 @@ class Partition(PartitionAppends):
             DiskFullError: nothing of the chunk was kept.
             LogPoisonedError: a write failed.
         """
-        now_ns = self._last_timestamp = max(now_ns, self._last_timestamp)
+        if 0 < self._last_timestamp - now_ns <= STAMP_AHEAD_NS_MAX:
+            now_ns = self._last_timestamp  # a clock that was set back a little
+        self._last_timestamp = now_ns
         stamp = Stamp(chunk.base_offset, self.leader_epoch, now_ns, self.config.compression)
         batch = chunk.encode(stamp)
         if self.log.sealer is not None:
@@ -212,7 +217,7 @@ class Partition(PartitionAppends):
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
-        now_ns = self._admission.clock.now_ns()
+        now_ns = self._admission.steady.now_ns()
         if self.ledger is not None:
             for batch in batches:
                 self.ledger.written(batch)

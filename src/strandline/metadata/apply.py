@@ -55,6 +55,7 @@ from strandline.metadata.commands import (
     ReassignReplicas,
     RegisterBroker,
     RemoveBroker,
+    ReportStorage,
     SetReadonly,
     SkipTo,
     Unfence,
@@ -78,6 +79,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     Unfence: brokers.unfence_brokers,
     BeginShutdown: brokers.begin_shutdown,
     Drain: brokers.drain,
+    ReportStorage: brokers.report_storage,
     ForgetDirectory: brokers.forget_directory,
     RemoveBroker: brokers.remove,
     SkipTo: skips.skip_to,
@@ -148,7 +150,7 @@ def was_seen(session: SessionImage, entry: Proposed) -> bool:
 
 
 def recorded_outcome(session: SessionImage, entry: Proposed) -> Outcome:
-    """What is answered to a command that was applied or passed before."""
+    """Return the recorded outcome of a command that was applied or passed over before."""
     if entry.sequence == session.sequence and entry.sequence > 0:
         return session.outcome
     why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"

@@ -26,6 +26,7 @@ from strandline.metadata.commands import (
     ForgetDirectory,
     RegisterBroker,
     RemoveBroker,
+    ReportStorage,
     Unfence,
 )
 from strandline.metadata.image import BrokerImage, MetadataImage
@@ -201,6 +202,12 @@ def drain(image: MetadataImage, command: Drain) -> MetadataImage:
     return image.with_broker(msgspec.structs.replace(found, is_draining=command.is_on))
 
 
+def report_storage(image: MetadataImage, command: ReportStorage) -> MetadataImage:
+    """Note whether a broker's disk takes records; who leads follows by commands of their own."""
+    found = known_run(image, command.run)
+    return image.with_broker(msgspec.structs.replace(found, is_impaired=command.is_impaired))
+
+
 def forget_directory(image: MetadataImage, command: ForgetDirectory) -> MetadataImage:
     """Count nothing of what a broker had; its id is free for another directory.
 
@@ -221,7 +228,7 @@ def forget_directory(image: MetadataImage, command: ForgetDirectory) -> Metadata
                     f"broker {found.id} cannot be forgotten: in {name} {error.message}; elect "
                     "another leader there first, which loses records, or delete the stream",
                 ) from error
-    empty = msgspec.structs.replace(found, directory_id="", incarnation="")
+    empty = msgspec.structs.replace(found, directory_id="", incarnation="", is_impaired=False)
     return image.with_partitions(changed).with_broker(empty)
 
 

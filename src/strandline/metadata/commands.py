@@ -106,6 +106,13 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     is_on: bool = True
 
 
+class ReportStorage(msgspec.Struct, frozen=True, tag=True):
+    """A broker reports that its disk takes no records (full, read-only, failing), or does again."""
+
+    run: BrokerRun
+    is_impaired: bool
+
+
 class ForgetDirectory(msgspec.Struct, frozen=True, tag=True):
     """A fenced broker lost its disk: what it had counts no more, another directory may come."""
 
@@ -300,6 +307,7 @@ Command = (
     | Unfence
     | BeginShutdown
     | Drain
+    | ReportStorage
     | ForgetDirectory
     | RemoveBroker
     | ChangeIsr

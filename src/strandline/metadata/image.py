@@ -38,7 +38,7 @@ IMAGE_VERSION = 4
 """Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
 events; all are read and become 4."""
 
-BrokerState = Literal["live", "fenced", "draining", "stopping"]
+BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
 
 
 class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +64,9 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Everything is to be moved off it; outlives a restart."""
     is_stopping: bool = False
     """Its leaderships are to be handed over before it stops; ends with its next start."""
+    is_impaired: bool = False
+    """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
+    the broker reports that its disk has worked again for a while."""
 
     @property
     def state(self) -> BrokerState:
@@ -72,6 +75,8 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
             return "fenced"
         if self.is_stopping:
             return "stopping"
+        if self.is_impaired:
+            return "impaired"
         return "draining" if self.is_draining else "live"
 
     @property
@@ -250,7 +255,7 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, streams=streams)
 
     def flight_addresses(self, brokers: Iterable[BrokerId]) -> tuple[str, ...]:
-        """Where clients reach those brokers that are in service."""
+        """Return the client addresses of brokers that are in service."""
         known = [self.brokers[broker] for broker in brokers if broker in self.brokers]
         return tuple(b.flight_address for b in known if b.flight_address and not b.is_fenced)
 

@@ -80,6 +80,9 @@ class StreamInfoRequest(Message, frozen=True, kw_only=True):
     led: _Numbers | None = None
     """Partitions whose end has to be that of their leader, as ``OffsetsRequest.of_leader``; those
     of other partitions are what the broker knows, at once."""
+    own: bool = False
+    """Be answered from what this very broker knows, though it may have lost its cluster: for
+    readers of its own copies."""
 
 
 class TruncateBefore(Message, frozen=True, kw_only=True):
@@ -130,6 +133,8 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
     """The first offset readers do not see yet; an open transaction holds it back."""
     log_end_offset: int
     size_bytes: int
+    hidden_offsets: int = 0
+    """Offsets readers can see nothing at: transaction markers, and records that were aborted."""
     leader: str = ""
     """In a cluster ``host:port`` of its leader's Arrow Flight; empty while there is none."""
     in_sync: tuple[str, ...] = ()
@@ -139,8 +144,8 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
 
     @property
     def records(self) -> int:
-        """How many offsets readers can see; fewer records where compaction left gaps."""
-        return self.high_watermark - self.log_start_offset
+        """How many records readers can see; fewer where compaction left gaps."""
+        return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
 class StreamInfo(Answer, frozen=True, kw_only=True):
@@ -149,6 +154,10 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     config: StreamConfig
     created_ns: int
     partitions: tuple[PartitionInfo, ...]
+    metadata_index: int = 0
+    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
+    has_quorum: bool = True
+    """False: the broker has lost the majority of its cluster, and others may lead by now."""
 
     @property
     def name(self) -> str:
@@ -176,6 +185,6 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):
-    """Who an idempotent producer is."""
+    """The identity of an idempotent producer."""
 
     producer_id: int

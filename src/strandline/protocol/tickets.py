@@ -40,7 +40,7 @@ start, is that of the record so many before the end."""
 
 
 class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """What to read."""
+    """A request to read."""
 
     stream: Name
     partition: PartitionNumber | None = None
@@ -75,6 +75,9 @@ class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """About how large record batches should be."""
     skip_damaged: bool = False
     """Go on after a damaged batch instead of failing there."""
+    of_copy: bool = False
+    """Read what the broker has on its disk and knows to be committed, also while it does not reach
+    the others, which may have more."""
 
 
 def decode_ticket(data: bytes) -> ReadRequest:

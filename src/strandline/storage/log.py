@@ -73,7 +73,8 @@ class Log(LogDurability):
         super().__init__(directory, segments, log_start_offset, disk=disk)
         self._noted_start = log_start_offset
         """As far as the start was ever noted durably."""
-        self._start_lock = threading.Lock()
+        self._names_lock = threading.Lock()
+        """Held while other threads write or remove files by their names."""
         self._drop_below(log_start_offset)
 
     @classmethod
@@ -147,7 +148,8 @@ class Log(LogDurability):
             return True
         if active.first_timestamp == TIMESTAMP_MIN:
             return False  # only fillers yet
-        span = extent.last_timestamp - active.first_timestamp
+        # A clock that was wrong for the first record must not keep the segment open.
+        span = abs(extent.last_timestamp - active.first_timestamp)
         return span > self.segment_age_ms * 1_000_000 > 0
 
     def roll(self) -> None:
@@ -276,7 +278,6 @@ class Log(LogDurability):
             self.note_start(offset)
         except DiskFullError:
             self.make_room(offset)
-            self._disk.sync_directory(self.directory)
             self.note_start(offset)
         self.drop_before(offset)
 
@@ -287,7 +288,7 @@ class Log(LogDurability):
             DiskFullError: no space; ``make_room`` may help.
             LogPoisonedError: a write failed.
         """
-        with self._start_lock:
+        with self._names_lock:
             if offset > self._noted_start:
                 self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
                 self._noted_start = Offset(offset)
@@ -299,6 +300,7 @@ class Log(LogDurability):
         checkpoint are gone; the others must wait until the start is durable.
         """
         self._drop_below(min(offset, self._stable_base))
+        self.reclaim(partial(self._disk.sync_directory, self.directory))
 
     def drop_before(self, offset: int) -> None:
         """Remove the records below ``offset``, which was noted as the start."""
@@ -344,7 +346,15 @@ class Log(LogDurability):
         """
         names = {segment.path for segment in self._layout.segments}
         if gone:
-            self.reclaim(partial(_remove_files, gone, names))
+            self.reclaim(partial(self._remove_files, gone, names))
+
+    def _remove_files(self, segments: Sequence[Segment], names: Collection[Path]) -> None:
+        for segment in segments:
+            with self._names_lock:
+                if segment.path in names or self._closed:  # then its directory goes as a whole
+                    segment.retire()
+                else:
+                    segment.remove_files()
 
     def replace(self, old: Segment, new: Segment) -> None:
         """Swap a sealed segment, which is pinned, for its compacted self."""
@@ -357,22 +367,21 @@ class Log(LogDurability):
         Raises:
             LogPoisonedError: a file could not be removed.
         """
-        self._closed = True
-        segments = self._layout.segments
-        mapped = [segment.path.name for segment in segments if not segment.retire()]
-        doomed = doom_log_directory(self.directory, disk=self._disk)
-        self.reclaim(partial(remove_doomed, doomed, disk=self._disk, mapped=mapped))
+        with self._names_lock:
+            self._closed = True
+            for segment in self._layout.segments:
+                segment.is_retired = True
+            doomed = doom_log_directory(self.directory, disk=self._disk)
+        self.reclaim(partial(self._remove_directory, doomed))
+
+    def _remove_directory(self, doomed: Path) -> None:
+        for segment in self._layout.segments:
+            segment.retire()
+        self._disk.sync_directory(doomed.parent)
+        remove_doomed(doomed, disk=self._disk)
 
     def close(self) -> None:
         """Let go of the files; what was not flushed is the journal's to bring back."""
         self._closed = True
         for segment in self._layout.segments:
             segment.release()
-
-
-def _remove_files(segments: Sequence[Segment], names: Collection[Path]) -> None:
-    for segment in segments:
-        if segment.path in names:
-            segment.retire()
-        else:
-            segment.remove_files()

@@ -237,6 +237,6 @@ class Segment(SegmentReads):
 
     def remove_files(self) -> None:
         """Remove the files, and give their space back; what readers hold of them stays valid."""
-        is_unseen = self.retire()
+        self.retire()
         self.remove_indexes()
-        self._disk.remove_large(self.path, may_empty=is_unseen)
+        self._disk.remove_large(self.path)

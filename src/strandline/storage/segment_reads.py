@@ -9,7 +9,6 @@ holds no file: views that were handed out stay valid, and every other access rai
 
 import contextlib
 import mmap
-import weakref
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -70,7 +69,7 @@ class SegmentReads:
     """Batches from ``base_offset`` up to ``next_offset``, ``size`` bytes of them."""
 
     __slots__ = (
-        "_disk", "_file", "_hints", "_map", "_maps", "_pinned", "_tail", "base_offset", "cuts",
+        "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "cuts",
         "first_timestamp", "has_durable_name", "index", "indexed_bytes", "is_retired",
         "max_timestamp", "next_offset", "path", "sealed", "size", "synced_bytes", "times",
         "written_back_bytes",
@@ -96,8 +95,6 @@ class SegmentReads:
         self.times: SparseIndex | None = SparseIndex()
         self._file: OpenFile | None = None
         self._map: mmap.mmap | None = None
-        self._maps: list[weakref.ref[mmap.mmap]] = []
-        """Every map that somebody may still look at."""
         self._tail: tuple[int, list[Bytes]] = (0, [])
         self._hints: dict[int, int] = {}
 
@@ -172,11 +169,7 @@ class SegmentReads:
     def view(self, position: int, length: int) -> memoryview:
         """The bytes from ``position``, at most ``length`` of them; sealed ones without a copy."""
         if self.sealed:
-            try:
-                return memoryview(self._mapped())[position : position + length]
-            except ValueError:  # the map was closed just now
-                self._check_not_retired()
-                raise
+            return memoryview(self._mapped())[position : position + length]
         written, pending = self._tail
         from_file = min(length, written - position)
         if from_file <= 0:
@@ -201,8 +194,7 @@ class SegmentReads:
                 if self._pinned is None:
                     raise
                 return self._pinned  # the name means another file since just now
-            self._maps.append(weakref.ref(mapped, self._maps.remove))
-            self._check_not_retired()  # after it can be found, before anybody looks at it
+            self._check_not_retired()  # before anybody looks at it: the file may be emptied
             self._map = mapped
             MAPPED_SEGMENTS.note_use(self)
             if self.is_retired:
@@ -214,18 +206,11 @@ class SegmentReads:
         if self.size:
             self._pinned = self._mapped()
 
-    def retire(self) -> bool:
-        """Let go of the file, which is about to be removed or was replaced; any thread.
-
-        Returns:
-            Whether nobody in this process looks at its bytes any more. Then it may be emptied:
-            whoever reads it through a descriptor finds it shorter, but a map of what is gone would
-            end the process.
-        """
+    def retire(self) -> None:
+        """Let go of the file, which is about to be removed or was replaced; any thread."""
         self.is_retired = True
         self._file = self._map = self._pinned = None
         MAPPED_SEGMENTS.forget(self)
-        return all(_is_closed(each) for each in self._maps.copy())
 
     def release(self) -> None:
         """Let go of map, descriptor and indexes if it is sealed; all come back on demand."""
@@ -268,8 +253,7 @@ class SegmentReads:
         """
         mapped = self._map
         if mapped is not None:
-            with contextlib.suppress(ValueError):  # it was closed just now
-                mapped.madvise(mmap.MADV_DONTNEED, position, length)
+            mapped.madvise(mmap.MADV_DONTNEED, position, length)
 
     def locate(self, offset: int, *, verify: bool = True) -> Place | None:
         """Where the first batch begins that ends after ``offset``, or None: not in this segment.
@@ -417,17 +401,6 @@ class SegmentReads:
         view = self.view(position, self.size - position)
         found = find_intact(view, 0, after=self.base_offset - 1, below=self.next_offset)
         return self.size if found < 0 else position + found
-
-
-def _is_closed(reference: "weakref.ref[mmap.mmap]") -> bool:
-    """Close a map, unless somebody looks at it."""
-    mapped = reference()
-    try:
-        if mapped is not None:
-            mapped.close()
-    except BufferError:
-        return False
-    return True
 
 
 def segment_path(directory: Path, base_offset: int) -> Path:

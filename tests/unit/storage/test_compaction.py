@@ -22,6 +22,12 @@ from strandline.storage.walk import walk
 from strandline.types import ProducerStamp
 
 
+def put_in_place(compactor, compaction):
+    """Apply a compaction as the cleaner does."""
+    for settle_one in compactor.apply(compaction):
+        settle_one()
+
+
 def put(log, records, *, time_ns=0, compression="none", epoch=0, producer=NOBODY, ids=None):
     """Append one batch of (key, value) records."""
     keys, values = zip(*records, strict=True)
@@ -86,7 +92,7 @@ def compact(log, disk):
         compaction = compactor.prepare(
             below=below, tombstones_below=tombstones_below, now_ns=now_ns
         )
-        compactor.apply(compaction)
+        put_in_place(compactor, compaction)
         return compaction
 
     def is_due(*, now_ns=0, tombstones_below=OFFSET_MAX):
@@ -257,7 +263,7 @@ def remembering(log, disk):
 def run(compactor, *, now_ns):
     """A compaction from beginning to end; how many records it has removed."""
     done = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=now_ns)
-    compactor.apply(done)
+    put_in_place(compactor, done)
     return done.records_removed
 
 
@@ -442,7 +448,7 @@ def test_crash_in_the_middle(log, disk, open_log, renamed):
     if renamed:
         disk.fail("sync_directory")
         with pytest.raises(LogPoisonedError):
-            compactor.apply(prepared)
+            put_in_place(compactor, prepared)
     disk.crash()
     again = open_log(at, segment_bytes=1 << 20)
     assert rows(again) == before
@@ -488,7 +494,7 @@ def test_segment_removed_meanwhile_stays_removed(log, disk):
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
     prepared = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0)
     log.truncate_before(3)
-    compactor.apply(prepared)
+    put_in_place(compactor, prepared)
     assert rows(log) == [(3, b"c", b"3")]
     assert not list(log.directory.glob("*.cleaned"))
 
@@ -509,6 +515,6 @@ def test_large_segment_is_written_in_pieces(open_log, disk):
     settle(log)
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
     done = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0)
-    compactor.apply(done)
+    put_in_place(compactor, done)
     assert done.records_removed == 59
     assert [offset for offset, _, _ in rows(log)] == [*range(0, 119, 2), 119]

@@ -39,7 +39,9 @@ def compact(log: Log) -> None:
     """Keep the newest record only."""
     compactor = Compactor(log, disk=Disk(), tombstone_delay_ms=0)
     end = log.log_end_offset
-    compactor.apply(compactor.prepare(below=end, tombstones_below=end, now_ns=10**18))
+    prepared = compactor.prepare(below=end, tombstones_below=end, now_ns=10**18)
+    for settle in compactor.apply(prepared):
+        settle()
 
 
 REMOVALS = {

@@ -31,7 +31,7 @@ from strandline.testing.chaos.faults import (
 )
 from strandline.testing.chaos.load import Publisher, Reader, expected, read_log
 from strandline.testing.chaos.transactions import STREAM as TRANSACTIONS
-from strandline.testing.chaos.transactions import TransactionalWriter
+from strandline.testing.chaos.transactions import TransactionLoad
 from strandline.testing.history import GroupHistory, History
 from strandline.testing.sim.world import ViolationError
 
@@ -47,7 +47,7 @@ ARRIVE_TIMEOUT_S: Final = 60.0
 """In which readers and the group come to the end of what nobody adds to."""
 POLL_S: Final = 0.05
 Workers = list["asyncio.Future[None]"]
-Client = Publisher | OwnProducer | Reader | Member | TransactionalWriter
+Client = Publisher | OwnProducer | Reader | Member | TransactionLoad
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Load:
             Member(servers, STREAM, self.group, name=name, stay_s=stay_s)
             for name, stay_s in MEMBERS.items()
         ]
-        self.transactions = TransactionalWriter(servers, PARTITIONS)
-        self.followers: list[Reader | Member | TransactionalWriter] = [
+        self.transactions = TransactionLoad(servers, PARTITIONS)
+        self.followers: list[Reader | Member | TransactionLoad] = [
             *self.readers,
             *self.members,
             self.transactions,
@@ -309,7 +309,7 @@ def _raise_what_ended(workers: Workers) -> None:
 
 @contextlib.asynccontextmanager
 async def following(
-    readers: Sequence[Reader | Member | TransactionalWriter],
+    readers: Sequence[Reader | Member | TransactionLoad],
 ) -> AsyncIterator[Workers]:
     """Run clients that block, each in a thread.
 

@@ -38,7 +38,7 @@ UNDECIDED: Final = (
 """Errors after which the next transaction, under the same id, settles what became of this one."""
 
 
-class TransactionalWriter:
+class TransactionLoad:
     """Commits numbered transactions, and aborts every fifth; runs in a thread.
 
     Args:

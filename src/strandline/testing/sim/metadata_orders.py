@@ -23,6 +23,7 @@ from strandline.metadata.commands import (
     OpenSession,
     ReassignReplicas,
     RemoveBroker,
+    ReportStorage,
 )
 from strandline.metadata.election import at, unclean_election
 from strandline.metadata.placement import place, spread_plan
@@ -51,6 +52,7 @@ class Orders(MetadataCluster):
             self._grow,
             self._drain,
             self._drain,
+            self._impair,
             self._remove,
             self._remove,
             self._admit,
@@ -101,6 +103,13 @@ class Orders(MetadataCluster):
         is_on = len(draining) < 1
         broker = self.rng.choice(self.processes).id if is_on else self.rng.choice(draining)
         self.propose(Drain(broker, is_on))
+
+    def _impair(self) -> None:
+        """A broker's disk fills up, or works again."""
+        process = self.rng.choice(self.processes)
+        known = self.image.brokers.get(process.id)
+        is_on = known is None or not known.is_impaired
+        self.propose(ReportStorage(process.run, is_on))
 
     def _remove(self) -> None:
         """Somebody is removed, mostly in vain; another broker is bought, with another number."""

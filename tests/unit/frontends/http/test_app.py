@@ -117,6 +117,7 @@ async def test_streams_as_json(broker, fetch):
         "log_start_offset": 0,
         "high_watermark": 5,
         "log_end_offset": 5,
+        "hidden_offsets": 0,
     }
     assert json.loads((await fetch("/api/streams/b")).body) == streams[1]
 
