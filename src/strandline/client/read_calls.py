@@ -70,8 +70,8 @@ class ReadCalls(ABC):
             stream: its name.
             partition: None reads all, one after another (interleaved when following), with a
                 ``partition`` column if there are several.
-            start: ``"earliest"``, ``"latest"``, an offset (of one partition), or a time (in UTC if
-                it has no zone).
+            start: ``"earliest"``, ``"latest"``, an offset (of one partition), a time (in UTC if it
+                has no zone), or ``-n``: the last n records of each partition.
             stop: exclusive; the same. By default ``"latest"``, the end at the time of the call, or
                 none when following.
             columns: names in the order wanted, of offset, timestamp, subject, key, value, headers
@@ -81,9 +81,10 @@ class ReadCalls(ABC):
                 one of the broker that was connected to and no other, to see what it has. What is
                 read is the same, only perhaps a moment later.
             **options: filters on the broker: ``subject`` (a pattern), ``keys``,
-                ``timestamp_from``, ``timestamp_to``; ``starts`` ({partition: offset}, in place of
-                ``start``), ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll),
-                ``batch_bytes``, ``skip_damaged``.
+                ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: each partition
+                newest first), ``starts`` ({partition: offset}, in place of ``start``),
+                ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll), ``batch_bytes``,
+                ``skip_damaged``.
 
         Raises:
             OffsetOutOfRangeError: an offset that does not exist; the message names those that do.
@@ -218,7 +219,7 @@ class ReadCalls(ABC):
         """Where a subscription begins, resolved once so that a reconnect changes nothing."""
         if partition is None:
             return self._offsets(stream, start)
-        if isinstance(start, int):
+        if isinstance(start, int) and start >= 0:
             return {partition: start}
         found = self._offsets(stream, start, (partition,))
         return {partition: found.get(partition, 0)}

@@ -33,7 +33,7 @@ from strandline.errors import (
 )
 from strandline.protocol import admin
 from strandline.protocol.admin import PartitionInfo
-from strandline.protocol.tickets import Bound, ReadRequest
+from strandline.protocol.tickets import Bound, ReadRequest, counts_from_end
 from strandline.record.schema import project
 
 Replica = Literal["leader", "any", "this"]
@@ -98,7 +98,8 @@ class ReadPlaces:
         """The place in each partition; "earliest" stays, it is where the log begins by then."""
         if starts is not None:
             return dict(starts)
-        if isinstance(bound, int) or (bound == "earliest" and not self._request.follow):
+        is_fixed = isinstance(bound, int) and not counts_from_end(bound)
+        if is_fixed or (bound == "earliest" and not self._request.follow):
             return dict.fromkeys(numbers, bound)
         return dict(self._offsets(bound, numbers))
 

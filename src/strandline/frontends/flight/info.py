@@ -150,6 +150,7 @@ def _endpoint(
         partition=extent.partition.name.partition,
         start=extent.start,
         stop=extent.stop,
+        order=old.order,
         follow=old.follow,
         columns=plan.schema.names,
         subject=old.subject,
