@@ -248,6 +248,29 @@ def test_a_wrong_partition_spoils_nothing_else(client, name):
     assert client.append_batch(name, table, partition=np.int64(1)).ranges == ((1, 6, 1),)
 
 
+def test_callbacks_append_past_a_full_buffer(client, name):
+    """Two producers whose callbacks append to each other: nobody else could make room for them."""
+    client.create_stream(name)
+    appended, over = [], threading.Event()
+    sizes = {"linger_ms": 0, "buffer_bytes": 100, "delivery_timeout_s": 15}
+    with client.producer(name, **sizes) as one, client.producer(name, **sizes) as other:
+
+        def answer(to):
+            def append(_future):
+                appended.extend([to.append(bytes(200)), to.append(bytes(200))])
+                if len(appended) >= 40:
+                    over.set()
+                else:
+                    appended[-1].add_done_callback(answer(one if to is other else other))
+
+            return append
+
+        for first, second in ((one, other), (other, one)):
+            first.append(b"begin").add_done_callback(answer(second))
+        assert over.wait(12), "a callback waits for itself"
+    assert all(future.result(20) is not None for future in appended)
+
+
 def test_a_callback_cannot_wait_for_itself(client, name):
     """It is told so, and others' flushes do not wait for it either."""
     client.create_stream(name)

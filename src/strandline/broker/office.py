@@ -304,7 +304,7 @@ class Office(ABC, Generic[MachineT]):
             await asyncio.sleep(TICK_S)
             try:
                 partition = self.broker.stream(self.stream_name).partition(0)
-            except UnknownStreamError:
+            except (UnknownStreamError, UnavailableError):
                 continue
             term = self._term_in(partition)
             if term is not None:

@@ -12,7 +12,9 @@ Invariants:
 Threads: everything runs on the loop's thread, but what readers use.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from strandline.broker.admission import Admission
 from strandline.broker.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
@@ -28,7 +30,12 @@ from strandline.record.sealed import Sealer
 from strandline.storage.log import Log
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
 
+STAMP_AHEAD_NS_MAX = 1_000_000_000
+"""How far timestamps may run ahead of a clock that was set back; beyond that they go back too."""
+
 __all__ = ["RECORD_OVERHEAD_BYTES", "Admission", "Partition"]
+
+STAMPS_KEPT: Final = 64
 
 
 class Partition(PartitionAppends):
@@ -52,6 +59,8 @@ class Partition(PartitionAppends):
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
         self._last_timestamp = TimestampNs(0)
+        self._stamps: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=STAMPS_KEPT)
+        """Offsets, half-open, and time of the batches written last."""
 
     @property
     def has_copies(self) -> bool:
@@ -103,7 +112,9 @@ class Partition(PartitionAppends):
             DiskFullError: nothing of the chunk was kept.
             LogPoisonedError: a write failed.
         """
-        now_ns = self._last_timestamp = max(now_ns, self._last_timestamp)
+        if 0 < self._last_timestamp - now_ns <= STAMP_AHEAD_NS_MAX:
+            now_ns = self._last_timestamp  # a clock that was set back a little
+        self._last_timestamp = now_ns
         stamp = Stamp(chunk.base_offset, self.leader_epoch, now_ns, self.config.compression)
         batch = chunk.encode(stamp)
         if self.log.sealer is not None:
@@ -111,9 +122,17 @@ class Partition(PartitionAppends):
         base = chunk.base_offset
         extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
         self.log.append(batch, extent)
+        self._stamps.append((base, extent.next_offset, now_ns))
         if self.ledger is not None:
             self.ledger.written(batch)
         return batch
+
+    def stamp_of(self, offset: Offset) -> TimestampNs | None:
+        """Return the timestamp of a record that was written here; None if it cannot be read."""
+        for base, end, stamp_ns in reversed(self._stamps):
+            if base <= offset < end:
+                return stamp_ns
+        return self.stored_ns(offset)
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
@@ -198,7 +217,7 @@ class Partition(PartitionAppends):
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
-        now_ns = self._admission.clock.now_ns()
+        now_ns = self._admission.steady.now_ns()
         if self.ledger is not None:
             for batch in batches:
                 self.ledger.written(batch)

@@ -67,15 +67,15 @@ class PartitionAppends(PartitionReads):
     @property
     def refusal(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
-        return self._admission.refusal or self._refused_by or self._key_refusal
+        return self._admission.refusal or self._refused_by or self.key_refusal
 
     @property
     def absence(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
-        return self._admission.refusal or self._closed_by or self._unseated_by or self._key_refusal
+        return self._admission.refusal or self._closed_by or self._unseated_by or self.key_refusal
 
     @property
-    def _key_refusal(self) -> StrandlineError | None:
+    def key_refusal(self) -> StrandlineError | None:
         """Why its records cannot be encrypted, if they are to be."""
         return None if self.log.sealer is None else self.log.sealer.why_not()
 
@@ -237,7 +237,7 @@ class PartitionAppends(PartitionReads):
         assert isinstance(chunk, ArrowChunk), "only batches are numbered"
         assert self.producers is not None, "it was checked"
         chunk.producer, chunk.attributes = producer, attributes
-        now_ns = self._admission.clock.now_ns()
+        now_ns = self._admission.steady.now_ns()
         self.producers.note(producer, chunk.count, offset=chunk.base_offset, now_ns=now_ns)
 
     def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
@@ -295,7 +295,7 @@ class PartitionAppends(PartitionReads):
         if expected_last is not None and expected_last != self.next_offset:
             raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
         if message_id is not None and self.dedup is not None:
-            self.dedup.add(message_id, self.next_offset, self._admission.clock.now_ns())
+            self.dedup.add(message_id, self.next_offset, self._admission.steady.now_ns())
 
     def _is_duplicate(self, message_id: str, responder: Responder | None, token: object) -> bool:
         """Whether the id is known; then the responder hears of the first record's offset.
@@ -305,9 +305,11 @@ class PartitionAppends(PartitionReads):
         """
         if self.config.dedup_window_ms == 0:
             return False
-        now_ns = self._admission.clock.now_ns()
+        now_ns = self._admission.steady.now_ns()
         if self.dedup is None:
-            self.dedup = load_window(self.log, self.config.dedup_window_ms, now_ns)
+            wall_ns = self._admission.clock.now_ns()
+            window_ms = self.config.dedup_window_ms
+            self.dedup = load_window(self.log, window_ms, wall_ns, steady_ns=now_ns)
         known = self.dedup.find(message_id, now_ns)
         if known is None:
             return False

@@ -201,7 +201,7 @@ def load_producers(log: Log, now_ns: TimestampNs) -> Producers:
 
     Args:
         log: of the partition.
-        now_ns: stands in for the time of the last record if that is damaged.
+        now_ns: stands in for the time of the last record if that is damaged, or ahead of it.
 
     Raises:
         UnavailableError: the log cannot be read.
@@ -209,7 +209,7 @@ def load_producers(log: Log, now_ns: TimestampNs) -> Producers:
     producers = Producers()
     end = log.log_end_offset
     last_ns = _last_timestamp(log, now_ns)
-    offset = max(log.offset_for_timestamp(TimestampNs(last_ns - MEMORY_NS)), log.log_start_offset)
+    offset = log.offset_since(TimestampNs(last_ns - MEMORY_NS))
     while offset < end:
         try:
             found = log.read(offset, LOAD_READ_BYTES, verify=False)
@@ -229,4 +229,4 @@ def _last_timestamp(log: Log, now_ns: TimestampNs) -> TimestampNs:
         found = log.read(log.log_end_offset - 1, 1, verify=False)
     except CorruptBatchError:
         return now_ns
-    return read_header(found.buffer).last_timestamp if found.buffer else now_ns
+    return min(read_header(found.buffer).last_timestamp, now_ns) if found.buffer else now_ns

@@ -106,6 +106,8 @@ class Quorum:
         self.on_leadership: list[Callable[[], None]] = []
         """Called when this member begins or ceases to lead."""
         self._was_leading = False
+        self.contact_ms = float("-inf")
+        """When this member was last in touch with a quorum, or with its leader; monotonic."""
         self._raft = self._load()
 
     def _load(self) -> Raft:
@@ -262,12 +264,17 @@ class Quorum:
         if self._failure is None:
             self._raft.tick()
             self._pump()
+            if self.is_leading and self.members.quorum == 1:
+                self.contact_ms = self._clock.monotonic_ms()
 
     def receive(self, envelope: Envelope) -> None:
         """A message of another member."""
         if self._failure is None:
             self._raft.step(envelope)
             self._pump()
+            # A leader that hears from too few steps down by itself.
+            if self.is_leading or envelope.sender == self.leader:
+                self.contact_ms = self._clock.monotonic_ms()
 
     # Around the core
 

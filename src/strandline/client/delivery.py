@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from strandline.client.batching import BatchAccumulator, Record
 from strandline.client.brokers import Brokers, Routes
+from strandline.client.deadline import limited
 from strandline.client.enlisted import Enlisted
 from strandline.client.entries import Entry, Expired
 from strandline.client.lane import Lane
@@ -50,6 +51,9 @@ IDLE_S = 0.5
 SILENCE_S = 5.0
 TELL_S = 5.0
 """After so long people are told why nothing is acknowledged; an election takes less."""
+
+_THREAD = threading.local()
+"""Whether the thread gives futures their outcomes, and so runs users' callbacks."""
 
 assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "a lot is stored as one batch"
 
@@ -233,15 +237,20 @@ class Delivery:
         self.wake()
 
     def _wait_for_room(self) -> None:
-        """Wait while the buffer is full; the lock is held."""
-        deadline_s = None
-        while not self.has_room and not self._closing.is_set():
+        """Wait while the buffer is full; the lock is held.
+
+        A callback of a future does not wait, whoever's: only its thread, or one that waits for it,
+        could make room. What it appends goes past the limit.
+        """
+        is_callback = getattr(_THREAD, "is_resolving", False)
+        limit_s = limited(self._options.timeout_s)
+        deadline_s = time.monotonic() + limit_s
+        while not (self.has_room or is_callback or self._closing.is_set()):
             now_s = time.monotonic()
-            deadline_s = deadline_s or now_s + self._options.timeout_s
             if now_s >= deadline_s:
                 raise RequestTimeoutError(
                     f"the buffer of {self._options.buffer_bytes} bytes stayed full for "
-                    f"{self._options.timeout_s:g} s: the broker does not keep up"
+                    f"{limit_s:.3g} s: the broker does not keep up"
                 )
             self._changed.wait(deadline_s - now_s)
         if self._closing.is_set():
@@ -273,6 +282,7 @@ class Delivery:
                 self._changed.notify_all()
                 return
             self._resolving.append(threading.get_ident())
+        _THREAD.is_resolving = True
         try:
             resolve(answered[0], ack, self._failed, error=answered[1])
         finally:
@@ -287,6 +297,7 @@ class Delivery:
 
     def _give_up(self, lots: Iterable[tuple[SomeLot, StrandlineError]]) -> None:
         """Fail lots that have left the outbox; the caller has counted them as resolving."""
+        _THREAD.is_resolving = True
         try:
             for lot, error in lots:
                 fail(lot, error, self._failed)
@@ -294,6 +305,7 @@ class Delivery:
             self._resolved()
 
     def _resolved(self) -> None:
+        _THREAD.is_resolving = False
         with self._changed:
             self._resolving.remove(threading.get_ident())
             self._changed.notify_all()

@@ -8,16 +8,24 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from strandline.client.brokers import Brokers
+from strandline.client.deadline import within
 from strandline.client.local import begin_read
 from strandline.client.read_places import Replica
 from strandline.client.reading import BatchStream, EndlessReader, Place, read_request
 from strandline.client.retry import is_connection_loss
 from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
-from strandline.errors import InvalidRequestError, StrandlineError
+from strandline.errors import (
+    DisconnectedError,
+    InvalidRequestError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.protocol import admin
 from strandline.protocol.tickets import ReadRequest
 
 
@@ -106,17 +114,40 @@ class ReadCalls(ABC):
         self, request: ReadRequest, *, replica: Replica, timeout_s: float, is_of_all: bool = False
     ) -> BatchStream | RoutedRead:
         """Begin a read, at the only broker or wherever its partitions are."""
-        if self._known.is_cluster:
-            return RoutedRead(
-                self._brokers, request, replica=replica, timeout_s=timeout_s, is_of_all=is_of_all
-            )
-        connection = self._brokers.connection(self._brokers.home)
+        with within(timeout_s):
+            is_routed, address = self._known.is_cluster, self._brokers.home
+            if is_routed and replica == "this":
+                address = self._brokers.asked()
+                is_routed = self._knows_streams(address, request.stream)
+                request = msgspec.structs.replace(request, of_copy=not is_routed)
+            if is_routed:
+                return RoutedRead(
+                    self._brokers,
+                    request,
+                    replica=replica,
+                    timeout_s=timeout_s,
+                    is_of_all=is_of_all,
+                )
+            connection = self._brokers.connection(address)
+            try:
+                return begin_read(connection, request)
+            except StrandlineError as error:
+                if is_connection_loss(error):
+                    connection.reset()
+                raise
+
+    def _knows_streams(self, address: str, stream: str) -> bool:
+        """Whether a broker can tell of its cluster's streams; if not, it still has its copies."""
+        body = admin.StreamInfoRequest(name=stream)
         try:
-            return begin_read(connection, request)
-        except StrandlineError as error:
-            if is_connection_loss(error):
-                connection.reset()
+            self._brokers.connection(address).action(admin.STREAM_INFO, body, admin.StreamInfo)
+        except DisconnectedError:
             raise
+        except UnavailableError:
+            return False
+        except StrandlineError:
+            return True  # the read tells what is wrong
+        return True
 
     def subscribe(
         self,

@@ -98,6 +98,11 @@ class Patience:
         self._backoff.succeeded()
         self._deadline_s = None
 
+    def left_s(self, now_s: float) -> float:
+        """How long an attempt that begins now may take; the first one begins the time."""
+        self._deadline_s = self._deadline_s or now_s + self._timeout_s
+        return max(0.0, self._deadline_s - now_s)
+
     def pause_s(self, error: StrandlineError, now_s: float) -> float:
         """How long to wait before the next attempt.
 

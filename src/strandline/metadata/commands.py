@@ -243,7 +243,7 @@ class SetReadonly(msgspec.Struct, frozen=True, tag=True):
 class PausePartitions(msgspec.Struct, frozen=True, tag=True):
     """Pause partitions (none named: all), or resume them.
 
-    With ``resumes_all`` the first of them that is resumed resumes every one of the stream.
+    With ``resumes_all`` the first partition of the stream that is resumed resumes all of them.
     """
 
     stream: str

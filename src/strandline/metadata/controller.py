@@ -1,4 +1,4 @@
-"""What the controller proposes next, given the image and who was heard of when.
+"""The controller: decides the next proposals from the image and the brokers' last heartbeats.
 
 Pure: ``decide`` looks and proposes, nothing else. It works on the image as its own commands will
 leave it, so that fencing a broker and electing its successors are two commands in one go, whatever
@@ -78,7 +78,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the controller knows besides the image."""
+    """State of the controller besides the image."""
 
     now_ms: float
     heard: Mapping[BrokerId, Heard]
@@ -141,7 +141,7 @@ def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
 def came_and_went(
     image: MetadataImage, view: View, limits: ControllerLimits
 ) -> tuple[list[BrokerImage], list[BrokerImage]]:
-    """Who is to be fenced, and who to be unfenced."""
+    """Return the brokers to fence and to unfence."""
     known = [image.brokers[broker] for broker in sorted(image.brokers)]
     dead = [b for b in known if not b.is_fenced and is_late(b, view, limits)]
     back = [b for b in known if b.is_fenced and is_back(b, view, limits)]
@@ -292,7 +292,7 @@ def _runs(brokers: list[BrokerImage]) -> tuple[BrokerRun, ...]:
 
 
 class _Done(NamedTuple):
-    """Where nothing was left to do.
+    """Partitions at which nothing was left to do.
 
     Attributes:
         image: the object that was looked at.

@@ -255,7 +255,7 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, streams=streams)
 
     def flight_addresses(self, brokers: Iterable[BrokerId]) -> tuple[str, ...]:
-        """Where clients reach those brokers that are in service."""
+        """Return the client addresses of brokers that are in service."""
         known = [self.brokers[broker] for broker in brokers if broker in self.brokers]
         return tuple(b.flight_address for b in known if b.flight_address and not b.is_fenced)
 

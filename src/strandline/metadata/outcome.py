@@ -1,4 +1,4 @@
-"""What became of a command: the same on every broker, recorded, and sent to who proposed it.
+"""Outcome of a command: the same on every broker, recorded, and sent to the proposer.
 
 A command never fails halfway. It is applied or refused whole, with one exception: a command that
 carries many partitions (of which each stands for itself) is applied to those it fits, and the

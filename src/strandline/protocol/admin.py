@@ -80,6 +80,9 @@ class StreamInfoRequest(Message, frozen=True, kw_only=True):
     led: _Numbers | None = None
     """Partitions whose end has to be that of their leader, as ``OffsetsRequest.of_leader``; those
     of other partitions are what the broker knows, at once."""
+    own: bool = False
+    """Be answered from what this very broker knows, though it may have lost its cluster: for
+    readers of its own copies."""
 
 
 class TruncateBefore(Message, frozen=True, kw_only=True):
@@ -151,6 +154,10 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     config: StreamConfig
     created_ns: int
     partitions: tuple[PartitionInfo, ...]
+    metadata_index: int = 0
+    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
+    has_quorum: bool = True
+    """False: the broker has lost the majority of its cluster, and others may lead by now."""
 
     @property
     def name(self) -> str:
@@ -178,6 +185,6 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):
-    """Who an idempotent producer is."""
+    """The identity of an idempotent producer."""
 
     producer_id: int

@@ -39,7 +39,7 @@ Bound = Literal["earliest", "latest"] | Int64 | AtTimestamp
 
 
 class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """What to read."""
+    """A request to read."""
 
     stream: Name
     partition: PartitionNumber | None = None
@@ -72,6 +72,9 @@ class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """About how large record batches should be."""
     skip_damaged: bool = False
     """Go on after a damaged batch instead of failing there."""
+    of_copy: bool = False
+    """Read what the broker has on its disk and knows to be committed, also while it does not reach
+    the others, which may have more."""
 
 
 def decode_ticket(data: bytes) -> ReadRequest:

@@ -122,7 +122,8 @@ class _Actions:
     def add_partitions(self, body: bytes, _: ActionContext) -> list[Any]:
         """Give a stream more partitions."""
         order = decode(body, cluster.AddPartitions, what=cluster.ADD_PARTITIONS)
-        return [stream_info(self._change(self._broker.add_partitions(order.name, order.count)))]
+        changed = self._change(self._broker.add_partitions(order.name, order.count))
+        return [stream_info(changed, self._broker)]
 
 
 def cluster_status(broker: ClusterBroker) -> ClusterStatus:

@@ -7,6 +7,7 @@ send thousands of tiny batches.
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ class ReadSession:
         is_cancelled: whether the client went away.
         check_allowed: raises once who reads may do so no more.
         allowance: how much it may read; None: it is not metered.
+        connection: entered while the read goes on.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ReadSession:
         is_cancelled: Callable[[], bool],
         check_allowed: Callable[[], None] = lambda: None,
         allowance: Allowance | None = None,
+        connection: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._plan = plan
         self._request = plan.request
@@ -61,6 +64,7 @@ class ReadSession:
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
         self._allowance = allowance
+        self._connection = connection
         self._cursors = [
             Cursor(plan.request, extent, names=plan.schema.names) for extent in plan.ranges
         ]
@@ -78,7 +82,7 @@ class ReadSession:
             QuotaExceededError: the principal has too many reads and appends open.
             CorruptBatchError, DataLossError: as ``Cursor.read``.
         """
-        with self._life.stream(), counted(self._allowance):
+        with self._life.stream(), counted(self._allowance), self._connection():
             for batch, size in self._gathered(self._unlimited()):
                 piece = batch if self._left is None else batch.slice(0, self._left)
                 if self._allowance is not None:

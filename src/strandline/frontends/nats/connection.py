@@ -17,6 +17,7 @@ from strandline.errors import (
     NotAllowedError,
     QuotaExceededError,
     StrandlineError,
+    UnavailableError,
 )
 from strandline.frontends.metering import WAIT_S_MAX, Allowance
 from strandline.frontends.nats.flow import QUOTA, Peer
@@ -49,6 +50,9 @@ OKAY: Final = b"+OK\r\n"
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 NOBODY: Final = "Authorization Violation"
+TRY_AGAIN: Final = "Stale Connection"
+"""After this error stock clients connect again, perhaps to another server. After one that they do
+not know they give up, and after several authorization violations too."""
 """What nats-server says to who is not let in."""
 
 
@@ -175,8 +179,8 @@ class PublisherConnection(Peer):
         try:
             if self._guard is not None:
                 self._guard.refresh()
-        except StrandlineError:
-            self.fail(NOBODY)
+        except StrandlineError as error:
+            self.fail(_farewell(error))
         return self.is_open
 
     def check_identity(self) -> None:
@@ -185,8 +189,8 @@ class PublisherConnection(Peer):
             return
         try:
             self._guard.check_current()
-        except StrandlineError:
-            self.fail(NOBODY)
+        except StrandlineError as error:
+            self.fail(_farewell(error))
         if not self._guard.is_open:
             self.fail("Authentication Timeout")
 
@@ -209,8 +213,8 @@ class PublisherConnection(Peer):
             self._guard.connect(claims, certificate_name(self._transport))
         except UNDECODABLE:
             self.fail("Parser Error")
-        except StrandlineError:
-            self.fail(NOBODY)
+        except StrandlineError as error:
+            self.fail(_farewell(error))
         else:
             self._parser.payload_max = self._listener.payload_max
             self._count_for(self._guard.asker)
@@ -342,6 +346,8 @@ class PublisherConnection(Peer):
             self.fail("Parser Error")
         if self._guard is not None and self.is_open:
             self._identify(options)
+        if self.is_open:
+            self._listener.metering.connections.note_identified(self)
 
     def _subscribe(self, subject: bytes, sid: bytes) -> None:
         try:
@@ -371,3 +377,8 @@ class PublisherConnection(Peer):
         self._buffered_bytes = size
         if size and listener.buffered_bytes > listener.buffered_bytes_max:
             self.fail("too many half-sent messages on this server")
+
+
+def _farewell(error: StrandlineError) -> str:
+    """Return the error text for a client that may not, or cannot now, stay."""
+    return TRY_AGAIN if isinstance(error, UnavailableError) else NOBODY

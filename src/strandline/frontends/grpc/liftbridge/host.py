@@ -14,6 +14,7 @@ from strandline.broker.stream import Stream
 from strandline.config import GrpcConfig
 from strandline.errors import (
     PausedError,
+    UnavailableError,
     UnknownPartitionError,
     UnknownStreamError,
 )
@@ -63,7 +64,7 @@ class Host:
             return None
         try:
             return self.broker.stream(name)
-        except UnknownStreamError:
+        except (UnknownStreamError, UnavailableError):  # who asks has ``know`` tell the two apart
             return None
 
     async def know(self, stream: str, numbers: Iterable[int] = ()) -> None:
