@@ -217,6 +217,8 @@ class ClusterBroker(FollowingBroker):
             return f"broker {me} was removed from the cluster: stop it, its data is of no use"
         if self._is_stopping:
             return "stopping"
+        if self.membership.why_refused:
+            return f"the cluster refuses this broker: {self.membership.why_refused}"
         return (
             "it has not joined the cluster since its start: no broker that leads the metadata "
             "was reached. Are most of the cluster's brokers up?"
