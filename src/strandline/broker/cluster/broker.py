@@ -79,6 +79,11 @@ class ClusterBroker(FollowingBroker):
         self.membership.announce(self._flight_address)
 
     @property
+    def is_controller(self) -> bool:
+        """As ``Broker``."""
+        return self.membership.quorum.is_leading
+
+    @property
     def flight_address(self) -> str:
         """As ``Broker``; empty until the front ends listen."""
         return self._flight_address
