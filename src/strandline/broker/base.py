@@ -316,7 +316,7 @@ class BrokerBase(ABC):
         if not self.has_quorum:
             raise UnavailableError(
                 "this broker has lost the majority of its cluster and does not know who leads "
-                "now; ask another broker, or retry"
+                "now; ask another broker. Are most of the cluster's brokers up?"
             )
 
     def _wake(self) -> None:
