@@ -375,6 +375,8 @@ class ClusterBroker(FollowingBroker):
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
+        if owner:  # the client comes back here at once, and has to be known
+            await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
 
     def _check_member(self) -> None:
