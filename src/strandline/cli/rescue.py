@@ -71,8 +71,13 @@ def rescue(
         return
     voters = ", ".join(map(str, done.voters))
     print_line(f"broker {done.broker} decides alone now, instead of {voters}; start it")
-    _list("may lack records here: 'strandline cluster elect --unclean' to go on", done.in_doubt)
-    _list("have no copy here, and are lost if none is elsewhere", done.elsewhere)
+    elect = f"'strandline cluster elect STREAM --partition N --leader {done.broker} --unclean'"
+    _list(f"may lack records here: {elect} to go on", done.in_doubt)
+    _list(
+        "have no copy here, and are lost if none is elsewhere: 'strandline cluster replace-disk' a "
+        "broker that kept them, start it empty, and elect it --unclean, or delete the stream",
+        done.elsewhere,
+    )
 
 
 def discard(
