@@ -33,7 +33,7 @@ StrandlineError
 │   ├── RequestTimeoutError     no answer in time; whether it happened is unknown
 │   ├── ShuttingDownError       the broker is stopping
 │   ├── QuotaExceededError      the principal has used up its quota
-│   ├── StillLoadingError       a new coordinator of consumer groups reads what was stored
+│   ├── StillLoadingError       a new leader or coordinator still reads what was stored
 │   ├── UndecidedPositionsError a transaction is about to commit positions of the group
 │   ├── PausedError             the partition is paused
 │   ├── EncryptionKeyError      a key is not here that records are encrypted with
@@ -283,7 +283,7 @@ class QuotaExceededError(UnavailableError):
 
 
 class StillLoadingError(UnavailableError):
-    """The coordinator of consumer groups has just begun and still reads what was stored."""
+    """A leader or a coordinator has just begun and still reads what was stored."""
 
     code = "still_loading"
 

@@ -213,6 +213,10 @@ class AsyncClient:
         """End the connection and what belongs to it; as ``Client.close``."""
         await asyncio.to_thread(self._client.close)
 
+    async def abandon(self) -> None:
+        """End at once, and give up what is in flight; as ``Client.abandon``."""
+        await asyncio.to_thread(self._client.abandon)
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -28,6 +28,9 @@ from strandline.errors import (
 from strandline.protocol import admin
 from strandline.protocol.tickets import ReadRequest
 
+FOLLOWED_S = 60.0
+"""How long a read without an end waits for brokers that are away: they may all be restarted."""
+
 
 class ReadCalls(ABC):
     """The calls of a client that read."""
@@ -109,12 +112,29 @@ class ReadCalls(ABC):
             StrandlineError: as ``read``.
         """
         request = read_request(stream, **options)
-        return self._begin(request, replica=replica, timeout_s=self._brokers.timeout_s)
+        timeout_s = self._brokers.timeout_s
+        is_patient = request.follow and replica != "this"
+        patience_s = max(timeout_s, FOLLOWED_S) if is_patient else timeout_s
+        return self._begin(request, replica=replica, timeout_s=timeout_s, patience_s=patience_s)
 
     def _begin(
-        self, request: ReadRequest, *, replica: Replica, timeout_s: float, is_of_all: bool = False
+        self,
+        request: ReadRequest,
+        *,
+        replica: Replica,
+        timeout_s: float,
+        patience_s: float | None = None,
+        is_of_all: bool = False,
     ) -> BatchStream | RoutedRead:
-        """Begin a read, at the only broker or wherever its partitions are."""
+        """Begin a read, at the only broker or wherever its partitions are.
+
+        Args:
+            request: what to read.
+            replica: where.
+            timeout_s: how long it may take to begin.
+            patience_s: how long a partition may be out of reach later; None: as long.
+            is_of_all: whether it is of all partitions, though its ``starts`` names them.
+        """
         with within(timeout_s):
             is_routed, address = self._known.is_cluster, self._brokers.home
             if is_routed and replica == "this":
@@ -126,7 +146,7 @@ class ReadCalls(ABC):
                     self._brokers,
                     request,
                     replica=replica,
-                    timeout_s=timeout_s,
+                    timeout_s=patience_s or timeout_s,
                     is_of_all=is_of_all,
                 )
             connection = self._brokers.connection(address)
@@ -157,7 +177,7 @@ class ReadCalls(ABC):
         partition: int | None = None,
         start: Place = "latest",
         starts: Mapping[int, int] | None = None,
-        reconnect_timeout_s: float = 60.0,
+        reconnect_timeout_s: float = FOLLOWED_S,
         replica: Replica = "leader",
         **options: Any,
     ) -> Subscription:

@@ -217,6 +217,8 @@ class ClusterBroker(FollowingBroker):
             return f"broker {me} was removed from the cluster: stop it, its data is of no use"
         if self._is_stopping:
             return "stopping"
+        if self.membership.why_refused:
+            return f"the cluster refuses this broker: {self.membership.why_refused}"
         return (
             "it has not joined the cluster since its start: no broker that leads the metadata "
             "was reached. Are most of the cluster's brokers up?"
@@ -368,6 +370,8 @@ class ClusterBroker(FollowingBroker):
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
+        if owner:  # the client comes back here at once, and has to be known
+            await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
 
     def _check_member(self) -> None:

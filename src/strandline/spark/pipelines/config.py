@@ -57,8 +57,8 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     """The stream for values that cannot be decoded."""
     file_bytes: Count = 512 << 20
     """Files are closed at about this size."""
-    dense_offsets: bool = False
-    """Refuse a batch that leaves out an offset. Streams with transactions have such gaps."""
+    dense_offsets: bool | None = None
+    """Refuse a batch that leaves out a record; None: unless ``fail_on_data_loss`` is off."""
     batch_bytes_min: Count | None = None
     """A continuous load waits for this much, so that slow streams make no small files ..."""
     batch_delay_ms_max: int = 900_000

@@ -59,11 +59,12 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         minBytesPerTrigger=config.batch_bytes_min,
         maxTriggerDelayMs=config.batch_delay_ms_max,
     )
+    dense = config.fail_on_data_loss if config.dense_offsets is None else config.dense_offsets
     options = {
         "tableFormat": config.format,
         "catalog": json.dumps(config.catalog),
         "values": config.values,
-        "denseOffsets": str(config.dense_offsets),
+        "denseOffsets": str(dense),
         "fileBytes": str(config.file_bytes),
         "stream": stream,
         "streamIdentity": identity,
