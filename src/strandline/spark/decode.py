@@ -46,14 +46,19 @@ ParseRows = Callable[[pa.Array], pa.StructArray]
 
 
 def value_decoder(
-    kind: ValueFormat, schema: pa.Schema, *, avro_schema: str | None = None
+    kind: ValueFormat,
+    schema: pa.Schema,
+    *,
+    avro_schema: str | None = None,
+    avro_writer_schema: str | None = None,
 ) -> Callable[[pa.Array], Decoded]:
     """The function that decodes an array of values.
 
     Args:
         kind: not ``raw``, which needs none.
         schema: the columns wanted; fields of a value that it does not name are left out.
-        avro_schema: the writer's schema of Avro values, as JSON.
+        avro_schema: the schema of Avro values, as JSON.
+        avro_writer_schema: the one that they were written with, if that is another version.
 
     Raises:
         InvalidConfigError: Avro without a schema.
@@ -61,7 +66,7 @@ def value_decoder(
     if kind == "arrow":
         return lambda values: _decode_arrow(values, schema)
     if kind == "avro":
-        parse = _avro_parser(schema, avro_schema)
+        parse = _avro_parser(schema, avro_schema, avro_writer_schema)
     else:
         assert kind == "json", kind
 
@@ -234,28 +239,19 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     return converted(table.column("v").combine_chunks(), kind)
 
 
-def _avro_parser(schema: pa.Schema, avro_schema: str | None) -> ParseRows:
+def _avro_parser(
+    schema: pa.Schema, avro_schema: str | None, writer_schema: str | None
+) -> ParseRows:
     # Imported here: fastavro, which comes with the extra 'lake', is needed for Avro alone.
-    import fastavro
+    from strandline.spark.avro import value_reader
 
-    from strandline.spark.avro import parsed_schema
+    read, kind = value_reader(avro_schema, writer_schema), pa.struct(list(schema))
 
-    parsed = parsed_schema(avro_schema)
-    kind = pa.struct(list(schema))
+    def parse(values: pa.Array) -> pa.StructArray:
+        rows = [None if value is None else read(value) for value in values.to_pylist()]
+        return pa.array(rows, kind)
 
-    def one(value: bytes | None) -> object:
-        if value is None:
-            return None
-        source = io.BytesIO(value)
-        try:
-            row = fastavro.schemaless_reader(source, parsed, None)
-        except (EOFError, IndexError, KeyError) as error:
-            raise ValueError(f"not Avro of this schema: {error!r}") from error
-        if source.tell() != len(value):
-            raise ValueError(f"{len(value) - source.tell()} bytes follow the Avro value")
-        return row
-
-    return lambda values: pa.array([one(value) for value in values.to_pylist()], kind)
+    return parse
 
 
 def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:

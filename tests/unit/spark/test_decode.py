@@ -159,6 +159,63 @@ def test_logical_types_become_columns(kind, logical, value):
     assert found.rows.to_pylist() == [{"x": value, "y": value}]
 
 
+def written(schema, row):
+    """A plain datum."""
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
+    return out.getvalue()
+
+
+def test_a_named_type_is_known_wherever_its_name_stands():
+    """Records, enums and fixed of a namespace, by their short and whole names, in unions too."""
+    place = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
+    schema = {
+        "type": "record",
+        "name": "Order",
+        "namespace": "shop",
+        "fields": [
+            {"name": "bill", "type": place},
+            {"name": "ship", "type": ["null", "Place"]},
+            {"name": "more", "type": {"type": "array", "items": "shop.Place"}},
+            {"name": "a", "type": {"type": "fixed", "name": "Id", "size": 2}},
+            {"name": "b", "type": "Id"},
+        ],
+    }
+    row = {"bill": {"city": "x"}, "ship": {"city": "y"}, "more": [{"city": "z"}]}
+    row |= {"a": b"12", "b": b"34"}
+    text = json.dumps(schema)
+    columns = arrow_schema_of(text)
+    found = decoded([written(schema, row)], "avro", columns, avro_schema=text)
+    assert (found.rows.to_pylist(), found.bad) == ([row], [])
+    schema["fields"].append({"name": "parent", "type": ["null", "Order"]})
+    with pytest.raises(InvalidConfigError, match=r"shop\.Order holds itself"):
+        arrow_schema_of(json.dumps(schema))
+
+
+def record_of(*fields):
+    """An Avro record."""
+    return {"type": "record", "name": "r", "fields": list(fields)}
+
+
+def test_avro_of_another_version_is_read_with_its_writer_s_schema():
+    """New fields get their defaults, dropped ones are skipped, and integers grow; what does not fit
+    is refused with the reason.
+    """
+    old = record_of({"name": "gone", "type": "string"}, {"name": "id", "type": "int"})
+    new = record_of(
+        {"name": "id", "type": "long"}, {"name": "note", "type": "string", "default": "-"}
+    )
+    value, text = written(old, {"gone": "x", "id": 7}), json.dumps(new)
+    schemas = {"avro_schema": text, "avro_writer_schema": json.dumps(old)}
+    found = decoded([value, value + b"!"], "avro", arrow_schema_of(text), **schemas)
+    assert found.rows.to_pylist() == [{"id": 7, "note": "-"}]
+    assert [place for place, _ in found.bad] == [1]
+    text = json.dumps(record_of({"name": "needed", "type": "string"}))
+    schemas["avro_schema"] = text
+    [(_, reason)] = decoded([value], "avro", arrow_schema_of(text), **schemas).bad
+    assert "schemas of reader and writer do not fit" in reason
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -41,6 +41,8 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
     """
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
+    if config.writer_schema and config.values != "avro":
+        raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
     if config.dead_letters:
         stream_of(config.server, config.dead_letters)  # or the first bad value would tell, one day
     return [_start_one(spark, config, stream) for stream in config.streams]
@@ -79,6 +81,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         options["deadLetters"] = config.dead_letters
     if config.values == "avro":
         options["avroSchema"] = config.schema or ""
+        options["avroWriterSchema"] = config.writer_schema or ""
     if config.values != "raw":
         columns = _value_schema(config, stream, state)
         refuse_case_twins(to_arrow_schema(columns, timezone="UTC"))
