@@ -80,7 +80,7 @@ class PartitionSample(NamedTuple):
 
 
 class GroupSample(NamedTuple):
-    """How far a consumer group has come in a partition; what is not known here is None."""
+    """Progress of a consumer group in a partition; unknown values are None."""
 
     group: str
     stream: str
@@ -162,6 +162,7 @@ class Telemetry(Collector):
     journal_bytes: int = gauge("Bytes of the journal that a restart would replay.")
     journal_poisoned: int = gauge("1 from a failed write or sync until the log is reopened.")
     disk_full: int = gauge("1 while publishes are refused for lack of space.")
+    disk_full_writes: int = counter("Writes that were refused for lack of space.")
     checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
     damaged_batches: int = counter("Damaged batches met while reading or recovering.")
     scrubbed_bytes: int = counter("Bytes of logs that were read only to look for damage.")
@@ -241,6 +242,11 @@ class Telemetry(Collector):
     def __post_init__(self) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(self)
+
+    def count_full_disk(self) -> None:
+        """Count a write that found no space."""
+        self.disk_full = 1
+        self.disk_full_writes += 1
 
     def count_read(self, *, records: int, size_bytes: int) -> None:
         """Count one delivery to a reader; any thread."""

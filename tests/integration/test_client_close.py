@@ -106,7 +106,7 @@ def test_a_transaction_that_failed_is_no_failure_of_closing(server):
 
 
 def test_what_failed_in_the_context_is_what_is_raised(server):
-    """And a note says that records were not stored besides."""
+    """And a note says that records failed besides."""
 
     def fail():
         with strandline.connect(server) as client:
@@ -116,7 +116,7 @@ def test_what_failed_in_the_context_is_what_is_raised(server):
 
     with pytest.raises(ZeroDivisionError) as failure:
         fail()
-    assert "not stored" in failure.value.__notes__[0]
+    assert "records failed" in failure.value.__notes__[0]
 
 
 async def test_the_asynchronous_ones_end_too(server):

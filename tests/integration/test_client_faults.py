@@ -1,10 +1,13 @@
 """The client when the broker goes away, comes back, pauses or stops."""
 
 import functools
+import os
 import re
+import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from strandline.errors import (
     DiskFullError,
     RequestTimeoutError,
     StrandlineError,
+    UnknownStreamError,
 )
 from strandline.testing import ProcessServer, Server
 
@@ -139,6 +143,52 @@ def test_why_records_wait_is_told_long_before_they_are_given_up(process, caplog)
         told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert len(told) == 1
         assert re.match("records for s wait for 5 s, and 4 more at most: no .* answers", told[0])
+
+
+def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(process):
+    """One without the stream says nothing of a record that the one before may have stored."""
+    with strandline.connect(process.flight) as client:
+        client.create_stream("s")
+        with client.producer("s", linger_ms=0) as producer:
+            producer.append(b"first").result(60)
+            process.signal(signal.SIGSTOP)
+            sent = producer.append(b"sent")
+            while not producer._delivery._outbox.in_flight(*producer._delivery._lanes.values()):
+                time.sleep(0.01)
+            time.sleep(0.2)  # it is written to the connection at once
+            process.kill()
+            shutil.rmtree(process.data_dir)
+            process.start()
+            with pytest.raises(RequestTimeoutError, match=r"stream 's'.*unknown$"):
+                sent.result(60)
+            with pytest.raises(UnknownStreamError):
+                producer.append(b"never sent before").result(60)
+
+
+def threads(process):
+    """How many threads a process has."""
+    return len(list(Path(f"/proc/{process}/task").iterdir()))
+
+
+def test_a_stream_that_is_not_appended_to_any_longer_costs_no_threads(process):
+    """Neither here nor at the broker; the next append begins anew, behind those before it."""
+    streams = [f"s{number}" for number in range(20)]
+    with strandline.connect(process.flight) as client:
+        for stream in streams:
+            client.create_stream(stream)
+        producer = client.producer("s0")
+        assert [client.append(stream, b"first") for stream in streams] == [0] * 20
+        producer.append(b"second").result(60)
+        here, there = threads(os.getpid()), threads(process.pid)
+        assert here >= 60, "a sender, a reader of acks and a watchdog for each"
+        deadline_s = time.monotonic() + 60
+        while threads(os.getpid()) > here - 50 or threads(process.pid) > there - 15:
+            assert time.monotonic() < deadline_s, (threads(os.getpid()), threads(process.pid))
+            time.sleep(0.1)
+        assert [client.append(stream, b"more") for stream in streams] == [2] + [1] * 19
+        assert producer.append(b"last").result(60) == 3
+        producer.close()
+        assert values(client, "s0") == [b"first", b"second", b"more", b"last"]
 
 
 def test_a_read_in_the_middle_of_a_kill_is_an_error(process):

@@ -36,6 +36,8 @@ from strandline.spark.connection import forget_client
 from strandline.testing import ProcessServer
 
 PATIENCE_S = 90
+MOVED_S_MAX = 10
+"""After so long every client has found a partition that was moved."""
 KEY_OF_THE_SECOND = "a"
 """Its checksum is odd."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -325,6 +327,27 @@ def move_slowly(brokers):
     assert found.replicas == (leader, other)
     assert sorted(found.isr) == sorted(found.replicas)
     assert took_s > 0.6 * size * (64 << 10) / RATE, "the first slice goes at once"
+
+
+def test_a_partition_moves_to_a_broker_that_its_producer_already_writes_to(brokers):
+    """Its put began when the partition was elsewhere; it goes there and back, and nobody fails."""
+    brokers.found(3)
+    brokers.create("orders", partitions=3, replicas=1)
+    first = part(brokers.status()).leader
+    other = part(brokers.status(), partition=1).leader
+    assert first != other, "spread over the brokers"
+    with (
+        strandline.connect(brokers.running[other].flight) as client,
+        client.producer("orders", delivery_timeout_s=PATIENCE_S) as producer,
+    ):
+        for count, to in enumerate((None, other, first)):
+            if to is not None:
+                brokers.command("cluster", "reassign", "orders", "--partition", 0, "--to", to)
+            begun_s = time.monotonic()
+            acks = [producer.append("v", partition=number) for number in range(3)]
+            assert [ack.result(PATIENCE_S).offset for ack in acks] == [count] * 3
+            assert to is None or time.monotonic() - begun_s < MOVED_S_MAX
+            assert client.wait_for("orders", {0: count - 1}) == {0: count + 1}
 
 
 def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):

@@ -133,6 +133,38 @@ async def test_expected_stream(nc, stream):
     assert caught.value.err_code == 10060
 
 
+async def test_a_stream_that_answers_nobody_stores_everything(server, admin, stream):
+    """Headers meant for another stream keep nothing out, and the service of a subject answers."""
+    name = stream(pub_ack=False)
+    controls = [
+        {"Nats-Rollup": "sub"},
+        {"Nats-TTL": "1h"},
+        {"Nats-Expected-Last-Subject-Sequence": "0"},
+        {"Nats-Expected-Stream": "ORDERS"},
+        {"Nats-Expected-Last-Sequence": "7"},
+        {"Nats-Msg-Id": "same"},
+        {"Nats-Msg-Id": "same"},
+    ]
+
+    async def service(message):
+        await message.respond(b"the real answer")
+
+    nc = await nats.connect(server.nats_url)
+    try:
+        await nc.subscribe(f"{name}.x", cb=service)
+        for number, headers in enumerate(controls):
+            answer = await nc.request(f"{name}.x", b"%d" % number, headers=headers)
+            assert answer.data == b"the real answer"
+            await nc.publish(f"{name}.x", b"%d" % number, headers=headers)
+        await nc.flush()
+    finally:
+        await nc.close()
+    async with asyncio.timeout(60):
+        while len(found := rows(admin, name)) < 2 * len(controls):  # noqa: ASYNC110  no event to wait for
+            await asyncio.sleep(0.01)
+    assert [int(row["value"]) for row in found] == sorted([*range(7), *range(7)])
+
+
 async def test_no_stream(nc):
     """A subject that no stream binds is told at once, as by nats-server."""
     with pytest.raises(nats.js.errors.NoStreamResponseError):
@@ -284,7 +316,6 @@ async def test_stream_without_pub_ack_leaves_the_reply_to_the_application(
     """With ``pub_ack`` off, a request through nats-server is answered by the application alone."""
     name = stream(pub_ack=False)
     nc = await nats.connect(server.nats_url)
-    await bound(nc, f"{name}.x")
 
     async def respond(message):
         await message.respond(b"from the application")

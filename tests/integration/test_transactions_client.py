@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import pickle
 import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -77,6 +79,30 @@ def test_a_context_commits_everything_together(client, name):
     [info] = [each for each in client.transactions() if each.id == name]
     assert info.status == "committed"
     assert len(info.partitions) == 5, "four with records, and the one of positions"
+
+
+def test_markers_and_aborted_records_are_not_counted_as_records(client, server, name):
+    """The listing, the stream's description and a planned read say how many a reader gets."""
+    client.create_stream(name)
+    client.append(name, b"plain")
+    with client.transaction(f"{name}-1") as transaction:
+        transaction.append(name, b"in")
+    with contextlib.suppress(ValueError), client.transaction(f"{name}-2") as transaction:
+        transaction.append(name, b"out").result()
+        raise ValueError
+    assert values(client, name) == ["plain", "in"]
+    [listed] = [each for each in client.list_streams() if each.name == name]
+    [described] = client.stream_info(name).partitions
+    assert [part.records for part in (*listed.partitions, described)] == [2, 2]
+    assert described.log_end_offset - described.log_start_offset > 2, "there are markers"
+    shown = subprocess.run(
+        [sys.executable, "-m", "strandline.cli", "stream", "list", "-s", str(server)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [line] = [each.split() for each in shown.stdout.splitlines() if each.startswith(name)]
+    assert line[3] == "2"
 
 
 def test_an_exception_aborts(client, name):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from types import SimpleNamespace
 
 from h2.config import H2Configuration
@@ -153,6 +154,8 @@ class Session:
         self.is_leading = True
         methods = {b"/logspec.Log/Append": Direct(lambda call: self._open(kind, call))}
         self._listener = GrpcListener(methods, Telemetry(), Access(BrokerConfig(), None))
+        # Both ways are compared within one round of the loop, which may take long.
+        self._listener.budget = SimpleNamespace(slice_end=lambda: math.inf)
         self._server = Connection(self._listener)
         self._wire = Wire()
         self._server.connection_made(self._wire)
@@ -174,6 +177,7 @@ class Session:
             call,
             self.partition,
             LIMITS,
+            proposal_bytes_max=LIMITS.record_bytes,
             is_leading=lambda _: self.is_leading,
             redirect=lambda: pb.Redirect(host="there"),
         )

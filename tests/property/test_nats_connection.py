@@ -1,16 +1,18 @@
 """A publisher's connection under any bytes: it answers or closes, and never raises."""
 
+import asyncio
 from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.broker.admission import Admission
 from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.flow import ROUND, Gate
 from strandline.frontends.nats.listener import IngestListener
 from strandline.frontends.nats.protocol import Failure, Parser, Violation
 from strandline.frontends.nats.publish import Intake
@@ -51,14 +53,13 @@ def make_connection():
     broker = SimpleNamespace(
         clock=ManualClock(),
         telemetry=Telemetry(),
-        admission=SimpleNamespace(pending_bytes=0),
+        admission=Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None),
         reads=lambda _: None,
     )
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
-    listener = IngestListener(
-        broker, config, routes=routes, intake=Intake(broker.clock, routes), gate=Gate(10_000)
-    )
+    intake = Intake(broker.clock, routes, broker.admission)
+    listener = IngestListener(broker, config, routes=routes, intake=intake, gate=Gate(10_000))
     return PublisherConnection(listener)
 
 
@@ -121,6 +122,11 @@ pieces = st.sampled_from(
 @given(st.lists(pieces, max_size=25), st.integers(1, 50))
 def test_any_conversation_ends_in_replies_or_an_error(conversation, size):
     """Whatever a client says, in whatever chunks, it gets well-formed replies or -ERR and close."""
+    asyncio.run(converse(conversation, size))
+
+
+async def converse(conversation, size):
+    """Say it to a connection, and check what it answers."""
     connection, transport = make_connection(), Transport()
     connection.connection_made(transport)
     data = b"".join(conversation)
@@ -128,6 +134,8 @@ def test_any_conversation_ends_in_replies_or_an_error(conversation, size):
         if transport.closed:
             break
         connection.data_received(data[start : start + size])
+        while connection.is_held(ROUND) and not transport.closed:  # noqa: ASYNC110  loop rounds
+            await asyncio.sleep(0)
         for peer in connection._listener.unflushed:
             peer.flush()
         connection._listener.unflushed.clear()

@@ -132,6 +132,17 @@ def test_a_table_is_read_back_by_every_reader(spark, batch_reader, log, tmp_path
     assert read_table(table).count_rows() == 1000
 
 
+def test_an_empty_frame_makes_a_table_without_rows(spark, batch_reader, log, tmp_path):
+    """Every reader finds the columns and no rows."""
+    stream, table = log.new_stream(1), str(tmp_path / "t")
+    frame = batch_reader(stream).load().where("offset < 0")
+    frame.write.format("strandline-table").mode("append").save(table)
+    for found in (spark.read.format("strandline-table").load(table), load_table(spark, table)):
+        assert found.columns == frame.columns
+        assert found.count() == 0
+    assert read_table(table).count_rows() == 0
+
+
 def test_a_filtering_query_needs_to_say_so(stream_reader, log, landed, tmp_path):
     """A query that leaves records out is refused as a hole unless denseOffsets is off."""
     stream = log.new_stream(100)

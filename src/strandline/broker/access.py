@@ -3,7 +3,9 @@
 Rules: safe on any thread, as it reads one image and changes nothing of it. Where ``auth.enabled``
 is off everybody may do everything, and asking costs a look at a flag. A decision is made anew at
 every question, so that what is revoked ends also what is under way. A broker that its cluster does
-not count on may lack rules: what it refuses may be allowed elsewhere, and it says so.
+not count on may lack rules: what it refuses may be allowed elsewhere, and it says so. One that is
+cut off may not know what was revoked: what rules or tokens of the metadata allow, it allows for a
+lease, and only what its own settings say after that.
 """
 
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from strandline.metadata.image import MetadataImage
 from strandline.security.acl import Operation, Resource
 from strandline.security.policy import Identity, Policy, Settings, Shown
 from strandline.security.principal import ANONYMOUS, Principal
+from strandline.security.producer_ids import owner_of
 from strandline.security.tokens import BOOTSTRAP_CHARACTERS_MIN, TEXT_BYTES_MAX, fingerprint
 from strandline.types import BrokerId
 
@@ -41,6 +44,11 @@ class Guarded(Protocol):
     @property
     def image(self) -> MetadataImage:
         """The metadata as it is now."""
+        ...
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the metadata here may still be acted upon."""
         ...
 
 
@@ -83,7 +91,43 @@ class Access:
         """
         if not self.is_on:
             return Asker(self, Identity(ANONYMOUS))
-        return Asker(self, self.judged(lambda policy, now_ns: policy.identify(shown, now_ns)))
+        identity = self.judged(lambda policy, now_ns: policy.identify(shown, now_ns))
+        self.check_lease(identity)
+        return Asker(self, identity)
+
+    def is_leased(self, identity: Identity) -> bool:
+        """Whether what the metadata allows somebody may be acted upon now."""
+        is_own = identity.token_id is None and self._settings.is_admin(identity.principal)
+        return is_own or self._broker_id == ALONE or self._broker.has_lease
+
+    def check_lease(self, identity: Identity) -> None:
+        """Refuse what only the metadata allows while it may be out of date.
+
+        Raises:
+            UnavailableError: this broker is cut off from its cluster.
+        """
+        if not self.is_leased(identity):
+            raise UnavailableError(
+                "this broker is cut off from its cluster and may not know which tokens and rules "
+                "were revoked; ask another broker, or retry when it is back"
+            )
+
+    def check_producer(self, principal: Principal, producer_id: int) -> None:
+        """Refuse a producer id that was given to another principal.
+
+        Raises:
+            NotAllowedError: it was.
+            UnavailableError: it may have been given to this one so lately that it is not known
+                here yet; or as ``judged``.
+        """
+        owners, number = self._broker.image.producer_owners, owner_of(producer_id)
+        if number == owners.get(principal.name, -1):
+            return
+        if principal.name not in owners and number > len(owners):
+            raise UnavailableError(
+                f"the owner of producer id {producer_id} is not known to this broker yet; retry"
+            )
+        self.judged(lambda *_: _refuse_producer(principal, producer_id))
 
     def judged(self, decide: Callable[[Policy, int], T]) -> T:
         """What the policy decides now.
@@ -135,6 +179,11 @@ class Asker:
         """Who it is; nobody in particular where access is not checked."""
         return self._identity.principal
 
+    @property
+    def is_leased(self) -> bool:
+        """As ``Access.is_leased``, for those who keep what was decided."""
+        return not self._is_on or self._access.is_leased(self._identity)
+
     def check(self, resource: Resource, *operations: Operation) -> None:
         """Refuse who may do none of some operations, each of which would do.
 
@@ -150,7 +199,18 @@ class Asker:
             policy.check_current(self._identity, now_ns)
             policy.check(self.principal, operations, resource)
 
+        self._access.check_lease(self._identity)
         self._access.judged(decide)
+
+    def check_producer(self, producer_id: int) -> None:
+        """Refuse to write under a producer id that was given to somebody else.
+
+        Raises:
+            NotAllowedError: it was.
+            UnavailableError: as ``Access.check_producer``.
+        """
+        if self._is_on:
+            self._access.check_producer(self.principal, producer_id)
 
     def check_known(self) -> None:
         """Refuse whom no rule names.
@@ -167,14 +227,24 @@ class Asker:
             policy.check_current(self._identity, now_ns)
             policy.check_known(self.principal)
 
+        self._access.check_lease(self._identity)
         self._access.judged(decide)
 
     def may(self, resource: Resource, *operations: Operation) -> bool:
         """Whether it may do one of some operations."""
         if not self._is_on:
             return True
+        if not self.is_leased:
+            return False
         policy = self._access.policy
         return any(policy.allows(self.principal, each, resource) for each in operations)
+
+
+def _refuse_producer(principal: Principal, producer_id: int) -> None:
+    raise NotAllowedError(
+        f"producer id {producer_id} was not given to {principal}: ask the broker for one "
+        "(new_producer), or begin a transaction, and write under that"
+    )
 
 
 def read_secret(file: str, *, key: str) -> str:

@@ -1,16 +1,21 @@
 """What all partitions of a broker share with its turn, and with those who read them."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from strandline.clock import Clock
+from strandline.broker.responder import Responder
+from strandline.broker.seldom import Seldom
+from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
-from strandline.errors import CorruptBatchError, StrandlineError
+from strandline.errors import CorruptBatchError, NotLeaderError, StrandlineError
 from strandline.types import TimestampNs
 
 if TYPE_CHECKING:
     from strandline.broker.partition import Partition
+
+logger = logging.getLogger(__name__)
 
 
 class Admission:
@@ -19,6 +24,8 @@ class Admission:
     def __init__(self, limits: LimitsConfig, *, clock: Clock, wake: Callable[[], None]) -> None:
         self.limits = limits
         self.clock = clock
+        self.steady = SteadyTime(clock)
+        """For windows, which must not follow a wall clock that is set."""
         self.wake = wake
         self.refusal: StrandlineError | None = None
         self.pending_bytes = 0
@@ -29,6 +36,30 @@ class Admission:
         self.dirty: list[Partition] = []
         self.on_damage: Callable[[Partition, CorruptBatchError], None] = _unheard
         """Told, on any thread, what readers met."""
+        self._throttle = Seldom()
+
+    def reject(
+        self,
+        error: StrandlineError,
+        responder: Responder | None,
+        token: object,
+        *,
+        stream: str,
+        records: int = 1,
+    ) -> None:
+        """Refuse records: count them, and tell the responder or else the log, throttled."""
+        self.rejects[error.code] += records
+        if responder is not None:
+            responder.rejected(token, error)
+        elif isinstance(error, NotLeaderError):
+            pass  # every broker of a cluster receives the message, and the leader stores it
+        elif self._throttle.is_due(f"{stream} {error.code}", self.clock.monotonic_ms() / 1e3):
+            logger.warning(
+                "a message for stream %s was not stored, and its publisher asked for no answer: "
+                "%s (further ones are only counted, in strandline_rejects_total)",
+                stream,
+                error.message,
+            )
 
 
 class Waiter(Protocol):

@@ -17,6 +17,7 @@ from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
 from strandline.broker.damage import DamageReports
 from strandline.broker.partition import Partition
+from strandline.broker.reclaimer import SpaceReclaimer
 from strandline.broker.responder import Responder
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream
@@ -28,14 +29,19 @@ from strandline.config import BrokerConfig
 from strandline.encryption.masters import MasterKeys
 from strandline.errors import (
     DiskFullError,
+    InvalidConfigError,
     LogPoisonedError,
     ShuttingDownError,
     StrandlineError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.metadata.image import MetadataImage, unknown_stream_message
 from strandline.metadata.internal_streams import is_internal
+from strandline.storage.descriptors import current_shares
 from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.recovery import Recovered
 from strandline.storage.reserve import Reserve
 from strandline.telemetry import Telemetry
@@ -45,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
+IDLE_INTERVAL_S = 10.0
+"""A segment that nobody has read for so long, or for twice as long, is unmapped."""
 DESCRIPTORS_MIN = 32
 """With fewer left, connections are refused now and then, or a segment cannot be opened."""
 T = TypeVar("T")
@@ -87,13 +95,15 @@ class BrokerBase(ABC):
         self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
-        self._producer_ids = range(0)
+        self._producer_ids: dict[str, range] = {}
+        """Reserved and not given out, by owner."""
         self._producer_lock = asyncio.Lock()
 
     # Life
 
     def _assemble(self) -> None:
         """Make the parts; nothing is opened yet but the metadata."""
+        self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
         self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
@@ -124,12 +134,19 @@ class BrokerBase(ABC):
             self.partitions,
             turn_passed=self.turn.passed,
             sync=self.turn.sync,
+            reclaimer=self.reclaimer,
             lock=self._admin,
             disk=self.disk,
             clock=self.clock,
             telemetry=self.telemetry,
             interval_ms=self.config.cleaner_interval_ms,
         )
+
+    async def _unmap_idle(self) -> None:
+        """Unmap the segments that nobody reads, until cancelled."""
+        while True:
+            await asyncio.sleep(IDLE_INTERVAL_S)
+            await asyncio.to_thread(MAPPED_SEGMENTS.sweep)
 
     async def quiesce(self) -> None:
         """Wait until no turn is between write and answer and nothing waits for one."""
@@ -144,12 +161,24 @@ class BrokerBase(ABC):
         if self.telemetry.journal_poisoned:
             return "storage failed: nothing is stored until it is reopened"
         if not self.is_ready:
-            return "starting or stopping"
+            return self._why_not_serving
         if self.telemetry.disk_full:
             return "the disk is full: publishes are refused"
         if self.disk.descriptors_left() < DESCRIPTORS_MIN:
             return "hardly any file descriptors are left: raise 'ulimit -n' and start it again"
-        return ""
+        return self._why_not_encrypting
+
+    @property
+    def _why_not_serving(self) -> str:
+        return "starting or stopping"
+
+    @property
+    def _why_not_encrypting(self) -> str:
+        here = [partition for partition in self.partitions() if partition.elsewhere is None]
+        missing = [error for partition in here if (error := partition.key_refusal) is not None]
+        if not missing:
+            return ""
+        return f"{len(missing)} partitions take no records; the first: {missing[0].message}"
 
     def refresh_telemetry(self) -> None:
         """Bring up to date what is only looked at, not counted; before each scrape."""
@@ -173,18 +202,39 @@ class BrokerBase(ABC):
         Raises:
             UnknownStreamError: there is none; the message lists what there is, but where access is
                 controlled, for who asks may not know of the others.
+            UnavailableError: this broker cannot tell whether there is one.
         """
         try:
             return self._streams[name]
         except KeyError:
+            self.check_knows_streams()
             if name in self._image.streams:
-                raise UnknownStreamError(
-                    f"stream {name!r} is not known here yet: this broker has just started, or "
-                    "could not open it, as its log says then; retry"
-                ) from None
+                raise UnavailableError(f"stream {name!r} is not open here yet; retry") from None
             hides = self.config.auth.enabled
             others = [] if hides else [n for n in self._image.streams if not is_internal(n)]
             raise UnknownStreamError(unknown_stream_message(name, others)) from None
+
+    @property
+    def why_streams_unknown(self) -> UnavailableError | None:
+        """Why this broker cannot tell which streams there are; None: it can."""
+        return None
+
+    def check_knows_streams(self) -> None:
+        """Refuse to say that there is no stream where that is not known.
+
+        Raises:
+            UnavailableError: this broker cannot tell which streams there are.
+        """
+        if (why := self.why_streams_unknown) is not None:
+            raise why
+
+    def copy_of(self, name: str) -> Stream:
+        """The stream, as far as it is on this broker's disk; not on the loop's thread.
+
+        Raises:
+            UnknownStreamError, UnavailableError: as ``stream``.
+        """
+        return self.stream(name)
 
     def partitions(self) -> list[Partition]:
         """Every partition of every stream."""
@@ -236,6 +286,33 @@ class BrokerBase(ABC):
     def flight_addresses(self) -> tuple[str, ...]:
         """Where clients find the brokers of the cluster; none: this one stands alone."""
         return self._image.flight_addresses(sorted(self._image.brokers))
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens known here may be acted upon; any thread."""
+        return True
+
+    @property
+    def metadata_index(self) -> int:
+        """How far the cluster's metadata is known here: it only grows; 0 alone. Any thread."""
+        return 0
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether this broker is in touch with those who decide about metadata; any thread."""
+        return True
+
+    def check_quorum(self) -> None:
+        """Refuse what only the newest metadata can tell, such as who leads a partition.
+
+        Raises:
+            UnavailableError: this broker has lost the majority of its cluster.
+        """
+        if not self.has_quorum:
+            raise UnavailableError(
+                "this broker has lost the majority of its cluster and does not know who leads "
+                "now; ask another broker, or retry"
+            )
 
     def _wake(self) -> None:
         self.turn.wake()
@@ -312,10 +389,34 @@ class BrokerBase(ABC):
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
         self.telemetry.damaged_batches += len(report.damage)
-        self.telemetry.disk_full = int(not report.checkpointed)
+        self.telemetry.disk_full = 0
+        if not report.checkpointed:
+            self.telemetry.count_full_disk()
+        for log in storage.logs.values():
+            log.reclaim = self.reclaimer.run
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         return storage
+
+    def _check_descriptors(self, what: str, more: int) -> None:
+        """Refuse partitions that a start could not open.
+
+        Raises:
+            InvalidConfigError: there are too many; it says how many more may be.
+        """
+        shares = current_shares()
+        room = max(0, shares.partitions - len(self._storage.logs))
+        if more > room:
+            raise InvalidConfigError(
+                f"{what} needs {more} more partitions here, and there is room for {room}: of the "
+                f"{shares.limit} files that this broker may have open, {shares.partitions} are for "
+                "partitions; raise that with 'ulimit -n' (systemd: LimitNOFILE) and start it again"
+            )
+
+    def _keep(self, log_id: LogId, log: Log) -> None:
+        """Look after a log that was made since."""
+        log.reclaim = self.reclaimer.run
+        self._storage.keep(log_id, log)
 
     def _close_storage(self) -> None:
         """Let go of all files; a journal that cannot be synced any more is only let go."""
@@ -337,6 +438,7 @@ class BrokerBase(ABC):
             await asyncio.sleep(HEAL_INTERVAL_S)
             async with self._admin, self._checkpoints.lock:
                 await self.turn.passed()
+                await self.reclaimer.drained()
                 try:
                     self._close_storage()
                     self._storage = self._open()

@@ -37,6 +37,7 @@ from strandline.metadata.commands import AllocateProducerIds, Command, CreateStr
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.metadata.internal_streams import copies_wanted, with_copies
 from strandline.protocol.transactions import COORDINATOR_STREAM
+from strandline.security.producer_ids import producer_id_of
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import GroupSample
@@ -73,6 +74,7 @@ class Broker(BrokerBase):
             self._begin()
         except BaseException:
             self._syncer.close()
+            self.reclaimer.close()
             self.lock.release()
             raise
         self.transactions = TransactionOffice(self)
@@ -81,6 +83,7 @@ class Broker(BrokerBase):
         self._spawn(self.groups.run(), "groups")
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
+        self._spawn(self._unmap_idle(), "unmap-idle")
         if self.config.scrub_bytes_per_s:
             self._spawn(self._scrubber.run(), "scrubber")
         self._count_streams()
@@ -133,6 +136,7 @@ class Broker(BrokerBase):
         finally:
             self._syncer.close()
             self._close_storage()
+            self.reclaimer.close()
             self.lock.release()
 
     def group_positions(self) -> list[GroupSample]:
@@ -154,6 +158,7 @@ class Broker(BrokerBase):
             keys = self.keys.first(config)
             command = CreateStream(config=config, now_ns=self.clock.now_ns(), keys=keys)
             image = self._store.preview(command).streams[config.name]
+            self._check_descriptors(f"stream {config.name!r}", len(image.partitions))
             try:
                 # Logs first: a stream in the metadata without logs would be in the way.
                 stream = self._make_stream(image)
@@ -192,21 +197,15 @@ class Broker(BrokerBase):
             await self.turn.passed()
             async with self._checkpoints.lock:
                 self._remove_logs(stream.partitions)
-            self._reserve.renew()
-            logger.info("deleted stream %s", name)
+        await self.reclaimer.drained()
+        await asyncio.to_thread(self._reserve.renew)
+        logger.info("deleted stream %s", name)
 
     def _remove_logs(self, partitions: Iterable[Partition | PartitionImage]) -> None:
-        """Remove the logs of a stream that is not, or no more, in the metadata."""
-        for partition in partitions:
-            self._remove_log(LogId(partition.log_id))
-
-    def _remove_log(self, log_id: LogId) -> None:
-        log = self._storage.logs.pop(log_id, None)
-        try:
-            if log is not None:
-                log.delete()
-        except StrandlineError as error:
-            logger.warning("a deleted log is left to the next start: %s", error)
+        """Remove logs that are not, or no more, in the metadata; their files follow."""
+        log_ids = [LogId(partition.log_id) for partition in partitions]
+        logs = [self._storage.logs.pop(log_id, None) for log_id in log_ids]
+        self.reclaimer.delete(log for log in logs if log is not None)
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
         """Delete records below ``offset``; returns the new log start offset.
@@ -225,11 +224,12 @@ class Broker(BrokerBase):
                     f"{target.high_watermark}"
                 )
             try:
-                target.log.truncate_before(offset)
+                await self.reclaimer.truncate_before(target.log, offset)
             except DiskFullError:
-                self._reserve.spend()
-                target.log.truncate_before(offset)
-            self._reserve.renew()
+                await asyncio.to_thread(self._reserve.spend)
+                await self.reclaimer.truncate_before(target.log, offset)
+            await self.reclaimer.drained()
+            await asyncio.to_thread(self._reserve.renew)
             return target.log_start_offset
 
     async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
@@ -322,25 +322,30 @@ class Broker(BrokerBase):
 
     # Producers
 
-    async def new_producer_id(self) -> int:
-        """An id for an idempotent producer that nobody gets again.
+    async def new_producer_id(self, owner: str = "") -> int:
+        """Return an id for an idempotent producer that nobody gets again.
+
+        Args:
+            owner: name of the principal it is for; empty where access is not checked.
 
         Raises:
             UnavailableError: the broker cannot store how far they are given out.
         """
         async with self._producer_lock:
-            if not self._producer_ids:
-                first = await self._reserve_producer_ids()
-                self._producer_ids = range(first, first + PRODUCER_IDS)
-            producer_id, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
-            return producer_id
+            reserved = self._producer_ids.get(owner)
+            if not reserved:
+                first = await self._reserve_producer_ids(owner)
+                reserved = range(first, first + PRODUCER_IDS)
+            self._producer_ids[owner] = reserved[1:]
+            return reserved[0]
 
-    async def _reserve_producer_ids(self) -> int:
-        """The first of ``PRODUCER_IDS`` new ids."""
+    async def _reserve_producer_ids(self, owner: str) -> int:
+        """Reserve ``PRODUCER_IDS`` ids in a row for a principal; return the first."""
         async with self._admin:
             self._check_available()
-            after = self._apply(AllocateProducerIds(count=PRODUCER_IDS))
-            return after.next_producer_id - PRODUCER_IDS
+            after = self._apply(AllocateProducerIds(PRODUCER_IDS, owner))
+            number = after.next_producer_id - PRODUCER_IDS
+            return producer_id_of(number, after.producer_owners.get(owner, 0))
 
     # Inside
 
@@ -359,7 +364,7 @@ class Broker(BrokerBase):
             return self._store.apply(command)
         except UnavailableError as error:
             if isinstance(error, DiskFullError):  # clients begin to publish with such a command
-                self.telemetry.disk_full = 1
+                self.telemetry.count_full_disk()
             if not self._store.is_certain:
                 self.turn.poison(error)
             raise
@@ -383,7 +388,7 @@ class Broker(BrokerBase):
                     segment_bytes=plan.segment_bytes,
                     segment_age_ms=plan.segment_age_ms,
                 )
-                self._storage.keep(log_id, log)
+                self._keep(log_id, log)
             name = PartitionName(config.name, number)
             partitions.append(
                 Partition(

@@ -1,7 +1,8 @@
 """Retention and compaction of every partition, on a timer.
 
-Rules: what a stream's settings do not keep goes on the loop's thread, in microseconds; rewriting
-segments runs beside the loop, one partition at a time, and never while a stream is being deleted.
+Rules: the loop decides what goes and changes the log in memory, in microseconds; everything that
+reads or writes files runs beside it. Segments are rewritten one partition at a time, and never
+while a stream is being deleted.
 What is removed is gone durably, so the records that it goes for are made durable before, also those
 that were acked from memory.
 """
@@ -12,14 +13,20 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from strandline.broker.partition import Partition
-from strandline.clock import Clock
+from strandline.broker.reclaimer import SpaceReclaimer
+from strandline.clock import Clock, SteadyTime
 from strandline.config import StreamConfig
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.protocol.put import PRODUCER_MEMORY_S
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
-from strandline.storage.retention import RetentionPolicy, apply_retention, retention_start
+from strandline.storage.retention import (
+    RetentionPolicy,
+    WriteTimes,
+    retention_start,
+    seal_if_old,
+)
 from strandline.telemetry import Telemetry
 from strandline.types import Offset
 
@@ -33,6 +40,7 @@ class Cleaner:
         partitions: asked at every round for the partitions there are.
         turn_passed: waits for the turn under way, whose records may yet be undone.
         sync: as ``turn_passed``, and then makes durable what no turn has synced.
+        reclaimer: removes records.
         lock: held while a partition is compacted; whoever deletes streams holds it too.
         disk: where compacted segments are written.
         clock: for the age of records.
@@ -46,6 +54,7 @@ class Cleaner:
         *,
         turn_passed: Callable[[], Awaitable[None]],
         sync: Callable[[], Awaitable[None]],
+        reclaimer: SpaceReclaimer,
         lock: asyncio.Lock,
         disk: Disk,
         clock: Clock,
@@ -55,6 +64,7 @@ class Cleaner:
         self._partitions = partitions
         self._turn_passed = turn_passed
         self._sync = sync
+        self._reclaimer = reclaimer
         self._lock = lock
         self._disk = disk
         self._clock = clock
@@ -64,6 +74,8 @@ class Cleaner:
         """In a cluster: told up to where a copy has had its time. All copies of a partition let go
         of it together, by the metadata; a broker alone does at once."""
         self._compactors: dict[Log, Compactor] = {}
+        self._steady = SteadyTime(clock)
+        self._write_times: dict[Log, WriteTimes] = {}
 
     async def run(self) -> None:
         """Clean for ever; what fails is logged and tried again in the next round."""
@@ -87,27 +99,32 @@ class Cleaner:
                 logger.error("cleaning %s: %s", partition.name, error)  # noqa: TRY400  no trace
         live = {partition.log for partition in self._partitions()}
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
+        self._write_times = {log: t for log, t in self._write_times.items() if log in live}
 
     async def _retain(self, partition: Partition) -> None:
         """Delete what is too old or too much, of what is committed."""
-        policy, now_ns = retention_policy(partition.config), self._clock.now_ns()
+        policy = retention_policy(partition.config)
         if not any(policy):
             return
         log = partition.log
-        if self.expired is not None:
-            start = retention_start(log, policy, now_ns=now_ns)
-            if start is not None:
-                self.expired(partition, min(start, partition.high_watermark))
+        now_ns = int(self._clock.monotonic_ms() * 1e6)
+        times = self._write_times.setdefault(log, WriteTimes())
+        times.note(log, wall_ns=self._clock.now_ns(), monotonic_ns=now_ns)
+        seal_if_old(log, policy, now_ns=now_ns, written_ns=times.of)
+        start = await asyncio.to_thread(
+            retention_start, log, policy, now_ns=now_ns, written_ns=times.of
+        )
+        if start is None or partition.log is not log:
             return
-        if partition.high_watermark < log.log_end_offset:
-            return  # the next turn has begun already; there will be another round
-        if retention_start(log, policy, now_ns=now_ns) is None:
+        start = min(start, partition.high_watermark)
+        if self.expired is not None:
+            self.expired(partition, start)
             return
         await self._sync()
         if partition.closed or partition.log is not log:
             return
         with counted_removal(log, self._telemetry):
-            apply_retention(log, policy, now_ns=now_ns)
+            await self._reclaimer.truncate_before(log, start)
 
     async def _compact(self, partition: Partition) -> None:
         """Rewrite sealed segments so that only the newest record of each key remains."""
@@ -122,7 +139,8 @@ class Cleaner:
                 numbers_ms=PRODUCER_MEMORY_S * 1000,
             )
             self._compactors[log] = compactor
-        now_ns = self._clock.now_ns()
+        # Null values that were kept too short cannot be brought back: take the earlier time.
+        now_ns = min(self._clock.now_ns(), self._steady.now_ns())
         if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):
             return
         async with self._lock:
@@ -139,7 +157,8 @@ class Cleaner:
             )
             if partition.log is not log:
                 return  # it was reopened meanwhile, and what was prepared is gone
-            compactor.apply(prepared)
+            for settle in compactor.apply(prepared):
+                await asyncio.to_thread(settle)
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
         self._telemetry.compaction_seconds.observe(seconds)

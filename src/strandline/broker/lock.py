@@ -23,8 +23,8 @@ class DataDirLock:
 
     def __init__(self, directory: Path) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UnavailableError(
                 f"cannot use data directory {directory}: {error.strerror}; check its permissions "

@@ -12,7 +12,11 @@ from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import CorruptBatchError
 from strandline.metadata.image import MetadataImage
 from strandline.storage.disk import Disk, translated
-from strandline.storage.log_directory import DELETED_SUFFIX, delete_log_directory
+from strandline.storage.log_directory import (
+    DELETED_SUFFIX,
+    UNBORN_SUFFIX,
+    delete_log_directory,
+)
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId
 
@@ -62,6 +66,6 @@ def log_directories(logs_dir: Path) -> Iterator[tuple[LogId, Path]]:
     except OSError as error:
         raise translated(error, f"listing {logs_dir}") from error
     for name in names:
-        number = name.removesuffix(DELETED_SUFFIX)
+        number = name.removesuffix(DELETED_SUFFIX).removesuffix(UNBORN_SUFFIX)
         if number.isdigit():
             yield LogId(int(number)), logs_dir / number

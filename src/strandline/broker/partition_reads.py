@@ -62,6 +62,15 @@ class PartitionReads(ABC):
         return self.high_watermark if self.ledger is None else self.ledger.stable_offset
 
     @property
+    def hidden_offsets(self) -> int:
+        """Offsets below the high watermark that no reader ever sees anything at."""
+        return self.hidden_between(self.log_start_offset, self.high_watermark)
+
+    def hidden_between(self, start: int, stop: int) -> int:
+        """How many committed offsets are markers, or belong to aborted transactions; any thread."""
+        return 0 if self.ledger is None else self.ledger.hidden_between(start, stop)
+
+    @property
     def closed(self) -> bool:
         """Whether it takes no more records: the stream was deleted or the broker stops."""
         return self._closed_by is not None

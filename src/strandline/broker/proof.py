@@ -22,7 +22,7 @@ def write_proof(directory: Path) -> Proof:
     """Put a new text into the file; readers that know an old one come through the broker."""
     path, text = directory / FILE_NAME, secrets.token_hex(16)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(text)
     except OSError:

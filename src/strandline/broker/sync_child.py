@@ -18,6 +18,7 @@ import sys
 from collections import deque
 
 from strandline.broker import sync_program
+from strandline.broker.child_environment import child_environment
 from strandline.broker.sync_program import ANSWER, REQUEST
 from strandline.broker.sync_thread import Done
 from strandline.errors import UnavailableError
@@ -94,6 +95,7 @@ class SyncChild:
                 self._process = subprocess.Popen(
                     words,
                     stdin=subprocess.DEVNULL,
+                    env=child_environment(),
                     pass_fds=(its.fileno(),),
                     start_new_session=True,
                 )

@@ -374,9 +374,12 @@ class Turn:
         partition.reject_from(chunks, error)
         lost = before - chunks[0].base_offset if chunks else before - partition.next_offset
         self._admission.rejects[error.code] += lost
+        self._note_full_disk(error)
+
+    def _note_full_disk(self, error: StrandlineError) -> None:
         if isinstance(error, DiskFullError):
             self._met_full_disk = True
-            self._telemetry.disk_full = 1
+            self._telemetry.count_full_disk()
 
     def _undo(self, error: StrandlineError) -> None:
         """Take the turn's chunks back out of their logs and reject them.
@@ -384,6 +387,7 @@ class Turn:
         Raises:
             LogPoisonedError: a log could not be cut.
         """
+        self._note_full_disk(error)
         for partition, chunks in self._under_way:
             if not chunks:
                 continue

@@ -58,7 +58,7 @@ def dev(
     --config' and its file.
     """
     members = with_ports([Member(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     serve = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", "--config"]
     files = [
         _write_settings(each, members, data_dir=data_dir, log_level=log_level) for each in members
@@ -93,6 +93,7 @@ def _write_settings(
     settings = settings_of(member, members, name="dev", data_dir=str(directory))
     path = data_dir / f"{directory.name}.yaml"
     title = "Written by 'strandline dev' whenever it starts."
+    path.touch(mode=0o600)
     path.write_text(settings_text({"log_level": log_level, **settings}, title), "utf-8")
     return path
 

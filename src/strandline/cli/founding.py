@@ -217,7 +217,7 @@ def _remove_empty(directory: Path) -> None:
 
 def _make_directory(directory: Path) -> None:
     try:
-        directory.mkdir(parents=True)
+        directory.mkdir(mode=0o700, parents=True)
     except FileExistsError as error:
         raise InvalidRequestError(
             f"{directory} exists and is left as it is; name another directory with --out, or "
@@ -233,8 +233,9 @@ def _write(directory: Path, text: str, secret: str) -> None:
 
     path = directory / SETTINGS_NAME
     try:
-        path.write_text(text, "utf-8")
         hidden = directory / SECRET_NAME
+        path.touch(mode=0o600)
+        path.write_text(text, "utf-8")
         hidden.touch(mode=0o600)  # before there is anything to see
         hidden.write_text(secret + "\n", "utf-8")
     except OSError as error:

@@ -6,13 +6,14 @@ Numbers come from arrays and data frames, too: whatever Python itself takes as a
 import math
 import operator
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from strandline.client.results import EPOCH
 from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.types import PartitionName
 
+_TIME_NS_MAX = (1 << 63) - 1
 _WAIT_S_MAX = 1e9
 """No lock of Python's waits for ever if it is given a time."""
 
@@ -145,15 +146,23 @@ def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]
 
 
 def nanoseconds(moment: datetime) -> int:
-    """Unix time in nanoseconds; a naive moment is in local time, as everywhere in Python.
+    """Unix time in nanoseconds; a moment without a zone is in UTC.
+
+    So it is for the command line and Spark: the same text means the same moment on every machine.
 
     Raises:
-        InvalidRequestError: it is no moment.
+        InvalidRequestError: it is no moment, or beyond what 64 bits hold.
     """
     if not isinstance(moment, datetime):
         raise InvalidRequestError(f"a time is a datetime, not {moment!r}")
     try:
-        plain = datetime.combine(moment.date(), moment.timetz())  # pandas' own knows no local time
-        return (plain.astimezone() - EPOCH) // timedelta(microseconds=1) * 1000
-    except (ValueError, OverflowError) as error:  # pandas' NaT, or out of any calendar
-        raise InvalidRequestError(f"{moment!r} is no time of this world: {error}") from error
+        plain = datetime.combine(moment.date(), moment.timetz())
+    except ValueError as error:  # pandas' NaT
+        raise InvalidRequestError(f"a time is a datetime, not {moment!r}") from error
+    aware = plain if plain.utcoffset() is not None else plain.replace(tzinfo=UTC)
+    found = (aware - EPOCH) // timedelta(microseconds=1) * 1000
+    if abs(found) > _TIME_NS_MAX:
+        raise InvalidRequestError(
+            f"timestamp out of range: {moment!r}; give a time of the years 1678 to 2261"
+        )
+    return found

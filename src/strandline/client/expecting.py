@@ -10,12 +10,14 @@ import time
 
 from strandline.client.batching import Record, RecordLot
 from strandline.client.brokers import Brokers
+from strandline.client.deadline import within
 from strandline.client.lots import batch_of_records
 from strandline.client.put_stream import PutStream
 from strandline.client.results import Ack, AckFuture
 from strandline.client.retry import Backoff
 from strandline.errors import (
     DisconnectedError,
+    InvalidRequestError,
     NotLeaderError,
     RequestTimeoutError,
     UnknownPartitionError,
@@ -61,16 +63,18 @@ class ExpectingAppender:
         lot: RecordLot[AckFuture[Ack]] = RecordLot(partition, now_s=0, deadline_s=0)
         lot.records.append(record)
         tag = BatchTag(sequence=0, partition=partition, expected_offset=expected_offset)
-        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return self._attempt(stream, lot, tag, deadline_s=deadline_s)
-            except NotLeaderError:  # for certain it was not stored
-                now_s = time.monotonic()
-                backoff.failed(now_s)
-                if backoff.not_before_s >= deadline_s:
-                    raise
-                time.sleep(backoff.wait_s(now_s))
+        backoff = Backoff()
+        with within(self._timeout_s) as deadline_s:
+            while True:
+                try:
+                    return self._attempt(stream, lot, tag, deadline_s=deadline_s)
+                except NotLeaderError:  # for certain it was not stored
+                    now_s = time.monotonic()
+                    backoff.failed(now_s)
+                    if backoff.not_before_s >= deadline_s:
+                        raise
+                    self._brokers.ask_another()
+                    time.sleep(backoff.wait_s(now_s))
 
     def _attempt(
         self,
@@ -109,9 +113,10 @@ class ExpectingAppender:
         failure = put.finish()
         if ack is None:
             connection.reset()
-            if failure is None or isinstance(failure, DisconnectedError):
-                raise DisconnectedError(f"{address} is gone; {UNKNOWN}")
-            raise failure
+            if isinstance(failure, InvalidRequestError):
+                raise failure  # the broker refused the call: it has taken nothing of it
+            why = "is gone" if failure is None else f"did not answer: {failure.message}"
+            raise DisconnectedError(f"{address} {why}; {UNKNOWN}")
         if ack.error is not None:
             raise from_body(ack.error)
         if ack.ranges:

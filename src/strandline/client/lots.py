@@ -1,6 +1,7 @@
 """Lots of a producer as Arrow batches, and how an ack reaches the futures behind them."""
 
 import concurrent.futures.thread  # noqa: F401 - pyarrow would import it when it is too late: at exit
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ from strandline.protocol.put import (
     normalise,
     put_schema,
 )
-from strandline.protocol.status import from_body
+from strandline.record.schema import HEADERS_TYPE
 
 FIELDS = ("value", "key", "subject", "headers", "message_id")
 RAW_TYPES = {"subject": pa.string()}
@@ -50,9 +51,10 @@ def batch_of_records(lot: RecordLot[AckFuture[Ack]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=put_schema(list(given)))
 
 
-def resolve_records(lot: RecordLot[AckFuture[Ack]], ack: PutAck, failed: Failed) -> None:
-    """Give each record of a lot its outcome."""
-    error = None if ack.error is None else from_body(ack.error)
+def resolve_records(
+    lot: RecordLot[AckFuture[Ack]], ack: PutAck, failed: Failed, *, error: StrandlineError | None
+) -> None:
+    """Give each record of a lot its outcome; ``error`` is that of those that are not stored."""
     if ack.offsets:
         duplicates = set(ack.duplicates)
         for place, future in enumerate(lot.futures):
@@ -153,15 +155,24 @@ def batch_of(lot: SomeLot) -> pa.RecordBatch:
     return lot.batch if isinstance(lot, TableLot) else batch_of_records(lot)
 
 
-def resolve(lot: SomeLot, ack: PutAck, failed: Failed) -> None:
-    """Tell the futures of a lot what an ack says."""
+def resolve(
+    lot: SomeLot, ack: PutAck, failed: Failed, *, error: StrandlineError | None = None
+) -> None:
+    """Tell the futures of a lot what an ack says.
+
+    Args:
+        lot: which.
+        ack: where its records are.
+        failed: takes futures that fail.
+        error: why records are not stored, or that nobody knows; None: all are.
+    """
     if not isinstance(lot, TableLot):
-        resolve_records(lot, ack, failed)
+        resolve_records(lot, ack, failed, error=error)
         return
-    if ack.error is None:
+    if error is None:
         lot.promise.stored(ack)
     else:
-        lot.promise.failed(from_body(ack.error))
+        lot.promise.failed(error)
     lot.promise.settle(failed)
 
 
@@ -201,11 +212,27 @@ def arrow_batches(data: Any) -> list[pa.RecordBatch]:
         return [data]
     if isinstance(data, pa.Table | pa.RecordBatchReader):
         return data.to_batches() if isinstance(data, pa.Table) else list(data)
-    if hasattr(data, "__arrow_c_stream__"):
-        return list(pa.RecordBatchReader.from_stream(data))
+    try:
+        pandas = sys.modules.get("pandas")
+        if pandas is not None and isinstance(data, pandas.DataFrame):
+            return list(_table_of_pandas(data).to_batches())
+        if hasattr(data, "__arrow_c_stream__"):
+            return list(pa.RecordBatchReader.from_stream(data))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidRecordError(
+            f"a {type(data).__name__} cannot be converted to Arrow: {error}"
+        ) from error
     raise InvalidRecordError(
         f"cannot append a {type(data).__name__}; give a pyarrow table or batch, or a data frame"
     )
+
+
+def _table_of_pandas(frame: Any) -> pa.Table:
+    """A data frame of pandas as a table; Arrow would take header pairs for lists of text."""
+    if "headers" not in frame.columns or frame["headers"].dtype != object:
+        return pa.Table.from_pandas(frame)
+    headers = pa.array(frame["headers"], HEADERS_TYPE, from_pandas=True)
+    return pa.Table.from_pandas(frame.drop(columns="headers")).append_column("headers", headers)
 
 
 def _halved(batch: pa.RecordBatch, *, bytes_max: int) -> Iterator[pa.RecordBatch]:

@@ -34,7 +34,7 @@ from strandline.client.entries import (
     PartitionLots,
     Window,
 )
-from strandline.client.retry import is_refusal, is_worth_a_retry
+from strandline.client.retry import is_refusal, is_worth_a_retry, unknown_outcome
 from strandline.errors import (
     DiskFullError,
     InvalidRecordError,
@@ -220,7 +220,10 @@ class Outbox(Generic[LotT]):
     def answered(
         self, lane: Lane, number: int, error: StrandlineError | None = None
     ) -> tuple[LotT, StrandlineError | None] | None:
-        """An ack came: the lot and its outcome; None if it was given up, or is to be sent again."""
+        """An ack came: the lot and its outcome; None if it was given up, or is to be sent again.
+
+        A refusal is the outcome of a lot that is in doubt only if it never can have been stored.
+        """
         entry = self._held.get(number)
         if entry is None or entry.lane is not lane:
             return None
@@ -231,6 +234,8 @@ class Outbox(Generic[LotT]):
             return None
         if error is not None and _is_never_stored(entry, error):
             self._leave_gap(entry)
+        elif error is not None and entry.doubt:
+            error = unknown_outcome(error)
         self._release(entry)
         return entry.lot, error
 
@@ -298,10 +303,16 @@ class Outbox(Generic[LotT]):
         self._release(entry)
         return Expired(entry.lot, is_sent, entry.doubt, entry.error)
 
-    def drop(self, takes: Callable[[int], bool]) -> list[LotT]:
+    def refused(self, lane: Lane) -> None:
+        """The broker refused the whole call: of what it did not answer it has taken nothing."""
+        window = self._windows.get(lane)
+        for number in window.numbers if window is not None else ():
+            self._held[number].is_written = False
+
+    def drop(self, takes: Callable[[int], bool]) -> list[Expired[LotT]]:
         """Give up everything of some partitions, whatever has become of it."""
         entries = [entry for entry in self._held.values() if takes(entry.lot.partition)]
-        return [self._expired(entry).lot for entry in entries]
+        return [self._expired(entry) for entry in entries]
 
 
 def _number(entry: Entry[LotT]) -> int:

@@ -173,7 +173,8 @@ class Producer:
 
         Args:
             data: column ``value``, perhaps ``key``, ``subject``, ``headers``, ``message_id``; a
-                pyarrow table, batch or reader, or what has ``__arrow_c_stream__``.
+                pyarrow table, batch or reader, or what has ``__arrow_c_stream__``. Headers are a
+                map, a list of structs, or, in pandas, lists of pairs.
             partition: where to append; by default each row goes as ``protocol.routing`` says.
 
         Raises:
@@ -248,7 +249,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        leave(self.close, error, otherwise="records were not stored")
+        leave(self.close, error, otherwise="records failed")
 
     def _learn(self, subject: str) -> None:
         """Check a subject seen for the first time."""
@@ -318,11 +319,20 @@ def _pairs(headers: Headers) -> list[tuple[str, bytes]]:
     """Headers as they travel."""
     items = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        return [(_name(name), _bytes(value, "header") or b"") for name, value in items]
+        return [(_name(name), _header_value(name, value)) for name, value in items]
     except (TypeError, ValueError) as error:
         raise InvalidRecordError(
             "headers are a mapping from names to values, or (name, value) pairs"
         ) from error
+
+
+def _header_value(name: Any, value: Any) -> bytes:
+    data = _bytes(value, "header")
+    if data is None:
+        raise InvalidRecordError(
+            f"header {name!r} has no value (None); leave it out, or give it an empty one"
+        )
+    return data
 
 
 def _name(name: Any) -> str:

@@ -14,6 +14,8 @@ Rules:
 - how many partitions a stream has when a group first consumes it, or has a position in it, is kept
   with the group: what is added later was there for nobody to skip. A stream that is made anew under
   its name is another one;
+- a member belongs to the principal that joined: no other one commits, heartbeats or leaves for it,
+  nor takes its static name while it is a member;
 - a member that is not heard of for its session is removed. Whoever takes a static member's name
   takes its partitions at once, and the one before is fenced off.
 
@@ -30,6 +32,7 @@ from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
     MemberFencedError,
+    NotAllowedError,
     ProducerFencedError,
     StaleMemberError,
     StrandlineError,
@@ -122,7 +125,7 @@ class GroupCoordinator:
         self._log.rewrite_if_due()
 
     def _done(self, request: ev.Request) -> object:
-        """What a request is answered with.
+        """Return the answer to a request.
 
         Raises:
             StrandlineError: it is refused.
@@ -151,6 +154,7 @@ class GroupCoordinator:
         group = self.state.groups.get(request.group, Group())
         known = group.members.get(request.member)
         predecessor = group.by_instance(request.instance)
+        _check_owner(request, known, predecessor)
         if known is None and predecessor is None and len(group.members) >= MEMBERS_MAX:
             raise UnavailableError(f"group {request.group!r} has {MEMBERS_MAX} members, the most")
         epoch = self.state.epoch + 1
@@ -164,6 +168,7 @@ class GroupCoordinator:
                 streams=streams,
                 session_ms=request.session_ms,
                 epoch=epoch,
+                owner=request.owner,
                 # What a static member was giving up is free: whoever consumed it is fenced off.
                 assigned=NOTHING
                 if predecessor is None
@@ -219,6 +224,7 @@ class GroupCoordinator:
         member = group.members.get(request.member)
         if member is None:
             raise _gone(request.group, group, request.instance)
+        _check_owner(request, member)
         self._heard(request.group, member)
         if request.epoch == member.epoch and not member.revoking <= request.held:
             # Under an older epoch it may not have heard yet what it is to give up.
@@ -229,6 +235,7 @@ class GroupCoordinator:
     def _leave(self, request: ev.Leave) -> None:
         group = self.state.groups.get(request.group)
         if group is not None and request.member in group.members:
+            _check_owner(request, group.members[request.member])
             self._remove(request.group, request.member)
 
     def _commit(self, request: ev.Commit) -> None:
@@ -294,6 +301,7 @@ class GroupCoordinator:
         member = group.members.get(request.member)
         if member is None:
             raise _gone(request.group, group, "")
+        _check_owner(request, member)
         if request.epoch != member.epoch:
             raise StaleMemberError(
                 f"the partitions of member {member.id!r} changed with epoch {member.epoch}, after "
@@ -415,6 +423,23 @@ class GroupCoordinator:
             self._remove(group, member)
             self._log.give(Expired(group, member))
         self._log.rewrite_if_due()
+
+
+def _check_owner(
+    request: ev.Join | ev.Heartbeat | ev.Leave | ev.Commit, *members: Member | None
+) -> None:
+    """Refuse to speak for members that another principal joined as.
+
+    Raises:
+        NotAllowedError: one of them is.
+    """
+    for member in members:
+        if member is not None and member.owner != request.owner:
+            name = f"{member.id!r}" + (f" (instance {member.instance!r})" * bool(member.instance))
+            raise NotAllowedError(
+                f"member {name} of group {request.group!r} belongs to another principal than "
+                f"{request.owner!r}; join with a member id and instance name of your own"
+            )
 
 
 def _gone(name: str, group: Group, instance: str) -> StrandlineError:

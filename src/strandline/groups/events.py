@@ -1,4 +1,4 @@
-"""What happens to the coordinator of consumer groups: requests, what became of entries, and time.
+"""Events of the group coordinator: requests, outcomes of entries, and time.
 
 A request's ``token`` comes back with its answer. Rules: plain values.
 """
@@ -21,6 +21,8 @@ class Join:
             for others.
         session_ms: it is removed when it was not heard of for so long.
         keeps: the group stays when its last member has left, though it has no positions here.
+        owner: the principal that joins, which alone may speak for the member; empty where access
+            is not checked.
     """
 
     token: object
@@ -30,6 +32,7 @@ class Join:
     session_ms: int
     instance: str = ""
     keeps: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Heartbeat:
     Attributes:
         epoch: of the last answer.
         held: what the member consumes, or has not given up yet.
+        owner: the principal that asks.
     """
 
     token: object
@@ -47,6 +51,7 @@ class Heartbeat:
     epoch: int
     held: Partitions
     instance: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Leave:
     token: object
     group: str
     member: str
+    owner: str = ""
+    """The principal that asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class Commit:
         number: of the commit among those of the member, from 1, the same in a repeat; 0: it is
             never repeated.
         transaction: the positions count when it is committed; it has to be open here.
+        owner: the principal that asks.
     """
 
     token: object
@@ -77,6 +85,7 @@ class Commit:
     epoch: int = 0
     number: int = 0
     transaction: Transaction | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

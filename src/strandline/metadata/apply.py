@@ -55,6 +55,7 @@ from strandline.metadata.commands import (
     ReassignReplicas,
     RegisterBroker,
     RemoveBroker,
+    ReportStorage,
     SetReadonly,
     SkipTo,
     Unfence,
@@ -62,6 +63,7 @@ from strandline.metadata.commands import (
 from strandline.metadata.image import MetadataImage, SessionImage
 from strandline.metadata.outcome import Outcome, RefusedError, refused
 from strandline.metadata.quota_commands import RemoveQuota, SetQuota
+from strandline.security.producer_ids import OWNERS_MAX, producer_id_of
 
 SESSIONS_MAX = 256
 PRODUCER_IDS_MAX = 1_000_000
@@ -77,6 +79,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     Unfence: brokers.unfence_brokers,
     BeginShutdown: brokers.begin_shutdown,
     Drain: brokers.drain,
+    ReportStorage: brokers.report_storage,
     ForgetDirectory: brokers.forget_directory,
     RemoveBroker: brokers.remove,
     SkipTo: skips.skip_to,
@@ -147,7 +150,7 @@ def was_seen(session: SessionImage, entry: Proposed) -> bool:
 
 
 def recorded_outcome(session: SessionImage, entry: Proposed) -> Outcome:
-    """What is answered to a command that was applied or passed before."""
+    """Return the recorded outcome of a command that was applied or passed over before."""
     if entry.sequence == session.sequence and entry.sequence > 0:
         return session.outcome
     why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
@@ -173,7 +176,7 @@ def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, Out
 def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
     kind = type(command)
     if kind in _WHOLE:
-        return activity.noted(_WHOLE[kind](image, command), command), Outcome()
+        return activity.noted(image, _WHOLE[kind](image, command), command), Outcome()
     if kind in _ANSWERING:
         return _ANSWERING[kind](image, command)
     if isinstance(command, AllocateProducerIds):
@@ -187,9 +190,15 @@ def _allocate_producer_ids(
 ) -> tuple[MetadataImage, Outcome]:
     if not 1 <= command.count <= PRODUCER_IDS_MAX:
         raise RefusedError("limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}")
-    first = image.next_producer_id
-    after = msgspec.structs.replace(image, next_producer_id=first + command.count)
-    return after, Outcome(value=first)
+    owners, first = image.producer_owners, image.next_producer_id
+    if command.owner and command.owner not in owners:
+        if len(owners) >= OWNERS_MAX:
+            raise RefusedError("limit", f"{OWNERS_MAX} principals have producer ids, the most")
+        owners = {**owners, command.owner: len(owners) + 1}
+    after = msgspec.structs.replace(
+        image, next_producer_id=first + command.count, producer_owners=owners
+    )
+    return after, Outcome(value=producer_id_of(first, owners.get(command.owner, 0)))
 
 
 def _open_session(image: MetadataImage) -> tuple[MetadataImage, Outcome]:

@@ -77,6 +77,7 @@ def _elect(image: MetadataImage, change: LeaderChange, *, reason: ElectionReason
         brokers=image.brokers,
         min_isr=_min_isr(image, change.at),
         is_unclean=reason == "unclean",
+        has_failed=reason == "leader_failed",
     )
 
 

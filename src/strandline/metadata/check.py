@@ -1,4 +1,4 @@
-"""What must be true of every image, and of every step from one to the next, as code.
+"""Invariants of every image, and of every step from one image to the next.
 
 For tests, simulators and doubts in operation: each function returns sentences about what is wrong,
 none if nothing is. It judges images alone and shares no code with what makes them.
@@ -16,7 +16,7 @@ COUNTERS = ("next_log_id", "next_producer_id", "next_client_id", "next_event_id"
 
 
 def check_image(image: MetadataImage) -> list[str]:
-    """What is wrong with an image."""
+    """Return the violated invariants of an image."""
     return [*_check_numbers(image), *_check_brokers(image), *_check_partitions(image)]
 
 
@@ -32,6 +32,9 @@ def _check_numbers(image: MetadataImage) -> Iterator[str]:
     ids = [*(event.id for event in image.events), image.next_event_id]
     if any(after <= before for before, after in pairwise(ids)):
         yield f"the ids of events, and the next one, do not grow: {ids}"
+    owners = image.producer_owners
+    if sorted(owners.values()) != list(range(1, len(owners) + 1)):
+        yield f"two owners of producer ids share a number, or one is left out: {owners}"
     if len(image.sessions) > SESSIONS_CAP:
         yield f"{len(image.sessions)} sessions are kept"
     for name, stream in image.streams.items():
@@ -97,7 +100,7 @@ def _check_service(
 
 
 def check_step(before: MetadataImage, after: MetadataImage) -> list[str]:
-    """What is wrong with one image as the next of another."""
+    """Return the violated invariants of a step from one image to the next."""
     return [*_check_counters(before, after), *_check_histories(before, after)]
 
 
@@ -105,6 +108,8 @@ def _check_counters(before: MetadataImage, after: MetadataImage) -> Iterator[str
     for counter in COUNTERS:
         if getattr(after, counter) < getattr(before, counter):
             yield f"{counter} fell from {getattr(before, counter)} to {getattr(after, counter)}"
+    if not before.producer_owners.items() <= after.producer_owners.items():
+        yield "an owner of producer ids was forgotten, or has another number"
     if not set(before.removed) <= set(after.removed):
         yield f"removed brokers {before.removed} became {after.removed}"
     if gone := set(before.brokers) - set(after.brokers) - set(after.removed):
@@ -138,7 +143,7 @@ def _check_histories(before: MetadataImage, after: MetadataImage) -> Iterator[st
 
 
 def check_settled(image: MetadataImage) -> list[str]:
-    """What a controller that has nothing more to propose should not have left."""
+    """Return the work that an idle controller should have proposed."""
     wrong = []
     for name, partition in image.partitions():
         able = [b for b in partition.isr if image.brokers[b].may_lead]
@@ -148,4 +153,8 @@ def check_settled(image: MetadataImage) -> list[str]:
         others = [b for b in able if b != partition.leader]
         if leader is not None and leader.is_stopping and others:
             wrong.append(f"{name}: led by {leader.id}, which stops, though {others} could")
+        healthy = [b for b in others if not image.brokers[b].is_impaired and b in partition.target]
+        min_isr = image.streams[name.stream].config.min_isr
+        if leader is not None and leader.is_impaired and len(healthy) >= min_isr:
+            wrong.append(f"{name}: led by {leader.id}, whose disk is impaired; {healthy} could")
     return wrong

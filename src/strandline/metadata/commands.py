@@ -19,7 +19,7 @@ from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 Replicas = tuple[BrokerId, ...]
 ElectionReason = Literal[
-    "leader_lost", "preferred", "handover", "reassignment", "operator", "unclean"
+    "leader_lost", "leader_failed", "preferred", "handover", "reassignment", "operator", "unclean"
 ]
 
 
@@ -72,6 +72,8 @@ class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grpc_address: str = ""
     rack: str = ""
     beam_address: str = ""
+    stored_index: int = 0
+    """The last entry of the metadata log that the broker found on its disk at the start."""
 
 
 class BrokerRun(msgspec.Struct, frozen=True, array_like=True):
@@ -85,12 +87,17 @@ class Fence(msgspec.Struct, frozen=True, tag=True):
     """Take brokers out of service: no leadership, and out of each ISR that has others left."""
 
     runs: tuple[BrokerRun, ...]
+    stored: tuple[int, ...] = ()
+    """Of each run, the last committed entry of the metadata log that is certain to be on its disk,
+    so that an older copy of its data directory is recognised."""
 
 
 class Unfence(msgspec.Struct, frozen=True, tag=True):
     """Take brokers into service."""
 
     runs: tuple[BrokerRun, ...]
+    stored: tuple[int, ...] = ()
+    """As ``Fence``."""
 
 
 class BeginShutdown(msgspec.Struct, frozen=True, tag=True):
@@ -104,6 +111,13 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
     broker: BrokerId
     is_on: bool = True
+
+
+class ReportStorage(msgspec.Struct, frozen=True, tag=True):
+    """A broker reports that its disk takes no records (full, read-only, failing), or does again."""
+
+    run: BrokerRun
+    is_impaired: bool
 
 
 class ForgetDirectory(msgspec.Struct, frozen=True, tag=True):
@@ -158,7 +172,8 @@ class ElectLeader(msgspec.Struct, frozen=True, tag=True):
     """Begin a new leadership of each partition.
 
     The reason ``unclean``, which only an operator gives, allows a leader that may lack committed
-    records; every other reason forbids it.
+    records; every other reason forbids it. With ``leader_failed`` the old leader also leaves the
+    ISR, because it cannot store records now; it joins again once it has caught up.
     """
 
     changes: tuple[LeaderChange, ...]
@@ -216,9 +231,11 @@ class SkipTo(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
-    """Reserve a block of producer ids; the outcome's value is the first."""
+    """Reserve a block of producer ids for a principal; the outcome's value is the first id."""
 
     count: int
+    owner: str = ""
+    """Empty: access is not checked, and they belong to nobody."""
 
 
 class SetReadonly(msgspec.Struct, frozen=True, tag=True):
@@ -233,7 +250,7 @@ class SetReadonly(msgspec.Struct, frozen=True, tag=True):
 class PausePartitions(msgspec.Struct, frozen=True, tag=True):
     """Pause partitions (none named: all), or resume them.
 
-    With ``resumes_all`` the first of them that is resumed resumes every one of the stream.
+    With ``resumes_all`` the first partition of the stream that is resumed resumes all of them.
     """
 
     stream: str
@@ -251,6 +268,8 @@ class JoinGroup(msgspec.Struct, frozen=True, tag=True):
     streams: tuple[str, ...]
     coordinator: BrokerId
     """Of a group that is made."""
+    owner: str = ""
+    """The principal that joins; empty where access is not checked."""
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
@@ -295,6 +314,7 @@ Command = (
     | Unfence
     | BeginShutdown
     | Drain
+    | ReportStorage
     | ForgetDirectory
     | RemoveBroker
     | ChangeIsr

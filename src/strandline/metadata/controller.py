@@ -1,4 +1,4 @@
-"""What the controller proposes next, given the image and who was heard of when.
+"""The controller: decides the next proposals from the image and the brokers' last heartbeats.
 
 Pure: ``decide`` looks and proposes, nothing else. It works on the image as its own commands will
 leave it, so that fencing a broker and electing its successors are two commands in one go, whatever
@@ -8,8 +8,9 @@ Rules, in this order:
 1. a broker not heard of for ``session_ms`` is fenced, and one whose connections broke after
    ``away_ms`` without them; one that is heard again is unfenced;
 2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
-3. brokers that stop or are drained hand their leaderships to others in the ISR; one that stops
-   and leads no more is fenced, so that no commit waits for it;
+3. brokers that stop, are drained or whose disk takes no records hand their leaderships to others
+   in the ISR; one that stops and leads no more is fenced, so that no commit waits for it, and one
+   with an impaired disk leaves the ISR for the same reason;
 4. moves whose new replicas are in sync are finished, then more begin, a few at a time: off brokers
    that are drained, and to give streams of our own more copies when brokers have joined;
 5. leaders are shared evenly again once the set of brokers in service has not changed for
@@ -77,7 +78,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the controller knows besides the image."""
+    """State of the controller besides the image."""
 
     now_ms: float
     heard: Mapping[BrokerId, Heard]
@@ -88,6 +89,8 @@ class View:
     log_ends: LogEnds = field(default_factory=dict)
     away: Mapping[BrokerId, float] = field(default_factory=dict)
     """Since when there is no connection with brokers that had one."""
+    stored: Mapping[BrokerId, int] = field(default_factory=dict)
+    """How much of the metadata log is certain to be on brokers' disks."""
 
 
 def decide(
@@ -140,7 +143,7 @@ def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
 def came_and_went(
     image: MetadataImage, view: View, limits: ControllerLimits
 ) -> tuple[list[BrokerImage], list[BrokerImage]]:
-    """Who is to be fenced, and who to be unfenced."""
+    """Return the brokers to fence and to unfence."""
     known = [image.brokers[broker] for broker in sorted(image.brokers)]
     dead = [b for b in known if not b.is_fenced and is_late(b, view, limits)]
     back = [b for b in known if b.is_fenced and is_back(b, view, limits)]
@@ -172,9 +175,13 @@ class _Plan:
         """Rule 1."""
         dead, back = came_and_went(self.image, self.view, self.limits)
         if dead:
-            self.propose(Fence(_runs(dead)))
+            self.propose(Fence(_runs(dead), self._stored(dead)))
         if back:
-            self.propose(Unfence(_runs(back)))
+            self.propose(Unfence(_runs(back), self._stored(back)))
+
+    def _stored(self, brokers: list[BrokerImage]) -> tuple[int, ...]:
+        known = self.view.stored
+        return tuple(known.get(broker.id, 0) for broker in brokers) if known else ()
 
     def elect(self) -> None:
         """Rule 2."""
@@ -194,17 +201,24 @@ class _Plan:
         led = led_partitions(self.image)
         handed: list[LeaderChange] = []
         moved: list[LeaderChange] = []
+        failed: list[LeaderChange] = []
         for name, partition in self.image.partitions():
-            among = successors(partition, self.image.brokers)
-            if not among:
+            min_isr = self.image.streams[name.stream].config.min_isr
+            among = successors(partition, self.image.brokers, min_isr=min_isr)
+            if not among or partition.leader is None:
                 continue
             leader = choose_leader(
                 partition, self.image.brokers, led=led, log_ends=self.view.log_ends, among=among
             )
             if leader is not None and may_hand_to(partition, leader):
-                is_move = partition.leader in partition.removing
                 change = leader_change(name, partition, leader, led=led)
-                (moved if is_move else handed).append(change)
+                if partition.leader in partition.removing:
+                    moved.append(change)
+                elif self.image.brokers[partition.leader].is_impaired:
+                    failed.append(change)
+                else:
+                    handed.append(change)
+        self._elect(failed, "leader_failed")
         self._elect(handed, "handover")
         self._elect(moved, "reassignment")
 
@@ -217,7 +231,7 @@ class _Plan:
             if broker.is_stopping and not broker.is_fenced and not led[broker.id]
         ]
         if done:
-            self.propose(Fence(_runs(done)))
+            self.propose(Fence(_runs(done), self._stored(done)))
 
     def finish_moves(self) -> None:
         """Rule 4, the second half."""
@@ -250,12 +264,13 @@ class _Plan:
 
 
 def successors(
-    partition: PartitionImage, brokers: Mapping[BrokerId, BrokerImage]
+    partition: PartitionImage, brokers: Mapping[BrokerId, BrokerImage], *, min_isr: int
 ) -> tuple[BrokerId, ...]:
     """Replicas that would be better leaders than the present one; none if it may stay.
 
     A leadership passes only from one that stops to others, from one that leaves the partition to
-    those that stay, from one being drained to those that are not: never back, so that it settles.
+    those that stay, from one with an impaired disk to those without, if enough are in sync to take
+    records, from one being drained to those that are neither: never back, so that it settles.
     """
     if partition.leader is None:
         return ()
@@ -264,8 +279,12 @@ def successors(
         return partition.replicas
     if leader.id in partition.removing:
         return partition.target
+    healthy = tuple(b for b in partition.target if not brokers[b].is_impaired)
+    if leader.is_impaired:
+        able = [b for b in partition.isr if b in healthy and brokers[b].may_lead]
+        return healthy if len(able) >= min_isr else ()
     if leader.is_draining:
-        return tuple(b for b in partition.target if not brokers[b].is_draining)
+        return tuple(b for b in healthy if not brokers[b].is_draining)
     return ()
 
 
@@ -279,7 +298,7 @@ def _runs(brokers: list[BrokerImage]) -> tuple[BrokerRun, ...]:
 
 
 class _Done(NamedTuple):
-    """Where nothing was left to do.
+    """Partitions at which nothing was left to do.
 
     Attributes:
         image: the object that was looked at.
@@ -336,7 +355,12 @@ class Controller:
         self._away.pop(broker, None)
 
     def decide(
-        self, image: MetadataImage, now_ms: float, log_ends: LogEnds | None = None
+        self,
+        image: MetadataImage,
+        now_ms: float,
+        log_ends: LogEnds | None = None,
+        *,
+        stored: Mapping[BrokerId, int] | None = None,
     ) -> tuple[Command, ...]:
         """Commands to propose now.
 
@@ -344,6 +368,7 @@ class Controller:
             image: the newest that is applied here.
             now_ms: of the clock that heartbeats were stamped with.
             log_ends: of partitions that lost their leader, as far as brokers answered.
+            stored: how much of the metadata log is certain to be on brokers' disks.
         """
         self._note_changes(image, now_ms)
         view = View(
@@ -353,6 +378,7 @@ class Controller:
             settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
             away=self._away,
+            stored=stored or {},
         )
         done = _Done(image, may_share_leaders(view, self.limits))
         if self._is_done(done) and not any(came_and_went(image, view, self.limits)):

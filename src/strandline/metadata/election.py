@@ -1,9 +1,9 @@
-"""Who should lead: choices, made before they are proposed; applying checks what must hold.
+"""Leader election: choices made before they are proposed; applying them checks the invariants.
 
 Rules, in this order: a replica in the ISR before one that is last known safe, never any other
-(an operator orders that by name, elsewhere); one that stays, before one that a reassignment removes
-and one that is being drained; the most up to date, if the ends of their logs were asked; the one
-that leads least; the smallest id.
+(an operator orders that by name, elsewhere); one whose disk takes records; one that stays, before
+one that a reassignment removes and one that is being drained; the most up to date, if the ends of
+their logs were asked; the one that leads least; the smallest id.
 """
 
 from collections import Counter
@@ -64,10 +64,11 @@ def choose_leader(
         wanted = set(among)
         allowed = tuple(b for b in allowed if b in wanted)
 
-    def merit(broker: BrokerId) -> tuple[bool, bool, int, int, int, BrokerId]:
+    def merit(broker: BrokerId) -> tuple[bool, bool, bool, int, int, int, BrokerId]:
         epoch, end = ends.get(broker, _NOT_ASKED)
         is_leaving, is_draining = broker in partition.removing, brokers[broker].is_draining
-        return (is_leaving, is_draining, -epoch, -end, led[broker], broker)
+        is_impaired = brokers[broker].is_impaired
+        return (is_impaired, is_leaving, is_draining, -epoch, -end, led[broker], broker)
 
     return min(allowed, key=merit, default=None)
 
@@ -90,7 +91,7 @@ def leader_change(
 def whom_to_ask(
     image: MetadataImage, commands: Iterable[Command]
 ) -> dict[BrokerId, tuple[LogId, ...]]:
-    """Whose log ends would help to choose better than the commands do that replace lost leaders.
+    """Return the replicas whose log ends would improve the choice of a new leader.
 
     Those of every candidate, where there are several; no brokers that the commands fence.
     """
@@ -110,7 +111,7 @@ def whom_to_ask(
 
 
 def unclean_election(image: MetadataImage, name: PartitionName, leader: BrokerId) -> LeaderChange:
-    """What an operator orders by name if nobody who surely has every record will come back.
+    """Return the command for an unclean election that an operator ordered by name.
 
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.

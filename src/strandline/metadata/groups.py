@@ -37,7 +37,9 @@ def join(image: MetadataImage, command: JoinGroup) -> MetadataImage:
         raise RefusedError("limit", f"the group has {MEMBERS_MAX} members")
     streams = tuple(sorted(set(command.streams)))
     members = {**group.members, command.member: streams}
-    return _with_group(image, command.group, msgspec.structs.replace(group, members=members))
+    owners = {**group.owners, command.member: command.owner} if command.owner else group.owners
+    joined = msgspec.structs.replace(group, members=members, owners=owners)
+    return _with_group(image, command.group, joined)
 
 
 def leave(image: MetadataImage, command: LeaveGroup) -> MetadataImage:
@@ -46,7 +48,9 @@ def leave(image: MetadataImage, command: LeaveGroup) -> MetadataImage:
     if command.member not in group.members:
         raise RefusedError("unknown_member", "consumer is not a member of the consumer group")
     members = {name: s for name, s in group.members.items() if name != command.member}
-    return _with_group(image, command.group, msgspec.structs.replace(group, members=members))
+    owners = {name: o for name, o in group.owners.items() if name != command.member}
+    left = msgspec.structs.replace(group, members=members, owners=owners)
+    return _with_group(image, command.group, left)
 
 
 def move(image: MetadataImage, command: MoveGroup) -> MetadataImage:
@@ -81,7 +85,7 @@ def with_more_partitions(image: MetadataImage, name: str) -> MetadataImage:
 
 
 def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, Assignment]:
-    """Who reads which partitions.
+    """Return the assignment of partitions to members.
 
     Stream by stream in the order of their names, each partition goes to the member that has the
     fewest so far; among equals to the first by name.

@@ -38,7 +38,7 @@ IMAGE_VERSION = 4
 """Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
 events; all are read and become 4."""
 
-BrokerState = Literal["live", "fenced", "draining", "stopping"]
+BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
 
 
 class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +64,12 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Everything is to be moved off it; outlives a restart."""
     is_stopping: bool = False
     """Its leaderships are to be handed over before it stops; ends with its next start."""
+    stored_index: int = 0
+    """The metadata log is on its disk at least up to this entry: if it comes with less, its data
+    directory is an older copy, which lacks what it has acknowledged."""
+    is_impaired: bool = False
+    """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
+    the broker reports that its disk has worked again for a while."""
 
     @property
     def state(self) -> BrokerState:
@@ -72,6 +78,8 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
             return "fenced"
         if self.is_stopping:
             return "stopping"
+        if self.is_impaired:
+            return "impaired"
         return "draining" if self.is_draining else "live"
 
     @property
@@ -153,6 +161,8 @@ class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     members: dict[str, tuple[str, ...]] = {}
     """Member → the streams it reads, ascending."""
+    owners: dict[str, str] = {}
+    """Member → the principal that joined as it, where access was checked."""
 
 
 Told = CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
@@ -185,6 +195,9 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[BrokerId, ...] = ()
     """Brokers that were removed, ascending: whoever comes with such a number is not let in."""
     next_producer_id: int = 1
+    """The next number; an id holds the number of its owner too."""
+    producer_owners: dict[str, int] = {}
+    """Principals that were given producer ids, each with the number that stands for it there."""
     next_client_id: int = 1
     proposals: int = 0
     sessions: dict[int, SessionImage] = {}
@@ -245,7 +258,7 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, streams=streams)
 
     def flight_addresses(self, brokers: Iterable[BrokerId]) -> tuple[str, ...]:
-        """Where clients reach those brokers that are in service."""
+        """Return the client addresses of brokers that are in service."""
         known = [self.brokers[broker] for broker in brokers if broker in self.brokers]
         return tuple(b.flight_address for b in known if b.flight_address and not b.is_fenced)
 

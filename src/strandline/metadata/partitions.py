@@ -1,4 +1,4 @@
-"""What may happen to one partition: leadership, ISR and replicas, each change checked and counted.
+"""Changes of one partition: leadership, ISR and replicas, each checked and counted.
 
 Rules:
 - every change raises the version, and a new leader, or none, also raises the leader epoch;
@@ -33,8 +33,12 @@ OFFSET_MAX = (1 << 63) - 1
 def new_partition(
     partition: PartitionImage, replicas: Replicas, brokers: Brokers
 ) -> PartitionImage:
-    """A partition without records: every replica in service is in sync."""
-    isr = tuple(sorted(b for b in replicas if brokers[b].may_take_replicas))
+    """A partition without records: every replica in service is in sync.
+
+    One whose disk takes no records is left out, if another is there: commits would wait for it.
+    """
+    able = sorted(b for b in replicas if brokers[b].may_take_replicas)
+    isr = tuple(b for b in able if not brokers[b].is_impaired) or tuple(able)
     leader = next((b for b in replicas if b in isr), None)
     if replicas and leader is None:
         raise RefusedError("not_eligible", f"none of the brokers {_list(replicas)} is in service")
@@ -90,8 +94,17 @@ def elect(
     brokers: Brokers,
     min_isr: int,
     is_unclean: bool = False,
+    has_failed: bool = False,
 ) -> PartitionImage:
     """The partition under a new leader; its ISR becomes those members of it that are in service.
+
+    Args:
+        partition: as it is.
+        leader: the new one.
+        brokers: by id.
+        min_isr: of the stream.
+        is_unclean: whether it may lack committed records.
+        has_failed: whether the old leader leaves the ISR, as commits would wait for it in vain.
 
     Raises:
         RefusedError: this broker may not lead it.
@@ -101,7 +114,8 @@ def elect(
     if leader not in partition.replicas or not brokers[leader].may_lead:
         raise RefusedError("not_eligible", f"broker {leader} is no replica in service")
     if leader in partition.isr:
-        isr = tuple(b for b in partition.isr if not brokers[b].is_fenced)
+        failed = partition.leader if has_failed else None
+        isr = tuple(b for b in partition.isr if not brokers[b].is_fenced and b != failed)
         return _changed(partition, isr, leader=leader, min_isr=min_isr)
     if is_safe(partition, leader):
         return _changed(partition, (leader,), leader=leader, min_isr=min_isr)
@@ -119,7 +133,7 @@ def elect(
 
 
 def log_start_after_loss(_partition: PartitionImage) -> Offset:
-    """Where a log starts, as far as metadata knows, whose leader may lack records."""
+    """Return the log start offset for a leader that may lack records."""
     return Offset(0)
 
 
@@ -165,7 +179,7 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
 
 
 def filling_with(partition: PartitionImage, new: Iterable[BrokerId]) -> Replicas:
-    """Who is filling, and some whose copies begin now."""
+    """Return the replicas that are catching up, with those that begin now."""
     return tuple(sorted({*partition.filling, *new}))
 
 
@@ -191,7 +205,7 @@ def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
 
 
 def why_move_waits(partition: PartitionImage, *, min_isr: int) -> str:
-    """What keeps a reassignment from being finished; empty if nothing does."""
+    """Return what keeps a reassignment from finishing; empty if nothing does."""
     staying = [b for b in partition.isr if b in partition.target]
     late = [b for b in partition.adding if b not in partition.isr]
     if late:
@@ -224,7 +238,7 @@ def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
 
 
 def safe_outside(partition: PartitionImage, isr: Replicas, *, min_isr: int) -> Replicas:
-    """Who, outside a new ISR, has everything committed: see the rules above."""
+    """Return replicas outside a new ISR that have everything committed (KIP-966)."""
     if len(isr) >= min_isr:
         return ()
     known = {*partition.isr, *partition.last_known_safe}

@@ -130,6 +130,8 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
     """The first offset readers do not see yet; an open transaction holds it back."""
     log_end_offset: int
     size_bytes: int
+    hidden_offsets: int = 0
+    """Offsets readers can see nothing at: transaction markers, and records that were aborted."""
     leader: str = ""
     """In a cluster ``host:port`` of its leader's Arrow Flight; empty while there is none."""
     in_sync: tuple[str, ...] = ()
@@ -139,8 +141,8 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
 
     @property
     def records(self) -> int:
-        """How many offsets readers can see; fewer records where compaction left gaps."""
-        return self.high_watermark - self.log_start_offset
+        """How many records readers can see; fewer where compaction left gaps."""
+        return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
 class StreamInfo(Answer, frozen=True, kw_only=True):
@@ -149,6 +151,8 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     config: StreamConfig
     created_ns: int
     partitions: tuple[PartitionInfo, ...]
+    metadata_index: int = 0
+    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
 
     @property
     def name(self) -> str:
@@ -176,6 +180,6 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):
-    """Who an idempotent producer is."""
+    """The identity of an idempotent producer."""
 
     producer_id: int

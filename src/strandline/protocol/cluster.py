@@ -71,7 +71,7 @@ class DrainBroker(Message, frozen=True, kw_only=True):
 
 
 class Reassign(Message, frozen=True, kw_only=True):
-    """Where partitions of a stream are to be kept.
+    """A request to move partitions of a stream.
 
     Attributes:
         stream: which.
@@ -86,7 +86,7 @@ class Reassign(Message, frozen=True, kw_only=True):
 
 
 class ElectLeader(Message, frozen=True, kw_only=True):
-    """Who is to lead a partition; ``is_unclean``: even if committed records are lost by that."""
+    """The new leader of a partition; ``is_unclean``: even if committed records are lost by that."""
 
     stream: Name
     partition: PartitionNumber = 0
@@ -120,7 +120,7 @@ class BrokerInfo(Answer, frozen=True, kw_only=True):
 
 
 class CopiesInfo(Answer, frozen=True, kw_only=True):
-    """Who leads a partition and who copies it."""
+    """The leader and the replicas of a partition."""
 
     stream: str
     partition: int

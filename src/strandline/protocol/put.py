@@ -10,11 +10,13 @@ Columns: ``value`` (binary) is required; ``key`` (binary), ``subject`` (string),
 Rules: bytes and types of a batch are checked before any of its rows is used. Pure.
 """
 
+import re
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.config import Acks
 from strandline.errors import InvalidRecordError
@@ -33,6 +35,10 @@ PUT_TYPES: dict[str, pa.DataType] = {
 NOT_STORED = -1
 IGNORED_COLUMNS = frozenset(RECORD_SCHEMA.names) - frozenset(PUT_TYPES) | {"partition"}
 """Columns of a read that a put leaves to the broker, so that what was read can be put elsewhere."""
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""The column that Arrow makes of an index of pandas without a name: row numbers, no data."""
+_HEADER_FIELDS = ({"key", "value"}, {"name", "value"})
+"""Fields of a header, where a list of structs stands for a map: Polars and Parquet have no maps."""
 
 
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
@@ -45,7 +51,7 @@ NUMBERED_RECORDS_MAX = 65_535
 
 
 class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a DoPut call appends."""
+    """The target of a DoPut call."""
 
     stream: Name
     partition: PartitionNumber | None = None
@@ -77,7 +83,7 @@ class BatchTag(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AckedRange(NamedTuple):
-    """Where rows went: to ``records`` offsets from ``offset``."""
+    """The offsets that rows got: ``records`` of them from ``offset`` on."""
 
     partition: int
     offset: int
@@ -112,7 +118,7 @@ def normalise(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise InvalidRecordError(
             f"a batch needs a column 'value' of type binary or string; this one has {names[:10]}"
         )
-    unknown = [name for name in names if name not in PUT_TYPES and name not in IGNORED_COLUMNS]
+    unknown = [name for name in names if name not in PUT_TYPES and not _is_ignored(name)]
     if unknown:
         raise InvalidRecordError(
             f"unknown column {unknown[0][:80]!r}; a batch may have: {', '.join(PUT_TYPES)}. "
@@ -131,27 +137,88 @@ def put_schema(names: list[str]) -> pa.Schema:
 def convert(column: pa.Array, name: str) -> pa.Array:
     """A column in the type a put gives it.
 
+    A column without any value converts, whatever its type: pandas has no other type for it.
+
     Raises:
-        InvalidRecordError: the type does not convert.
+        InvalidRecordError: the type does not convert, or a header has no value.
     """
     wanted = PUT_TYPES[name]
-    if column.type.equals(wanted):
-        return column
+    if not column.type.equals(wanted):
+        column = _converted(column, name)
+    if name == "headers":
+        _refuse_null_values(column)
+    return column
+
+
+def _is_ignored(name: str) -> bool:
+    return name in IGNORED_COLUMNS or _PANDAS_INDEX.fullmatch(name) is not None
+
+
+def _converted(column: pa.Array, name: str) -> pa.Array:
+    wanted = PUT_TYPES[name]
+    if column.null_count == len(column):
+        return pa.nulls(len(column), wanted)
     refusal = InvalidRecordError(f"column {name!r} is {column.type}, not {wanted}")
-    if not _is_convertible(column.type, name):
-        raise refusal
     try:
-        if wanted != SUBJECT_TYPE:
-            return column.cast(wanted)
-        return column.cast(pa.string()).dictionary_encode()
+        if name == "headers":
+            return _as_map(column, refusal).cast(wanted)
+        if not _is_bytes_or_text(column.type):
+            raise refusal
+        plain = pa.string() if wanted == SUBJECT_TYPE else wanted
+        if pa.types.is_dictionary(column.type):
+            # Arrow cannot look up views in a dictionary, which Polars has; plain values it can.
+            values = column.dictionary.cast(plain)
+            column = pa.DictionaryArray.from_arrays(column.indices, values)
+        column = column.cast(plain)
+        return column.dictionary_encode() if wanted == SUBJECT_TYPE else column
     except pa.ArrowException as error:
         raise refusal from error
 
 
-def _is_convertible(kind: pa.DataType, name: str) -> bool:
-    """Whether values of a type mean the same as bytes, text or headers."""
-    if name == "headers":
-        return bool(pa.types.is_null(kind) or pa.types.is_map(kind))
+def _as_map(column: pa.Array, refusal: InvalidRecordError) -> pa.Array:
+    """Headers as a map, also from a list of structs.
+
+    Raises:
+        InvalidRecordError: ``refusal``, if they are neither; an entry is null.
+    """
+    if pa.types.is_map(column.type):
+        return column
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    entry = column.type.value_type if is_list else None
+    if entry is None or not pa.types.is_struct(entry):
+        raise refusal
+    fields = [field.name for field in entry]
+    if len(fields) != len(set(fields)) or set(fields) not in _HEADER_FIELDS:
+        raise refusal
+    entries = column.flatten()
+    if entries.null_count:
+        raise InvalidRecordError("a header in column 'headers' is null; leave it out")
+    lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int32())
+    ends = pc.cumulative_sum(lengths)
+    starts = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    at = fields.index("value")
+    names, values = entries.field(1 - at), entries.field(at)
+    return pa.MapArray.from_arrays(starts, names, values, mask=column.is_null())
+
+
+def _refuse_null_values(headers: pa.Array) -> None:
+    """Refuse headers without a value, which neither NATS nor a batch can tell from an empty one.
+
+    Raises:
+        InvalidRecordError: naming the header.
+    """
+    if headers.null_count == len(headers) or not headers.items.null_count:
+        return
+    for pairs in headers.to_pylist():
+        for name, value in pairs or ():
+            if value is None:
+                raise InvalidRecordError(
+                    f"header {name!r} has no value (null); leave it out, or give it an empty one"
+                )
+
+
+def _is_bytes_or_text(kind: pa.DataType) -> bool:
+    """Whether values of a type mean the same as bytes or text."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     checks: tuple[Callable[[pa.DataType], bool], ...] = (

@@ -58,7 +58,7 @@ _Fingerprint = Annotated[str, msgspec.Meta(max_length=FINGERPRINT_BYTES_MAX)]
 
 
 class ProducerRef(Message, frozen=True, array_like=True):
-    """Who writes in a transaction."""
+    """The producer of a transaction."""
 
     producer_id: Count
     epoch: Count
@@ -127,7 +127,7 @@ class EndStaged(Message, frozen=True, kw_only=True):
     """Commit or abort what is prepared."""
 
     id: TransactionalId
-    staged: Annotated[str, msgspec.Meta(pattern=r"^\d{1,18}\.\d{1,5}$")]
+    staged: Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}\.\d{1,5}$")]
     commit: bool
 
 

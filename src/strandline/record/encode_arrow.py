@@ -144,10 +144,7 @@ def _headers_to_lists(headers: pa.Array) -> list[Headers | None]:
             rows.append(None)
             continue
         rows.append(
-            [
-                (name, value.encode() if isinstance(value, str) else value or b"")
-                for name, value in pairs
-            ]
+            [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
         )
     return rows
 

@@ -33,7 +33,7 @@ from strandline.spark.table_gaps import GapExplainer
 from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
 from strandline.spark.table_open import open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
-from strandline.spark.table_values import Decoding, check_decoding, value_schema
+from strandline.spark.table_values import Decoding, check_decoding, refuse_unkept, value_schema
 from strandline.spark.worker import micro_batch, settle
 
 _READ_ROWS = 8192
@@ -57,6 +57,7 @@ class _Stager:
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self.options = options
+        refuse_unkept(schema, options.table_format)
         self.records = table_schema(schema)
         check_decoding(self.records, options)
         values = value_schema(options)
@@ -95,11 +96,14 @@ class _Stager:
             dense=self.options.dense_offsets,
             stream=self.options.stream_identity,
         )
-        if proposal.files or proposal.ranges:
+        state = self.store.load().state
+        # A batch without rows makes the table, if there is none: its readers get no rows then,
+        # instead of an error.
+        if proposal.files or proposal.ranges or state is None:
             # Refused here, a batch leaves no dead letters either. Those come before the commit:
             # after a crash in between, the replay publishes them as a repeat, and commits.
-            state = self.store.load().state
             decide(state, self.gaps.explain(state, proposal))
+            self.store.create()  # where no task has run
             letters = [message.letters for message in staged if message.letters]
             if letters:
                 assert self.options.server is not None

@@ -125,7 +125,7 @@ def decide(
 
     Args:
         last: the newest state of the table; None before the first commit.
-        proposal: what to commit; it has a file or a range at least.
+        proposal: what to commit; without files or ranges only the first commit makes sense.
 
     Raises:
         InvalidRequestError: the batch was committed with other content, is older than the last, or
@@ -133,7 +133,7 @@ def decide(
             records are another stream's.
         DataLossError: a dense table would get a hole.
     """
-    assert proposal.files or proposal.ranges, "an empty batch needs no commit"
+    assert last is None or proposal.files or proposal.ranges, "an empty batch needs no commit"
     ranges = proposal.ranges
     if last is not None:
         refuse_other_stream(last, proposal.stream)

@@ -73,4 +73,7 @@ def load_table(spark: "SparkSession", path: str) -> "DataFrame":
     from strandline.spark.table import committed_files, committed_schema
 
     schema = from_arrow_schema(committed_schema(path))
-    return spark.read.schema(schema).parquet(*committed_files(path))
+    files = committed_files(path)
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*files)

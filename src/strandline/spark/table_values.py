@@ -11,17 +11,27 @@ from typing import Self
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    AnsiIntervalType,
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    MapType,
+    NullType,
+    StructType,
+    TimeType,
+)
 
 from strandline.client.stage import Stage
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.decode import record_columns, refuse_unreadable, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
-from strandline.spark.options import TableOptions
+from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
 from strandline.spark.table_stage import tracks_offsets
 
+_NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
 _RETRY_TIMEOUT_MS = 120_000
 _STAGE_TIMEOUT_MS = 3_600_000
 
@@ -30,7 +40,8 @@ def value_schema(options: TableOptions) -> pa.Schema | None:
     """The columns of decoded values; None if values stay as they are.
 
     Raises:
-        InvalidConfigError: the option is not a Spark schema as JSON.
+        InvalidConfigError: the option is not a Spark schema as JSON, or has a type that the table
+            cannot keep.
     """
     if options.values == "raw":
         return None
@@ -41,7 +52,35 @@ def value_schema(options: TableOptions) -> pa.Schema | None:
         raise InvalidConfigError(
             "option 'valueSchema' takes a Spark schema as JSON, as schema.json() writes it"
         ) from error
+    refuse_unkept(fields, options.table_format)
     return to_arrow_schema(fields, timezone="UTC")
+
+
+def refuse_unkept(schema: StructType, table_format: TableFormat) -> None:
+    """Check that a table can keep the types of all columns, and of what is within them.
+
+    Raises:
+        InvalidConfigError: naming the column and its type.
+    """
+    not_kept = _NOT_KEPT if table_format == "parquet" else (*_NOT_KEPT, TimeType)
+    for field in schema.fields:
+        _refuse_unkept(field.name, field.dataType, not_kept)
+
+
+def _refuse_unkept(name: str, kind: DataType, not_kept: tuple[type[DataType], ...]) -> None:
+    if isinstance(kind, not_kept) or kind == StructType([]):
+        raise InvalidConfigError(
+            f"column '{name}' is {kind.simpleString()}, which the table cannot keep; CAST it to "
+            "the type that is meant, as array() to ARRAY<STRING>, or to STRING"
+        )
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            _refuse_unkept(f"{name}.{field.name}", field.dataType, not_kept)
+    elif isinstance(kind, ArrayType):
+        _refuse_unkept(f"{name}.element", kind.elementType, not_kept)
+    elif isinstance(kind, MapType):
+        _refuse_unkept(f"{name}.key", kind.keyType, not_kept)
+        _refuse_unkept(f"{name}.value", kind.valueType, not_kept)
 
 
 def check_decoding(records: pa.Schema, options: TableOptions) -> None:

@@ -11,6 +11,8 @@ on any thread; ``apply`` belongs to the log's thread.
 """
 
 import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from strandline.storage.compaction_rewrite import CLEANED_SUFFIX, Rewrite, Tombs
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import RetiredSegmentError
 from strandline.types import Offset, TimestampNs
 
 DIRTY_SHARE = 0.1
@@ -152,10 +155,14 @@ class Compactor:
         saved = sum(old.size - new.size for old, new in rewritten)
         return Compaction(rewritten, records, saved, self._tombstone_due_ns)
 
-    def apply(self, compaction: Compaction) -> None:
-        """Put the new segments in place; on the thread that owns the log.
+    def apply(self, compaction: Compaction) -> Iterator[Callable[[], None]]:
+        """Put the new segments in place, one by one; on the thread that owns the log.
 
         Segments that retention or a truncation has taken away meanwhile stay away.
+
+        Yields:
+            After each segment what makes that outlive a power loss: to be run, on any thread,
+            before the next one, since that may lack what tells that records here were deleted.
 
         Raises:
             LogPoisonedError: renaming failed; the old segments stand.
@@ -169,9 +176,13 @@ class Compactor:
             old.remove_indexes()
             self._disk.rename(each.cleaned, old.path)
             self._log.replace(old, new)
-            self._disk.sync_directory(old.path.parent)
-            with contextlib.suppress(DiskFullError):  # an index is rebuilt when it is missing
-                new.write_indexes()
+            yield partial(self._settle, new)
+
+    def _settle(self, new: Segment) -> None:
+        self._disk.sync_directory(new.path.parent)
+        # An index is rebuilt when it is missing.
+        with contextlib.suppress(DiskFullError, RetiredSegmentError):
+            new.write_indexes()
 
 
 def _since(now_ns: TimestampNs, memory_ms: int) -> int:

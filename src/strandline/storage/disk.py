@@ -11,16 +11,20 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS, current_shares
 
 BUFFERS_MAX = 1024
 """``IOV_MAX`` of Linux: buffers in one gathered write."""
 ZEROS = bytes(1 << 20)
+EMPTIED_BYTES_MIN = 1 << 20
+"""Smaller files are removed in one go."""
+PIECE_BYTES = 64 << 20
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the system says where there is no space."""
@@ -33,13 +37,21 @@ if _sync_file_range is not None:
 
 Bytes = bytes | bytearray | memoryview
 
+_maps: dict[weakref.ref[mmap.mmap], int] = {}
+"""The maps that this process has, and the inode of each."""
+
+
+def _forget_map(reference: weakref.ref[mmap.mmap]) -> None:
+    _maps.pop(reference, None)
+    STORAGE_DESCRIPTORS.note_closed()
+
 
 def translated(error: OSError, doing: str) -> UnavailableError:
     """Our error for the system's ``error`` met while ``doing`` something."""
     if error.errno in FULL:
         return DiskFullError(f"no space left while {doing}; free some and retry")
     if error.errno == errno.EMFILE:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = current_shares().limit
         return UnavailableError(
             f"{error.strerror} while {doing}: {limit} are allowed; raise that with 'ulimit -n' "
             "(systemd: LimitNOFILE) and start again"
@@ -76,7 +88,7 @@ class Disk:
         """Open a file and return its descriptor; ``create`` also makes it if missing."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         try:
-            return os.open(path, flags | os.O_CLOEXEC, 0o640)
+            return STORAGE_DESCRIPTORS.open(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise translated(error, f"opening {path}") from error
 
@@ -202,13 +214,42 @@ class Disk:
         except OSError as error:
             raise translated(error, f"removing {path}") from error
 
+    def remove_large(self, path: Path) -> None:
+        """Remove a file that may be large, if it is there; its space comes back piece by piece.
+
+        So a file system that frees gigabytes lets the syncs of others in between, and the space
+        does not wait for another process that has the file open: that finds it shorter. Whoever
+        has it mapped keeps all of it, since a map of what is gone would end the process. Nobody in
+        this process may map it any more.
+        """
+        try:
+            size = path.stat().st_size
+        except OSError:
+            size = 0  # it is removed as any other, and that says what is wrong
+        if size < EMPTIED_BYTES_MIN:
+            self.unlink(path)
+            return
+        fd = self.open(path, write=True)
+        try:
+            self.unlink(path)
+            found = os.fstat(fd)
+            # Unless it has another name, such as one in a backup.
+            if not (found.st_nlink or found.st_ino in tuple(_maps.values())):
+                for length in range(size - size % PIECE_BYTES, 0, -PIECE_BYTES):
+                    self.truncate(fd, length)
+                self.truncate(fd, 0)
+        except OSError as error:
+            raise translated(error, f"removing {path}") from error
+        finally:
+            self.close(fd)
+
     def make_directory(self, path: Path) -> None:
         """Create a directory and its parents, durably; fine if it exists."""
         if path.is_dir():
             return
         self.make_directory(path.parent)
         try:
-            path.mkdir(exist_ok=True, mode=0o750)
+            path.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise translated(error, f"creating {path}") from error
         self.sync_directory(path.parent)
@@ -229,7 +270,7 @@ class Disk:
     def listing(self, path: Path) -> dict[str, int]:
         """Name and size in bytes of each plain file in a directory; empty if there is none."""
         try:
-            with os.scandir(path) as entries:
+            with STORAGE_DESCRIPTORS.open(lambda: os.scandir(path)) as entries:
                 return {e.name: e.stat().st_size for e in entries if e.is_file()}
         except FileNotFoundError:
             return {}
@@ -239,7 +280,7 @@ class Disk:
     def read_bytes(self, path: Path) -> bytes | None:
         """The whole of a small file, or None if there is none."""
         try:
-            return path.read_bytes()
+            return STORAGE_DESCRIPTORS.open(path.read_bytes)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -296,10 +337,16 @@ class Disk:
     def map(self, fd: int, length: int) -> mmap.mmap:
         """Map the first ``length`` bytes for reading; the map outlives the descriptor."""
         try:
-            return mmap.mmap(fd, length, access=mmap.ACCESS_READ)
+            inode = os.fstat(fd).st_ino
+            mapped = STORAGE_DESCRIPTORS.open(
+                lambda: mmap.mmap(fd, length, access=mmap.ACCESS_READ)
+            )
         except (OSError, ValueError) as error:
             reason = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             raise translated(reason, "mapping a file") from error
+        _maps[weakref.ref(mapped, _forget_map)] = inode
+        STORAGE_DESCRIPTORS.note_opened()
+        return mapped
 
     def will_need(self, fd: int, position: int, length: int) -> None:
         """Ask the system to start reading a range of a file.
@@ -318,11 +365,19 @@ class Disk:
         with contextlib.suppress(OSError):  # not every file system can
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def descriptors_left(self) -> int:
-        """How many more files and connections this process may open."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    def free_bytes(self, path: Path) -> int:
+        """How much space is left for us on the file system of ``path``."""
         try:
-            return limit - sum(1 for _ in Path("/dev/fd").iterdir())
+            state = os.statvfs(path)
+        except OSError as error:
+            raise translated(error, f"looking at the file system of {path}") from error
+        return state.f_bavail * state.f_frsize
+
+    def descriptors_left(self) -> int:
+        """How many more files the storage may open."""
+        limit = current_shares().limit
+        try:
+            return limit - len(STORAGE_DESCRIPTORS.open(lambda: os.listdir("/dev/fd")))  # noqa: PTH208  in one go
         except OSError as error:
             return 0 if error.errno in _SCARCE else limit
 
@@ -343,7 +398,9 @@ class OpenFile:
         self._disk = disk
         self.path = path
         self.fd = disk.open(path, write=write, create=create)
+        STORAGE_DESCRIPTORS.note_opened()
 
     def __del__(self) -> None:
         if self.fd >= 0:
             self._disk.close(self.fd)
+            STORAGE_DESCRIPTORS.note_closed()

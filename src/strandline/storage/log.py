@@ -1,17 +1,23 @@
 """A partition's log: segments in a row, the last of them active.
 
 ``log_start_offset <= ... <= log_end_offset``, half-open. ``append``, ``roll``, ``truncate_to``,
-``truncate_before``, ``checkpoint``, ``replace`` and ``delete`` belong to one thread; everything
-else may run on any number of threads meanwhile: readers take the tuple of segments once and keep
-what they hold alive. ``flush`` and ``sync_written`` may run on other threads, too.
+``truncate_before``, ``drop_before``, ``checkpoint`` and ``replace`` belong to one thread;
+everything else may run on any number of threads meanwhile: readers take the tuple of segments once,
+and look again if one of them is gone. ``note_start``, ``flush``, ``sync_written`` and, once nothing
+is written any more, ``delete`` may run on other threads, too.
+
+What is removed leaves the segments at once; its files go by ``reclaim``, since a file system takes
+long to free gigabytes.
 
 Rules: a batch is served only if its checksum is right; damage raises ``CorruptBatchError`` that
 says where reading can go on. A failed write or sync poisons the log; a full disk does not, and
 leaves it as it was. Does not decode records. ``log_durability`` says what survives what.
 """
 
+import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +27,7 @@ from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.journal import Journal
 from strandline.storage.log_cut import note_cut
-from strandline.storage.log_directory import delete_log_directory
+from strandline.storage.log_directory import doom_log_directory, remove_doomed
 from strandline.storage.log_durability import LogDurability
 from strandline.storage.log_redo import LogRedo
 from strandline.storage.log_start import START_NAME, format_start
@@ -65,6 +71,10 @@ class Log(LogDurability):
             segments[-1].seal()
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
         super().__init__(directory, segments, log_start_offset, disk=disk)
+        self._noted_start = log_start_offset
+        """As far as the start was ever noted durably."""
+        self._names_lock = threading.Lock()
+        """Held while other threads write or remove files by their names."""
         self._drop_below(log_start_offset)
 
     @classmethod
@@ -138,7 +148,8 @@ class Log(LogDurability):
             return True
         if active.first_timestamp == TIMESTAMP_MIN:
             return False  # only fillers yet
-        span = extent.last_timestamp - active.first_timestamp
+        # A clock that was wrong for the first record must not keep the segment open.
+        span = abs(extent.last_timestamp - active.first_timestamp)
         return span > self.segment_age_ms * 1_000_000 > 0
 
     def roll(self) -> None:
@@ -194,8 +205,9 @@ class Log(LogDurability):
             if journal is not None:
                 self._note_cut(place, journal)
             self._cut(place)
-            if self.log_end_offset < self.log_start_offset:  # which is within the batch that went
-                self.restart_at(self.log_start_offset)
+            start = max(self.log_start_offset, self._noted_start)
+            if self.log_end_offset < start:  # which is within the batch that went
+                self.restart_at(start)
         except (LogPoisonedError, DiskFullError):
             self.poisoned = True  # the files may already be shorter than the log believes
             raise
@@ -226,14 +238,17 @@ class Log(LogDurability):
 
     def _cut(self, place: _Place) -> None:
         segments = list(self._layout.segments[: place.segments])
-        for segment in reversed(self._layout.segments[place.segments :]):
-            segment.remove_files()  # for good: what is left of the one before is written durably
+        gone = list(reversed(self._layout.segments[place.segments :]))
+        for segment in gone:
+            segment.doom()  # before what is left of the one before is written durably
         last = segments[-1]
         if last.sealed:
             segments[-1] = self._unsealed(last, place.position, place.end)
+            gone.append(last)
         else:
             last.cut(place.position, place.end)
         self._arrange(segments)
+        self._let_go(gone)
 
     def _unsealed(self, segment: Segment, position: int, next_offset: int) -> Segment:
         """A copy of the beginning of a sealed segment under its name: readers map the old file."""
@@ -259,16 +274,39 @@ class Log(LogDurability):
             raise self._out_of_range(offset)
         if offset <= self.log_start_offset:
             return
-        path, text = self.directory / START_NAME, format_start(offset)
         try:
-            self._disk.write_atomically(path, text)
+            self.note_start(offset)
         except DiskFullError:
-            # What goes may be just the space that is missing. Recovery finds by itself that files
-            # before the checkpoint are gone; the others must wait until the start is durable.
-            self._drop_below(min(offset, self._stable_base))
-            self._disk.sync_directory(self.directory)
-            self._disk.write_atomically(path, text)
-        self.log_start_offset = Offset(offset)
+            self.make_room(offset)
+            self.note_start(offset)
+        self.drop_before(offset)
+
+    def note_start(self, offset: int) -> None:
+        """Note durably that the records below ``offset`` are removed; any thread.
+
+        Raises:
+            DiskFullError: no space; ``make_room`` may help.
+            LogPoisonedError: a write failed.
+        """
+        with self._names_lock:
+            if offset > self._noted_start:
+                self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
+                self._noted_start = Offset(offset)
+
+    def make_room(self, offset: int) -> None:
+        """Remove of the records below ``offset`` what may go before the start is noted.
+
+        That may be just the space that is missing. Recovery finds by itself that files before the
+        checkpoint are gone; the others must wait until the start is durable.
+        """
+        self._drop_below(min(offset, self._stable_base))
+        self.reclaim(partial(self._disk.sync_directory, self.directory))
+
+    def drop_before(self, offset: int) -> None:
+        """Remove the records below ``offset``, which was noted as the start."""
+        if self._closed or offset > self.log_end_offset:
+            return  # it was deleted, or cut, meanwhile
+        self.log_start_offset = Offset(max(offset, self.log_start_offset))
         self._drop_below(offset)
 
     def restart_at(self, offset: int) -> None:
@@ -282,14 +320,15 @@ class Log(LogDurability):
         """
         assert offset > self.log_end_offset, "up to the end, truncate_before does"
         self._cuts += 1
-        self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
+        self.note_start(offset)
         old = self._layout.segments
         self._arrange([Segment(self.directory, Offset(offset), disk=self._disk)])
         self.log_start_offset = Offset(offset)
         for segment in old:
-            segment.remove_files()
+            segment.doom()
         # Their names must not come back after a power loss: recovery would go on in them.
         self._disk.sync_directory(self.directory)
+        self._let_go(old)
 
     def _drop_below(self, offset: int) -> None:
         segments = self._layout.segments
@@ -298,23 +337,48 @@ class Log(LogDurability):
             gone = segments[: len(segments) - 1 - len(keep)]
             self._arrange([*keep, segments[-1]])
             self.log_start_offset = Offset(max(self.log_start_offset, self._layout.bases[0]))
-            for segment in gone:
-                segment.remove_files()
+            self._let_go(gone)
+
+    def _let_go(self, gone: Sequence[Segment]) -> None:
+        """Give back the space of segments that are part of the log no more.
+
+        Of one whose name another has taken only the bytes that it had mapped.
+        """
+        names = {segment.path for segment in self._layout.segments}
+        if gone:
+            self.reclaim(partial(self._remove_files, gone, names))
+
+    def _remove_files(self, segments: Sequence[Segment], names: Collection[Path]) -> None:
+        for segment in segments:
+            with self._names_lock:
+                if segment.path in names or self._closed:  # then its directory goes as a whole
+                    segment.retire()
+                else:
+                    segment.remove_files()
 
     def replace(self, old: Segment, new: Segment) -> None:
-        """Swap a sealed segment for its compacted self."""
+        """Swap a sealed segment, which is pinned, for its compacted self."""
         self._arrange([new if segment is old else segment for segment in self._layout.segments])
+        self._let_go([old])
 
     def delete(self) -> None:
-        """Remove the log and its directory; readers that are in the middle finish.
+        """Remove the log and its directory; what readers hold of it stays valid.
 
         Raises:
             LogPoisonedError: a file could not be removed.
         """
-        self._closed = True
+        with self._names_lock:
+            self._closed = True
+            for segment in self._layout.segments:
+                segment.is_retired = True
+            doomed = doom_log_directory(self.directory, disk=self._disk)
+        self.reclaim(partial(self._remove_directory, doomed))
+
+    def _remove_directory(self, doomed: Path) -> None:
         for segment in self._layout.segments:
-            segment.pin()
-        delete_log_directory(self.directory, disk=self._disk)
+            segment.retire()
+        self._disk.sync_directory(doomed.parent)
+        remove_doomed(doomed, disk=self._disk)
 
     def close(self) -> None:
         """Let go of the files; what was not flushed is the journal's to bring back."""

@@ -12,7 +12,7 @@ from crc32c import crc32c
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
-from strandline.storage.log_directory import DELETED_SUFFIX
+from strandline.storage.log_directory import UNBORN_SUFFIX
 
 BIRTH_NAME = "log-birth"
 UNUSED = -1
@@ -23,7 +23,7 @@ def note_birth(directory: Path, journal: Journal, *, disk: Disk) -> None:
     """Make a new log's directory, durably, and note where the journal was.
 
     It gets its name when the note is in it: one without would be taken for the old log's. What is
-    left of one that got none looks like a deleted log, and goes as they do. The journal is synced
+    left of one that got none goes as deleted logs do. The journal is synced
     first: after a power loss it gives the sequences of entries that are lost to others.
 
     Args:
@@ -36,7 +36,7 @@ def note_birth(directory: Path, journal: Journal, *, disk: Disk) -> None:
         LogPoisonedError: a write failed, or a sync of the journal.
     """
     journal.sync()
-    unborn = directory.with_name(directory.name + DELETED_SUFFIX)
+    unborn = directory.with_name(directory.name + UNBORN_SUFFIX)
     disk.make_directory(unborn)
     number = b"%d" % journal.last_sequence
     disk.write_atomically(unborn / BIRTH_NAME, b"%b %08x\n" % (number, crc32c(number)))

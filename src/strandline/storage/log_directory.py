@@ -5,6 +5,8 @@ from pathlib import Path
 from strandline.storage.disk import Disk
 
 DELETED_SUFFIX = ".deleted"
+UNBORN_SUFFIX = ".unborn"
+"""Of a directory that is being made."""
 
 
 def delete_log_directory(directory: Path, *, disk: Disk) -> None:
@@ -16,15 +18,32 @@ def delete_log_directory(directory: Path, *, disk: Disk) -> None:
     Raises:
         LogPoisonedError: a file could not be removed.
     """
+    remove_doomed(directory.with_name(directory.name + UNBORN_SUFFIX), disk=disk)
+    doomed = doom_log_directory(directory, disk=disk)
+    disk.sync_directory(directory.parent)
+    remove_doomed(doomed, disk=disk)
+
+
+def doom_log_directory(directory: Path, *, disk: Disk) -> Path:
+    """Take a log's directory its name; not synced. Returns what ``remove_doomed`` is to remove.
+
+    Raises:
+        LogPoisonedError: a file of an earlier one could not be removed.
+    """
     doomed = directory.with_name(directory.name + DELETED_SUFFIX)
-    _remove_directory(doomed, disk=disk)
+    if disk.exists(doomed):
+        remove_doomed(doomed, disk=disk)
     if disk.exists(directory):
         disk.rename(directory, doomed)
-        disk.sync_directory(directory.parent)
-    _remove_directory(doomed, disk=disk)
+    return doomed
 
 
-def _remove_directory(directory: Path, *, disk: Disk) -> None:
+def remove_doomed(directory: Path, *, disk: Disk) -> None:
+    """Remove a doomed directory, if it is there.
+
+    Raises:
+        LogPoisonedError: a file could not be removed.
+    """
     for name in disk.listing(directory):
-        disk.unlink(directory / name)
+        disk.remove_large(directory / name)
     disk.remove_directory(directory)

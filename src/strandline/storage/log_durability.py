@@ -6,7 +6,8 @@ journal has may be synced by itself, as long as no recovery could put something 
 Whoever cuts a log whose batches a journal has notes it durably first (``log_cut``).
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strandline.errors import LogPoisonedError, UnavailableError
@@ -15,6 +16,7 @@ from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.log_reads import LogReads
 from strandline.storage.segment import WORTH_WRITING_BYTES, Segment
+from strandline.storage.segment_reads import RetiredSegmentError
 from strandline.types import Offset, Position
 
 
@@ -41,6 +43,8 @@ class LogDurability(LogReads):
         self.journal: Journal | None = None
         """Where its batches are, too, and recovery would look for them; None: in its files alone.
         """
+        self.reclaim: Callable[[Callable[[], None]], None] = _now
+        """Runs what removes files, at once or on a thread for that; in the order given."""
         self.cuts_noted = 0
         """How many cuts were ever noted in its directory."""
         self._is_held_up = False
@@ -126,7 +130,8 @@ class LogDurability(LogReads):
         """Let it begin with the next part; any thread."""
         active = self._layout.segments[-1]  # another one may take its place meanwhile
         if not self._closed and active.can_write_back:
-            active.write_back()
+            with contextlib.suppress(RetiredSegmentError):  # it was removed just now
+                active.write_back()
 
     def flush(self) -> None:
         """Make everything up to the last ``checkpoint`` survive a power loss; any thread.
@@ -169,11 +174,14 @@ class LogDurability(LogReads):
                 break
             if segment.written_bytes and not segment.has_durable_name:
                 unnamed.append(segment)
-            segment.sync()
-            if with_indexes:
-                segment.write_indexes()
-            else:
-                segment.drop_cache()
+            try:
+                segment.sync()
+                if with_indexes:
+                    segment.write_indexes()
+                else:
+                    segment.drop_cache()
+            except RetiredSegmentError:
+                continue  # retention was quicker
             segment.release()
         if unnamed:
             self._disk.sync_directory(self.directory)
@@ -190,3 +198,7 @@ class LogDurability(LogReads):
     def stable_segments(self) -> tuple[Segment, ...]:
         """Sealed segments that no recovery will touch, so that compaction may replace them."""
         return tuple(s for s in self._layout.segments[:-1] if s.base_offset < self._stable_base)
+
+
+def _now(removal: Callable[[], None]) -> None:
+    removal()

@@ -79,7 +79,7 @@ class LogOpening:
             stem, dot, suffix = name.partition(".")
             if dot + suffix == LOG_SUFFIX and stem.isdigit():
                 sizes[int(stem)] = size
-            elif suffix.endswith(("new", "cleaned")):
+            elif suffix.endswith(("new", "cleaned", "doomed")):
                 self._disk.unlink(self.directory / name)
         return sizes
 
@@ -213,6 +213,8 @@ class LogOpening:
         """Go on in the next segment, in the file that has this name if there is one."""
         self._trim()
         self._active.seal()
+        self._active.sync()  # so that it does not stay open: there may be many in one log
+        self._active.release()
         self._sealed.append(self._active)
         self._begin_at(base_offset)
 

@@ -6,9 +6,9 @@ they hold alive. A batch is served only if its checksum is right; damage raises
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -20,13 +20,14 @@ from strandline.errors import (
 )
 from strandline.record.batch import HEADER_BYTES, Buffer
 from strandline.record.sealed import Sealer
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.scan import OFFSET_MAX, header_at, intact_at, scan
 from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import RetiredSegmentError
 from strandline.storage.time_index import first_record_at
 from strandline.types import Offset, Position, TimestampNs
 
-MAPPED_MAX = 8
-"""Sealed segments of one log that stay mapped for readers to come."""
+T = TypeVar("T")
 
 
 class LogSlice(NamedTuple):
@@ -67,7 +68,6 @@ class LogReads:
         self.log_start_offset = start
         self.poisoned = False
         self._closed = False
-        self._mapped: tuple[Segment, ...] = ()
         self._arrange(segments)
 
     @property
@@ -82,10 +82,29 @@ class LogReads:
 
     def bytes_from(self, offset: int) -> int:
         """Bytes from an offset to the end; a little more, as the index knows only some places."""
-        layout = self._layout
-        first = max(bisect_right(layout.bases, offset) - 1, 0)
-        later = sum(segment.size for segment in layout.segments[first + 1 :])
-        return later + layout.segments[first].bytes_from(offset)
+
+        def count(layout: Layout) -> int:
+            first = max(bisect_right(layout.bases, offset) - 1, 0)
+            later = sum(segment.size for segment in layout.segments[first + 1 :])
+            return later + layout.segments[first].bytes_from(offset)
+
+        return self._as_it_is(count)
+
+    def _as_it_is(self, look: Callable[[Layout], T]) -> T:
+        """Look at the segments; again if one of them was removed or replaced meanwhile.
+
+        Raises:
+            ShuttingDownError: the log was closed or deleted.
+        """
+        while True:
+            layout = self._layout
+            try:
+                return look(layout)
+            except RetiredSegmentError:
+                if self._closed:
+                    raise self._refusal() from None
+                if layout is self._layout:
+                    raise
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -113,7 +132,13 @@ class LogReads:
             OffsetOutOfRangeError: the offset is not in the log.
             CorruptBatchError: the offset is in a damaged batch; says where reading can go on.
         """
-        layout = self._layout
+        return self._as_it_is(
+            lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
+        )
+
+    def _read(
+        self, layout: Layout, offset: int, bytes_max: int, *, below: int, verify: bool
+    ) -> LogSlice:
         if self._closed:
             raise self._refusal()
         limit = layout.segments[-1].next_offset
@@ -166,11 +191,7 @@ class LogReads:
             segment.remember(found.next_offset, end)
         if not segment.sealed:
             return
-        if segment not in self._mapped:
-            mapped = (*self._mapped, segment)
-            self._mapped = mapped[-MAPPED_MAX:]
-            for passed in mapped[:-MAPPED_MAX]:
-                passed.release()
+        MAPPED_SEGMENTS.note_use(segment)
         if not found.position and index:
             passed = layout.segments[index - 1]
             passed.read_past(0, passed.size)
@@ -185,20 +206,47 @@ class LogReads:
         """
         return pa.py_buffer(batches) if self.sealer is None else self.sealer.open(batches)
 
-    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
+    def offset_since(self, timestamp_ns: TimestampNs) -> Offset:
+        """Return where records since ``timestamp_ns`` begin, searched from the end backwards.
+
+        The result may be too early, not too late. A single record with a wrong timestamp moves it
+        by a segment or two; it would move that of ``offset_for_timestamp`` to the record.
+        """
+        newest: list[int] = []
+        start = self.log_start_offset
+        for segment in reversed([each for each in self._layout.segments if each.size]):
+            segment.timestamps()
+            newest.append(segment.max_timestamp)
+            # A segment that is older than the one before it was written by a clock set back.
+            if len(newest) > 1 and newest[-1] <= newest[-2] < timestamp_ns:
+                start = max(start, Offset(segment.next_offset))
+                break
+        return self.offset_for_timestamp(timestamp_ns, start=start)
+
+    def offset_for_timestamp(
+        self, timestamp_ns: TimestampNs, *, start: Offset | None = None
+    ) -> Offset:
         """The offset of the first record whose timestamp is at or after ``timestamp_ns``.
+
+        Args:
+            timestamp_ns: Unix time.
+            start: looked for from here on; None: in the whole log.
 
         Returns:
             The log end offset if there is none. Damaged batches are passed over; of one that does
             not open the first offset is taken, which is not too late.
         """
-        segments, start = self._layout.segments, self.log_start_offset
-        for segment in segments:
-            if segment.next_offset > start:
-                found = first_record_at(segment, timestamp_ns, start=start, opened=self.opened)
-                if found is not None:
-                    return Offset(found)
-        return Offset(segments[-1].next_offset)
+        first = max(start or 0, self.log_start_offset)
+
+        def find(layout: Layout) -> Offset:
+            for segment in layout.segments:
+                if segment.next_offset > first:
+                    found = first_record_at(segment, timestamp_ns, start=first, opened=self.opened)
+                    if found is not None:
+                        return Offset(found)
+            return Offset(layout.segments[-1].next_offset)
+
+        return self._as_it_is(find)
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(

@@ -13,7 +13,12 @@ from strandline.errors import DiskFullError
 from strandline.record.batch import BatchHeader, Extent
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, IndexFile
-from strandline.storage.segment_reads import INDEX_SUFFIX, TIMES_SUFFIX, SegmentReads
+from strandline.storage.segment_reads import (
+    DOOMED_SUFFIX,
+    INDEX_SUFFIX,
+    TIMES_SUFFIX,
+    SegmentReads,
+)
 
 PENDING_BYTES_MAX = 1 << 20
 """What would be more than this is written at once."""
@@ -221,8 +226,17 @@ class Segment(SegmentReads):
         for suffix in (INDEX_SUFFIX, TIMES_SUFFIX):
             self._disk.unlink(self.path.with_suffix(suffix))
 
-    def remove_files(self) -> None:
-        """Take the names away; readers that hold the segment keep reading."""
-        self.pin()
+    def doom(self) -> None:
+        """Take the files their names, for ``remove_files`` to remove; a start would, too."""
+        self.is_retired = True
         self.remove_indexes()
-        self._disk.unlink(self.path)
+        if self._disk.exists(self.path):
+            doomed = self.path.with_suffix(DOOMED_SUFFIX)
+            self._disk.rename(self.path, doomed)
+            self.path = doomed
+
+    def remove_files(self) -> None:
+        """Remove the files, and give their space back; what readers hold of them stays valid."""
+        self.retire()
+        self.remove_indexes()
+        self._disk.remove_large(self.path)

@@ -1,9 +1,10 @@
 """A segment as readers see it: its bytes, where an offset lies in them, and what is damaged.
 
 Rules: any number of threads may read while one appends, because what they need is swapped in one
-assignment, in this order: bytes, index, size, next offset. A sealed segment is memory-mapped. The
-file stays open while anyone holds the segment, so a deletion never pulls it from under a reader.
-Knows nothing of other segments.
+assignment, in this order: bytes, index, size, next offset. A sealed segment is memory-mapped, and
+needs no descriptor while nobody reads it. A retired segment, whose file was removed or replaced,
+holds no file: views that were handed out stay valid, and every other access raises
+``RetiredSegmentError``. Knows nothing of other segments.
 """
 
 import contextlib
@@ -11,9 +12,15 @@ import mmap
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from strandline.errors import CorruptBatchError, LogPoisonedError, StrandlineError
+from strandline.errors import (
+    CorruptBatchError,
+    LogPoisonedError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.record.batch import TIMESTAMP_MIN, BatchHeader, Extent
 from strandline.storage.disk import Bytes, Disk, OpenFile
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.offset_index import (
     INTERVAL_BYTES,
     KIND_OFFSETS,
@@ -28,10 +35,15 @@ from strandline.types import Offset, TimestampNs
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIMES_SUFFIX = ".timeindex"
+DOOMED_SUFFIX = ".doomed"
 _WINDOW_BYTES = 64 << 10
 _HINTS_MAX = 64
 AHEAD_BYTES = 8 << 20
 """Sequential readers get this much asked for ahead of them, and as much forgotten behind."""
+
+
+class RetiredSegmentError(UnavailableError):
+    """A segment was removed or replaced while somebody read it: its log knows what is there now."""
 
 
 class Hole(NamedTuple):
@@ -58,8 +70,9 @@ class SegmentReads:
 
     __slots__ = (
         "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "cuts",
-        "first_timestamp", "has_durable_name", "index", "indexed_bytes", "max_timestamp",
-        "next_offset", "path", "sealed", "size", "synced_bytes", "times", "written_back_bytes",
+        "first_timestamp", "has_durable_name", "index", "indexed_bytes", "is_retired",
+        "max_timestamp", "next_offset", "path", "sealed", "size", "synced_bytes", "times",
+        "written_back_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -73,6 +86,7 @@ class SegmentReads:
         self.cuts = 0
         self.sealed = False
         self.has_durable_name = False
+        self.is_retired = False
         self._pinned: mmap.mmap | None = None
         self.synced_bytes = 0
         self.written_back_bytes = 0
@@ -86,13 +100,32 @@ class SegmentReads:
 
     @property
     def file(self) -> OpenFile:
-        """The open file, created if this is a new segment; hold it while its descriptor is used."""
+        """The open file, created if this is a new segment; hold it while its descriptor is used.
+
+        Of a sealed segment that is synced it is open only as long as the caller holds it.
+
+        Raises:
+            RetiredSegmentError: the file was removed or replaced.
+        """
         file = self._file
-        if file is None:
-            is_new = not self._tail[0]  # else its name is there, or went away for good
+        if file is not None:
+            return file
+        self._check_not_retired()
+        is_new = not self._tail[0]  # else its name is there
+        is_kept = not (self.sealed and self.is_synced)
+        try:
             file = OpenFile(self.path, disk=self._disk, write=not self.sealed, create=is_new)
+        finally:
+            self._check_not_retired()  # its name may be gone by now, or mean another file
+        if is_kept:
             self._file = file
+            if self.is_retired:
+                self._file = None
         return file
+
+    def _check_not_retired(self) -> None:
+        if self.is_retired:
+            raise RetiredSegmentError(f"{self.path} was removed or replaced just now; read again")
 
     @property
     def inode(self) -> int:
@@ -148,6 +181,7 @@ class SegmentReads:
                 raise
             return self.view(position, length)  # sealed, and its name taken away, just now
         data = self._disk.pread(file.fd, from_file, position)
+        self._check_not_retired()  # the file may have been emptied meanwhile
         return memoryview(data + b"".join(pending) if from_file < length else data)[:length]
 
     def _mapped(self) -> mmap.mmap:
@@ -155,23 +189,33 @@ class SegmentReads:
         if mapped is None:
             try:
                 file = self.file
-                mapped = self._map = self._disk.map(file.fd, self.size)
+                mapped = self._disk.map(file.fd, self.size)
             except LogPoisonedError:
                 if self._pinned is None:
                     raise
-                return self._pinned  # the name went away just now
+                return self._pinned  # the name means another file since just now
+            self._check_not_retired()  # before anybody looks at it: the file may be emptied
+            self._map = mapped
+            MAPPED_SEGMENTS.note_use(self)
+            if self.is_retired:
+                self._map = None
         return mapped
 
     def pin(self) -> None:
-        """Hold on to the contents: the name is about to go, or to mean another file."""
-        if self.sealed and self.size:
+        """Map the contents, and keep the map: the name is about to mean another file."""
+        if self.size:
             self._pinned = self._mapped()
-        elif self.written_bytes and self._file is None:
-            self._file = self.file
+
+    def retire(self) -> None:
+        """Let go of the file, which is about to be removed or was replaced; any thread."""
+        self.is_retired = True
+        self._file = self._map = self._pinned = None
+        MAPPED_SEGMENTS.forget(self)
 
     def release(self) -> None:
         """Let go of map, descriptor and indexes if it is sealed; all come back on demand."""
         if self.sealed and self.is_synced:
+            MAPPED_SEGMENTS.forget(self)
             self._map = None
             self._file = None
             if self.is_indexed:

@@ -28,6 +28,7 @@ from strandline.errors import (
     UnavailableError,
     UnknownTransactionError,
 )
+from strandline.security.producer_ids import owner_of
 from strandline.transactions import events as ev
 from strandline.transactions.effects import Begun, Effect, Mark, MarkerKind, Published, TimedOut
 from strandline.transactions.markers import Markers
@@ -79,7 +80,7 @@ class Coordinator:
         return sum(each.status.is_undecided for each in self.state.transactions.values())
 
     def resume(self) -> list[Effect]:
-        """What is owed from before this object began."""
+        """Return the markers that were pending before this coordinator began."""
         for transaction in list(self.state.transactions.values()):
             if transaction.status.is_marking and transaction.places:
                 self._log.give(*self._markers.owed(transaction))
@@ -128,7 +129,7 @@ class Coordinator:
 
     def _begin(self, request: ev.Begin) -> None:
         known = self.state.transactions.get(request.id)
-        if known is not None and known.nonce == request.nonce and known.status is Status.OPEN:
+        if known is not None and _is_repeat(known, request):
             self._log.give(Answer(request.token, Begun(known.producer)))
             return
         if request.batch is not None and self._is_published(request.batch.transaction_id, request):
@@ -164,7 +165,7 @@ class Coordinator:
         if len(self._deadlines) >= OPEN_MAX:
             raise UnavailableError(f"{OPEN_MAX} transactions are open; retry later")
         producer = Producer(request.fresh_id, 0)
-        if known is not None and known.producer.epoch < EPOCH_MAX:
+        if known is not None and _goes_on(known, request):
             producer = next_epoch(known.producer)
         transaction = Transaction(
             id=request.id,
@@ -401,6 +402,21 @@ def next_epoch(producer: Producer) -> Producer:
 def is_overtaken(part: Transaction, batch: int) -> bool:
     """Whether a part that was not named goes with the publication of a batch."""
     return part.status.is_undecided and part.batch is not None and part.batch.number <= batch
+
+
+def _is_repeat(known: Transaction, request: ev.Begin) -> bool:
+    """Whether a request repeats the one that began this transaction."""
+    return known.nonce == request.nonce and known.status is Status.OPEN and _is_own(known, request)
+
+
+def _goes_on(known: Transaction, request: ev.Begin) -> bool:
+    """Whether the next transaction can have the producer id of this one, in its next epoch."""
+    return known.producer.epoch < EPOCH_MAX and _is_own(known, request)
+
+
+def _is_own(known: Transaction, request: ev.Begin) -> bool:
+    """Whether the principal that begins a transaction also began this one."""
+    return owner_of(known.producer.producer_id) == owner_of(request.fresh_id)
 
 
 def _has_deadline(transaction: Transaction) -> bool:

@@ -1,4 +1,4 @@
-"""What happens to the coordinator: requests, what became of its own effects, and time.
+"""Events of the coordinator: requests, outcomes of its own effects, and time.
 
 A request's ``token`` comes back with its answer. Rules: plain values.
 """
@@ -16,7 +16,7 @@ class Begin:
     Attributes:
         after: the producer of the caller's last transaction; None takes the id over.
         nonce: the same in a repeat of this request.
-        fresh_id: a producer id that nobody has, used if a new one is needed.
+        fresh_id: a producer id that nobody has, and the caller owns; used if a new one is needed.
         batch: what it is a part of.
     """
 

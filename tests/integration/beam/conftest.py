@@ -21,10 +21,9 @@ from strandline.testing import ProcessServer
 TIMEOUT_S = 120
 SERVICE = pb.DESCRIPTOR.services_by_name["Log"]
 ENVIRONMENT = {
-    "STRANDLINE_LIMITS__RECORD_BYTES": str(4 << 20),
     "STRANDLINE_CLEANER_INTERVAL_MS": "50",
 }
-UNLIMITED = [("grpc.max_send_message_length", -1)]
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
 class LogClient:
@@ -77,7 +76,13 @@ class Beam:
         self.channel = channels[0]
         self.flight = ",".join(server.flight for server in servers)
         self._logs = logs
+        self._servers = servers
         until(lambda: all(map(self._exists, logs)))
+
+    def warnings(self, text):
+        """Lines with a text in what the brokers have logged."""
+        lines = (line for server in self._servers for line in server.errors)
+        return [line for line in lines if text in line]
 
     def anew(self, **config):
         """An empty log, of a stream with these settings: a client at its leader."""

@@ -63,12 +63,28 @@ def test_a_wrong_sequence_ends_the_stream(log, sequences):
     assert "is the next on this stream" in caught.value.details()
 
 
-def test_a_proposal_that_is_too_large_ends_the_stream(log):
-    """Before anything of its request is stored."""
-    with pytest.raises(grpc.RpcError) as caught:
-        log.append([b"fine", bytes((4 << 20) + 1)])
-    assert "limits.record_bytes" in caught.value.details()
+def test_a_request_may_be_larger_than_a_batch(log):
+    """Its proposals get consecutive indexes, in order, whether they are large or small."""
+    proposals = [bytes((n,)) * (7 << 20 if n % 3 else 10) for n in range(6)]
+    replies = log.append(proposals, [b"next"])
+    assert [list(reply.ok.indexes) for reply in replies] == [[1, 2, 3, 4, 5, 6], [7]]
+    assert [entry.data for entry in log.entries(1, 7)] == [*proposals, b"next"]
+
+
+def test_a_proposal_that_is_too_large_ends_the_stream(beam, log):
+    """Before anything of its request is stored; the broker's log says so, for it is repeated."""
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError) as caught:
+            log.append([b"fine", bytes((8 << 20) + 1)])
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "proposal of 8388609 bytes" in caught.value.details()
+        assert "grpc.beam_record_bytes" in caught.value.details()
     assert log.info().lastIndex == 0
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (warnings := beam.warnings("may repeat it for ever")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(warnings) == 1
 
 
 def test_who_appends_to_a_deleted_log_is_told(beam, log):

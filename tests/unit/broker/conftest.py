@@ -230,6 +230,14 @@ def wait_beyond(partition, offset, timeout_s):
         partition.unwatch(waiter)
 
 
+def held(directory):
+    """Files below a directory that were removed and are still open or mapped here."""
+    opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    names = (*opened, *mapped)
+    return [name for name in names if f"{directory}/" in name and name.endswith(" (deleted)")]
+
+
 def abandon(broker):
     """Leave a broker as kill -9 does: nothing is finished, everything is let go."""
     for task in broker._tasks:
@@ -274,6 +282,7 @@ def kit():
         values=values,
         until=until,
         abandon=abandon,
+        held=held,
         wait_beyond=wait_beyond,
         Answers=Answers,
         Disk=RiggedDisk,

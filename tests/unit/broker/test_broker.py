@@ -100,7 +100,7 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     def publish(broker, token, message_id):
         routes = RouteTable(stream_bindings(broker.stream("s")))
         block = encode_headers([("Nats-Msg-Id", message_id)])
-        intake = Intake(broker.clock, routes)
+        intake = Intake(broker.clock, routes, broker.admission)
         intake.take(routes.find(b"s"), token, block=block, payload=b"v", sink=answers)
 
     first = await open_broker()

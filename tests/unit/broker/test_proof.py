@@ -8,7 +8,7 @@ def test_each_broker_says_something_else(tmp_path):
     first, second = write_proof(tmp_path), write_proof(tmp_path)
     assert first.path == second.path
     assert first.text != second.text == second.path.read_text()
-    assert second.path.stat().st_mode & 0o777 == 0o640
+    assert second.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_without_a_file_there_is_no_proof(tmp_path):

@@ -17,7 +17,7 @@ from strandline.client.lots import (
 from strandline.client.results import AckFuture
 from strandline.errors import DiskFullError, InvalidRecordError
 from strandline.protocol.put import AckedRange, PutAck, put_schema
-from strandline.protocol.status import to_body
+from strandline.protocol.status import from_body, to_body
 
 FULL = to_body(DiskFullError("full"))
 
@@ -73,7 +73,7 @@ def test_an_ack_may_speak_row_by_row():
     """With message ids, rows are stored, known or refused each by itself."""
     lot = lot_of(*[Record(b"v", None, None, None, "i")] * 3)
     ack = PutAck(sequence=0, offsets=(7, 3, -1), partitions=(3, 3, 3), duplicates=(1,), error=FULL)
-    resolve(lot, ack, failed)
+    resolve(lot, ack, failed, error=from_body(FULL))
     assert [future.result() for future in lot.futures[:2]] == [7, 3]
     assert [future.result().duplicate for future in lot.futures[:2]] == [False, True]
     assert isinstance(lot.futures[2].exception(), DiskFullError)
@@ -82,7 +82,7 @@ def test_an_ack_may_speak_row_by_row():
 def test_a_refused_lot_fails_every_record():
     """Each future has the broker's error, or the producer's own."""
     lot = lot_of(*[Record(b"v", None, None, None, None)] * 2)
-    resolve(lot, PutAck(sequence=0, error=FULL), failed)
+    resolve(lot, PutAck(sequence=0, error=FULL), failed, error=from_body(FULL))
     assert all(isinstance(future.exception(), DiskFullError) for future in lot.futures)
     other = lot_of(Record(b"v", None, None, None, None))
     fail(other, DiskFullError("x"), failed)
@@ -112,7 +112,7 @@ def test_a_table_that_is_stored_in_part_says_how_much():
     """The error carries a note with the count."""
     future, lots = table_lots(3)
     resolve(lots[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
-    resolve(lots[1], PutAck(sequence=1, error=FULL), failed)
+    resolve(lots[1], PutAck(sequence=1, error=FULL), failed, error=from_body(FULL))
     fail(lots[2], DiskFullError("later"), failed)
     error = future.exception()
     assert isinstance(error, DiskFullError)
@@ -134,6 +134,8 @@ def test_data_frames_and_readers_are_taken():
     frame = polars.DataFrame({"value": ["a", "b"], "key": [b"k", None]})
     [batch] = batches_from(frame, batch_bytes=1000)
     assert batch.to_pylist() == [{"value": b"a", "key": b"k"}, {"value": b"b", "key": None}]
+    [batch] = batches_from(frame.cast({"value": polars.Categorical}), batch_bytes=1000)
+    assert batch.column("value").to_pylist() == [b"a", b"b"]
     reader = pa.table({"value": ["a"]}).to_reader()
     assert len(batches_from(reader, batch_bytes=1000)) == 1
     assert batches_from(pa.table({"value": pa.array([], pa.binary())}), batch_bytes=1) == []
@@ -172,3 +174,44 @@ def test_large_rows_among_small_ones_make_smaller_batches():
     batches = batches_from(table, batch_bytes=2000)
     assert max(batch.nbytes for batch in batches) <= 3000
     assert pa.Table.from_batches(batches)["value"].to_pylist() == table["value"].to_pylist()
+
+
+HEADERS = [[("h", b"\xff"), ("h", b"")], None, [("g", b"1")]]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lambda pandas: pandas.DataFrame({"value": ["x", "y", "z"], "headers": HEADERS}),
+        lambda pandas: pandas.DataFrame(
+            {"value": ["0", "x", "y", "z"], "headers": [None, *HEADERS]}
+        ).iloc[1:],
+        lambda pandas: pandas.DataFrame(
+            {"value": ["x", "y", "z"], "headers": HEADERS, "key": [float("nan")] * 3}
+        ),
+        lambda pandas: pandas.DataFrame(
+            {"value": ["x", "y", "z"], "headers": HEADERS},
+            index=pandas.Index(["k"] * 3, name="key"),
+        ),
+    ],
+    ids=["whole", "filtered", "no keys", "keys as index"],
+)
+def test_data_frames_of_pandas_are_taken(frame):
+    """With headers as pairs, as a read gives them, and whatever index is left of filtering."""
+    pandas = pytest.importorskip("pandas")
+    given = frame(pandas)
+    [batch] = batches_from(given, batch_bytes=1000)
+    assert batch.column("value").to_pylist() == [b"x", b"y", b"z"]
+    assert batch.column("headers").to_pylist() == HEADERS
+    if given.index.name == "key":
+        assert batch.column("key").to_pylist() == [b"k"] * 3
+
+
+@pytest.mark.parametrize(
+    "columns", [{"value": [1, "a"]}, {"value": ["a"], "headers": [[("h", 1)]]}]
+)
+def test_a_data_frame_that_arrow_refuses_is_an_invalid_record(columns):
+    """An error of ours, as for any other record that cannot be stored."""
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(InvalidRecordError, match="DataFrame cannot be converted"):
+        batches_from(pandas.DataFrame(columns), batch_bytes=1000)

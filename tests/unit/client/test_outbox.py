@@ -26,10 +26,12 @@ from strandline.errors import (
     RecordTooLargeError,
     StrandlineError,
     UnavailableError,
+    UnknownStreamError,
 )
 from strandline.protocol.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 from strandline.types import ProducerStamp
 
+UNKNOWN = "whether the record was stored is unknown"
 GAP = OutOfOrderSequenceError("gap")
 
 
@@ -172,10 +174,51 @@ def test_some_partitions_can_be_given_up():
     box = outbox()
     lots = put(box, FakeLot(), FakeLot(partition=1), FakeLot())
     send(box)
-    assert box.drop(lambda partition: partition == 0) == [lots[0], lots[2]]
+    dropped = box.drop(lambda partition: partition == 0)
+    assert [(each.lot, each.in_doubt) for each in dropped] == [(lots[0], True), (lots[2], False)]
     assert send(box).lot is lots[1]
     assert box.partition_of(1) == 1
     assert box.partition_of(0) is None
+
+
+def test_what_a_refused_call_did_not_answer_was_not_taken():
+    """A broker answers all that it has taken before it ends a call with an error."""
+    box = outbox()
+    lots = put(box, FakeLot(), FakeLot(), FakeLot())
+    send(box)
+    box.lost("a")
+    send_all(box)
+    box.refused("a")
+    box.refused("never sent anything")
+    dropped = box.drop(everything)
+    assert [each.in_doubt for each in dropped] == [True, False, False], "the first was sent before"
+    assert [each.lot for each in dropped] == list(lots)
+
+
+@pytest.mark.parametrize(
+    "error", [UnknownStreamError("gone"), ReadonlyError("r"), GAP, StrandlineError("a bug")]
+)
+def test_a_refusal_is_no_outcome_of_what_was_sent_before(error):
+    """Nobody has answered the first sending: the record may be stored by it."""
+    box = outbox()
+    [lot] = put(box, FakeLot())
+    send(box)
+    box.lost("a")
+    send(box)
+    answered, outcome = box.answered("a", 0, error)
+    assert answered is lot
+    assert (outcome.code, outcome.message) == ("timeout", f"{error.message}; {UNKNOWN}")
+
+
+def test_a_record_that_is_wrong_was_never_stored():
+    """What is wrong with it now was wrong when it was sent before."""
+    box = outbox()
+    put(box, FakeLot())
+    send(box)
+    box.lost("a")
+    send(box)
+    error = RecordTooLargeError("too large")
+    assert box.answered("a", 0, error)[1] is error
 
 
 def test_a_flush_waits_for_what_was_put_before_it():
@@ -245,7 +288,8 @@ def test_what_is_behind_a_refused_lot_is_kept_when_its_lane_is_lost(error):
     assert [entry.numbers for entry in send_all(box)] == [Numbers(1, 0), Numbers(1, 1)]
     box.lost("a")
     send(box)
-    assert box.answered("a", 1, GAP) == (lots[1], GAP), "these numbers are good"
+    lot, outcome = box.answered("a", 1, GAP)
+    assert (lot, outcome.code) == (lots[1], "timeout"), "these numbers are good"
 
 
 def test_what_comes_after_a_refused_lot_is_not_in_doubt_either():
@@ -282,7 +326,8 @@ def test_a_refusal_says_nothing_of_what_was_sent_before():
     box.expire(1.0)
     send_all(box)
     assert box.answered("a", 2, InvalidRecordError("i")) is not None
-    assert box.answered("a", 1, GAP) == (lots[1], GAP), "it and the first may be stored"
+    lot, outcome = box.answered("a", 1, GAP)
+    assert (lot, outcome.code) == (lots[1], "timeout"), "it and the first may be stored"
 
 
 def test_a_full_disk_does_not_end_what_may_be_stored():
@@ -310,7 +355,8 @@ def test_what_a_broker_does_not_take_now_may_be_stored_all_the_same():
     box.lost("a")
     send_all(box)
     assert box.answered("a", 0, ReadonlyError("r")) is not None
-    assert box.answered("a", 1, GAP) == (lots[1], GAP)
+    lot, outcome = box.answered("a", 1, GAP)
+    assert (lot, outcome.code) == (lots[1], "timeout")
 
 
 def test_what_was_numbered_anew_in_flight_is_not_in_doubt():
@@ -403,7 +449,8 @@ def test_what_may_be_stored_is_not_numbered_anew():
     box.lost("a")
     box.expire(1.0)
     send(box)
-    assert box.answered("a", 1, GAP) == (lots[1], GAP)
+    lot, outcome = box.answered("a", 1, GAP)
+    assert (lot, outcome.code) == (lots[1], "timeout")
     assert send(box).lot is lots[2]
 
 
@@ -566,13 +613,13 @@ class Journey(RuleBasedStateMachine):
             for lane, number, error in self.answers[leader][:most]:
                 answered = self.box.answered(lane, number, error)
                 if answered is not None:
-                    self._note_outcome(answered[0].partition, number, error)
+                    self._note_outcome(answered[0].partition, number, error, answered[1])
             del self.answers[leader][:most]
 
-    def _note_outcome(self, partition, number, error):
+    def _note_outcome(self, partition, number, error, outcome):
         """Whoever is given up for its sequence is behind something of which nobody knows."""
         (self.acked if error is None else self.failed).add(number)
-        if isinstance(error, InvalidRecordError | DiskFullError):
+        if error is not None and outcome is error and not isinstance(error, LogPoisonedError):
             self.refused.add(number)
         elif error is not None:
             is_gap = isinstance(error, OutOfOrderSequenceError)

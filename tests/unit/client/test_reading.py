@@ -1,12 +1,15 @@
 """Arguments of a read as a ticket."""
 
-from datetime import UTC, datetime, timedelta, timezone
+import time
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
 
+from strandline.cli.values import parse_place
 from strandline.client.reading import bound_of, nanoseconds, read_request
 from strandline.errors import InvalidRequestError, InvalidSubjectError, OffsetOutOfRangeError
 from strandline.protocol.tickets import AtTimestamp
+from strandline.spark.options import parse_timestamp
 
 
 @pytest.mark.parametrize("place", ["earliest", "latest", 0, 17])
@@ -23,10 +26,31 @@ def test_times_are_exact_and_zoned():
     assert bound_of(moment) == AtTimestamp(timestamp_ns=1_795_262_400_123_457_000)
 
 
-def test_a_naive_time_is_local_as_everywhere_in_python():
-    """``datetime.now()`` means now."""
-    naive = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - what is tested
-    assert nanoseconds(naive) == int(naive.timestamp()) * 1_000_000_000
+class Nowhere(tzinfo):
+    """A zone that does not know its distance to UTC, which makes a time as good as zone-less."""
+
+    def utcoffset(self, _):
+        return None
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "UTC"])
+def test_a_time_without_a_zone_is_in_utc_at_every_door(zone, monkeypatch):
+    """Client, command line and Spark mean the same moment, wherever their machines are."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        text = "2026-01-02T03:04:05"
+        plain = datetime.fromisoformat(text)
+        expected = int(plain.replace(tzinfo=UTC).timestamp()) * 1_000_000_000
+        assert nanoseconds(plain) == nanoseconds(plain.replace(tzinfo=Nowhere())) == expected
+        request = read_request("s", start=plain, timestamp_from=plain, timestamp_to=plain)
+        assert request.start == AtTimestamp(timestamp_ns=expected)
+        assert request.timestamp_from_ns == request.timestamp_to_ns == expected
+        assert bound_of(parse_place(text)) == AtTimestamp(timestamp_ns=expected)
+        assert parse_timestamp(text) == expected
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("place", ["soon", 1.5, True, None, b"earliest"])

@@ -1,5 +1,7 @@
 """ISR changes, elections and moves: each on the partition as it was when it was decided, or not."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from strandline.metadata.commands import (
     CreateStream,
     DeleteStream,
     Drain,
+    ElectionReason,
     ElectLeader,
     FinishReassignment,
     IsrChange,
@@ -138,11 +141,23 @@ def test_nobody_leads_who_may_lack_committed_records(cluster):
     made.create("s", (1, 2, 3))
     made.isr(1)
     made.fence(1)
-    for reason in ("operator", "leader_lost", "preferred", "handover", "reassignment"):
+    for reason in get_args(ElectionReason):
+        if reason == "unclean":
+            continue
         assert made.elect(2, reason=reason).reason == "not_in_sync"
     assert made.elect(2, reason="unclean").is_applied
     partition = made.partition()
     assert (partition.leader, partition.isr, partition.last_known_safe) == (2, (2,), ())
+
+
+def test_a_leader_that_has_failed_leaves_the_isr(cluster):
+    """No commit waits for one that cannot store records; it may join again."""
+    made = cluster()
+    made.create("s", (1, 2, 3))
+    assert made.elect(2, reason="leader_failed").is_applied
+    assert (made.partition().leader, made.partition().isr) == (2, (2, 3))
+    made.isr(1, 2, 3)
+    assert made.partition().isr == (1, 2, 3)
 
 
 def test_a_safe_replica_may_lead_when_the_isr_is_gone(cluster):

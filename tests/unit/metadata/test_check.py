@@ -87,6 +87,17 @@ def test_a_counter_that_falls_is_found(image, counter):
     assert check_step(image, fuller) == []
 
 
+def test_an_owner_that_changes_is_found(image):
+    """Producer ids would be somebody else's."""
+    fuller = msgspec.structs.replace(image, producer_owners={"ann": 1, "bob": 2})
+    swapped = msgspec.structs.replace(image, producer_owners={"ann": 2, "bob": 1})
+    shared = msgspec.structs.replace(image, producer_owners={"ann": 1, "bob": 1})
+    assert check_image(fuller) == check_step(image, fuller) == []
+    for later in (image, swapped):
+        assert any("owner of producer ids" in what for what in check_step(fuller, later))
+    assert any("share a number" in what for what in check_image(shared))
+
+
 def test_a_number_given_out_again_is_found(image):
     """A log id below the next one that no partition had a step ago."""
     later = msgspec.structs.replace(image, next_log_id=9)

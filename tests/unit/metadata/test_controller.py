@@ -14,6 +14,7 @@ from strandline.metadata.commands import (
     ForgetDirectory,
     Move,
     ReassignReplicas,
+    ReportStorage,
     Unfence,
 )
 from strandline.metadata.controller import Controller, ControllerLimits
@@ -337,3 +338,73 @@ def test_after_a_pause_connections_have_time_to_come_back(office):
     work.controller.found(1)
     work.now_ms += LIMITS.away_ms + 1
     assert work.decide() == []
+
+
+def impair(work, broker, *, is_on=True):
+    work.made.must(ReportStorage(work.made.run(broker), is_on))
+
+
+def test_a_broker_whose_disk_is_impaired_leads_what_only_it_can(office):
+    """Its leaderships pass to others in sync, and it leaves the ISR; one alone keeps its own."""
+    work = office(3, (1, 2, 3), (2, 1, 3))
+    work.made.create("t", (1,))
+    impair(work, 1)
+    assert work.decide() == ["ElectLeader leader_failed"]
+    first, second, alone = (p for _, p in work.made.image.partitions())
+    assert (first.leader, first.isr) == (3, (2, 3)), "who leads less"
+    assert (second.leader, second.isr) == (2, (1, 2, 3))
+    assert alone.leader == 1
+    assert work.made.image.brokers[1].state == "impaired"
+
+
+def test_an_impaired_broker_keeps_what_others_could_not_write_either(office):
+    """With too few in sync beside it a new leader would take no records."""
+    work = office(3, (1, 2), min_isr=2)
+    impair(work, 1)
+    assert work.decide() == []
+    assert work.made.partition().leader == 1
+
+
+def test_leaderships_do_not_return_to_an_impaired_broker(office):
+    """In sync again and preferred, it leads when it has reported that its disk works."""
+    work = office(3, (1, 2, 3))
+    impair(work, 1)
+    work.decide()
+    work.made.isr(1, 2, 3)
+    work.wait(LIMITS.reshare_delay_ms + 1_000, 1, 2, 3)
+    assert work.made.partition().leader == 2
+    impair(work, 1, is_on=False)
+    assert work.decide() == ["ElectLeader preferred"]
+    assert work.made.partition().leader == 1
+
+
+def test_a_lost_leader_is_replaced_by_an_impaired_broker_only_if_nobody_else_can(office):
+    """A healthy copy leads before one that is further; the last one leads all the same."""
+    work = office(3, (1, 2, 3))
+    impair(work, 2)
+    assert work.decide() == []
+    work.pass_time(1_500)
+    work.hear(2, 3)
+    work.pass_time(501)
+    ends = {work.made.partition().log_id: {2: (1, 9), 3: (1, 5)}}
+    assert work.decide(log_ends=ends) == ["Fence", "ElectLeader leader_lost"]
+    assert work.made.partition().leader == 3
+    work.wait(2_500, 2)
+    assert work.made.partition().leader == 2
+
+
+def test_a_new_partition_is_led_and_committed_without_an_impaired_broker(office):
+    """It keeps its copy, and comes into sync when it can."""
+    work = office(3)
+    impair(work, 1)
+    work.made.create("s", (1, 2, 3))
+    assert (work.made.partition().leader, work.made.partition().isr) == (2, (2, 3))
+
+
+def test_a_drained_broker_and_an_impaired_one_do_not_pass_a_leadership_to_and_fro(office):
+    """It stays where records can be taken."""
+    work = office(2, (1, 2))
+    work.made.must(Drain(1))
+    impair(work, 2)
+    assert work.decide() == []
+    assert work.made.partition().leader == 1

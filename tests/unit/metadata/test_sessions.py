@@ -1,11 +1,12 @@
 """Sessions, entries and snapshots: applied once, answered the same, read back the same."""
 
+import msgspec
 import pytest
 
 from strandline.config import StreamConfig
 from strandline.errors import InvalidRecordError, InvalidRequestError, StreamExistsError
 from strandline.metadata.apply import SESSIONS_MAX, apply_entry
-from strandline.metadata.check import SESSIONS_CAP
+from strandline.metadata.check import SESSIONS_CAP, check_image
 from strandline.metadata.commands import (
     AllocateProducerIds,
     CreateStream,
@@ -18,6 +19,7 @@ from strandline.metadata.commands import (
 )
 from strandline.metadata.image import IMAGE_VERSION, MetadataImage
 from strandline.metadata.snapshot import decode_image, decode_json, encode_image, encode_json
+from strandline.security.producer_ids import NUMBER_BITS, OWNERS_MAX, owner_of
 
 
 @pytest.fixture
@@ -95,6 +97,24 @@ def test_an_outcome_becomes_the_error_it_stands_for(session):
     _, outcome = apply_entry(image, Drain(1))
     with pytest.raises(InvalidRequestError, match="no broker 1"):
         outcome.raise_if_refused()
+
+
+def test_a_producer_id_says_to_whom_it_was_given():
+    """Every principal keeps its number, nobody's is 0, and no number is given out twice."""
+    image, found = MetadataImage(), []
+    for owner in ("", "ann", "bob", "ann", ""):
+        image, outcome = apply_entry(image, AllocateProducerIds(10, owner))
+        found.append(outcome.value)
+    assert [owner_of(first) for first in found] == [0, 1, 2, 1, 0]
+    assert [first & (1 << NUMBER_BITS) - 1 for first in found] == [1, 11, 21, 31, 41]
+    assert check_image(image) == []
+    assert decode_image(encode_image(image)) == image
+    full = msgspec.structs.replace(
+        image, producer_owners={str(n): n for n in range(1, OWNERS_MAX + 1)}
+    )
+    assert apply_entry(full, AllocateProducerIds(1, "one more"))[1].reason == "limit"
+    last = apply_entry(full, AllocateProducerIds(1, str(OWNERS_MAX)))[1].value
+    assert 0 < last < 1 << 63, "it fits into a batch header"
 
 
 @pytest.mark.parametrize("count", [0, -1, 10**9])

@@ -84,6 +84,76 @@ def test_a_repeated_column_is_refused():
         normalise(twice)
 
 
+@pytest.mark.parametrize("name", ["value", "key", "subject", "message_id"])
+def test_a_dictionary_of_views_is_taken(name):
+    """Polars makes one of each categorical column."""
+    views = pa.array(["ab", "a text too long to be kept in its view"], pa.string_view())
+    column = pa.DictionaryArray.from_arrays(pa.array([1, 0, None, 1], pa.uint32()), views)
+    done = normalise(batch(**{"value": pa.nulls(3), name: column.slice(1)}))
+    found = [x.encode() if isinstance(x, str) else x for x in done.column(name).to_pylist()]
+    assert found == [b"ab", None, b"a text too long to be kept in its view"]
+
+
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+@pytest.mark.parametrize("fields", [("key", "value"), ("name", "value"), ("value", "key")])
+def test_headers_may_be_lists_of_structs(kind, fields):
+    """Parquet and older Polars have no maps; rows, order, repeats and nulls stay as they are."""
+    name = fields[fields[0] == "value"]
+    entry = pa.struct([(field, pa.string() if field == name else pa.binary()) for field in fields])
+    pairs = [[("a", b"0")], [("h", b"1"), ("h", b"")], None, [], [("k", b"2")]]
+    rows = [each and [{name: n, "value": v} for n, v in each] for each in pairs]
+    column = pa.array(rows, kind(entry)).slice(1)
+    done = normalise(batch(value=["x"] * 4, headers=column))
+    done.validate(full=True)
+    assert done.column("headers").to_pylist() == pairs[1:]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pa.array([[], [("good", b""), ("h", None)]], HEADERS_TYPE),
+        pa.array([[], [("h", None)]], pa.map_(pa.string(), pa.string_view())),
+        pa.array([[], [{"key": "h", "value": None}]]),
+    ],
+)
+def test_a_header_without_a_value_is_refused(headers):
+    """A batch and NATS know empty values only: nothing becomes another thing on its way."""
+    with pytest.raises(InvalidRecordError, match="header 'h' has no value"):
+        normalise(batch(value=["x"] * 2, headers=headers))
+    assert normalise(batch(value=["x"], headers=headers.slice(0, 1))).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pa.array([[None]], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        pa.array([[{"key": None, "value": b"v"}]]),
+        pa.array([[{"key": "a", "value": b"v", "more": 1}]]),
+        pa.array([[{"key": "a", "name": "v"}]]),
+        pa.array([["a", "v"]]),
+    ],
+    ids=["a null entry", "no name", "more fields", "other fields", "no structs"],
+)
+def test_lists_that_are_no_headers_are_refused(headers):
+    """Each entry is a name and a value, and has a name."""
+    with pytest.raises(InvalidRecordError, match="header"):
+        normalise(batch(value=["x"], headers=headers))
+
+
+def test_an_index_of_pandas_without_a_name_is_left_out():
+    """Row numbers of a filtered frame are no data; a column that looks alike is refused."""
+    done = normalise(batch(value=["x"], __index_level_0__=[7]))
+    assert done.schema.names == ["value"]
+    with pytest.raises(InvalidRecordError, match="__index_level_x__"):
+        normalise(batch(value=["x"], __index_level_x__=[7]))
+
+
+def test_a_column_without_any_value_may_have_any_type():
+    """A pandas column of missing values is one of floats."""
+    done = normalise(batch(value=["x", "y"], key=pa.array([None, None], pa.float64())))
+    assert done.to_pylist() == [{"value": b"x", "key": None}, {"value": b"y", "key": None}]
+
+
 def test_null_columns_are_taken_as_absent_values():
     """A frame's all-null column has type null."""
     done = normalise(batch(value=[b"v"], key=pa.nulls(1), subject=pa.nulls(1), headers=pa.nulls(1)))

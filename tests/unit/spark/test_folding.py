@@ -1,5 +1,7 @@
 """Aggregates without Spark: what a record does to a state, and where reading goes on."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,29 @@ def test_each_function_does_what_it_says():
     state = folded((0, 0, 5), (0, 1, None), (1, 0, 2), (0, 2, 4))
     assert state.values == {"n": 4, "total": 11, "low": 2, "high": 5, "newest": 4}
     assert state.offsets == {0: 2, 1: 0}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_in_the_changelog(number):
+    """JSON has no notation for it, so the state has Spark's text for it, and goes on from that."""
+    state = folded((0, 0, 1.5), (0, 1, number))
+    text = encode_state(state)
+    shown = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(number, "NaN")
+    assert f'"total":"{shown}"' in text
+    assert "null" not in text
+    resumed = decode_state(text)
+    for each in (state, resumed):
+        fold(each, FOLDS, dict.fromkeys(("total", "low", "high"), 7.0), place=(0, 2))
+    assert encode_state(resumed) == encode_state(state)
+    assert repr(resumed.values["total"]) == repr(number)
+
+
+@given(st.permutations([1.0, math.nan, -math.inf, 3.0]))
+def test_the_smallest_and_the_largest_do_not_depend_on_the_order(numbers):
+    """NaN is larger than all others, as in Spark's own MIN and MAX."""
+    state = folded(*[(0, offset, x) for offset, x in enumerate(numbers)])
+    assert state.values["low"] == -math.inf
+    assert math.isnan(state.values["high"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from strandline.record.batch import read_header
 from strandline.storage.retention import (
     RetentionPolicy,
     SegmentFacts,
-    apply_retention,
+    retention_start,
+    seal_if_old,
     start_by_age,
     start_by_bytes,
 )
@@ -40,6 +41,16 @@ def log(open_log, make_batch):
         if offset % 5 == 4 and offset < 49:
             made.roll()
     return made
+
+
+def apply_retention(log, policy, *, now_ns):
+    """Remove what a policy does not keep, as the cleaner does; the new start if there is one."""
+    seal_if_old(log, policy, now_ns=now_ns)
+    start = retention_start(log, policy, now_ns=now_ns)
+    if start is None:
+        return None
+    log.truncate_before(start)
+    return log.log_start_offset
 
 
 def test_nothing_to_do(log):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from strandline.decisions import Refuse, Store
 from strandline.errors import InvalidRecordError, ProducerFencedError, UnavailableError
+from strandline.security.producer_ids import owner_of, producer_id_of
 from strandline.transactions import coordinator as coordinator_module
 from strandline.transactions import events as ev
 from strandline.transactions import state as state_module
@@ -54,6 +55,27 @@ class Run:
 
     def end(self, id_, who, *, is_commit=True):
         return self.step(ev.End(id_, id_, who, is_commit=is_commit))
+
+
+def test_another_principal_gets_another_producer():
+    """The one before is fenced off, and its epochs are not the next one's to use."""
+    run = Run()
+    first = run.begin("pay")
+    run.fresh = producer_id_of(7, 1)
+    second = run.begin("pay")
+    assert (owner_of(second.producer_id), second.epoch) == (1, 0)
+    third = run.begin("pay")
+    assert third == Producer(second.producer_id, 1)
+    [refused] = run.end("pay", first)
+    assert isinstance(refused.error, ProducerFencedError)
+
+
+def test_a_nonce_of_somebody_else_repeats_nothing():
+    """Whoever guesses it begins a transaction of its own."""
+    run = Run()
+    mine = run.begin("pay")
+    [answer] = run.step(ev.Begin("t", "pay", None, "nonce 1", 1000, producer_id_of(2, 1)))
+    assert answer.value.producer != mine
 
 
 def test_an_id_goes_on_under_another_producer_when_epochs_are_used_up():

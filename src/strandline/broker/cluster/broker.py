@@ -14,11 +14,12 @@ from strandline.broker.cluster import figures
 from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
+from strandline.broker.cluster.storage_watch import StorageWatch
 from strandline.broker.cluster.watermarks import load_watermarks
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
@@ -47,8 +48,6 @@ COMMIT_WAIT_S = 5.0
 class ClusterBroker(FollowingBroker):
     """One broker of a cluster; arguments as for ``Broker``."""
 
-    operations: Operations
-    """Orders of operators."""
     _flight_address = ""
 
     # Life
@@ -65,6 +64,8 @@ class ClusterBroker(FollowingBroker):
         self.membership.markers.write_here = self.transactions.mark_here
         self._spawn(self._keep_watermarks(), "watermarks")
         self._spawn(self.log_starts.run(), "log-starts")
+        self._spawn(self._storage_watch.run(), "storage-watch")
+        self._spawn(self.log_starts.shorten(), "shorten-logs")
         try:
             await self.membership.start()
         except BaseException:
@@ -94,6 +95,21 @@ class ClusterBroker(FollowingBroker):
         if not self._flight_address:
             raise UnavailableError("this broker does not know yet where brokers are reached; retry")
         return (self._flight_address,)
+
+    @property
+    def has_lease(self) -> bool:
+        """As ``Broker``: for ``CUT_OFF_MS`` after the last contact with those who decide."""
+        return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
+
+    @property
+    def metadata_index(self) -> int:
+        """As ``Broker``: the last entry of the metadata that streams here go by."""
+        return self.membership.image_index
+
+    @property
+    def has_quorum(self) -> bool:
+        """As ``Broker``; an election takes less time than it takes this to be False."""
+        return self.membership.has_controller
 
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
@@ -129,13 +145,26 @@ class ClusterBroker(FollowingBroker):
             on_image=self._follow,
             on_removed=self._removed,
         )
+        self._storage_watch = StorageWatch(
+            self.data_dir,
+            self.disk,
+            self.membership,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            free_bytes_min=self.config.journal.file_bytes,
+        )
         self.operations = Operations(self.membership, self._until)
         self.log_starts = LogStarts(
-            self.membership.replicas, self.operations, telemetry=self.telemetry
+            self.membership.replicas,
+            self.operations,
+            reclaimer=self.reclaimer,
+            telemetry=self.telemetry,
         )
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
-        self._has_swept = self._is_stopping = False
+        self._has_swept = self._is_stopping = self._is_releasing = False
+        self._has_followed = False
+        self._unopened, self._remembered = {}, {}
         self._parted = set()
         self._retry = None
 
@@ -176,7 +205,24 @@ class ClusterBroker(FollowingBroker):
     @property
     def why_not_ready(self) -> str:
         """As ``Broker``; in a cluster also while copies here are behind, or are to lead."""
-        return super().why_not_ready or figures.why_behind(self.membership.replicas)
+        if (why := super().why_not_ready) or not self._unopened:
+            return why or figures.why_behind(self.membership.replicas)
+        first = next(iter(self._unopened.values()))
+        return f"{len(self._unopened)} copies here cannot be opened; the first: {first.message}"
+
+    @property
+    def _why_not_serving(self) -> str:
+        if self.membership.is_removed:
+            me = self.membership.me
+            return f"broker {me} was removed from the cluster: stop it, its data is of no use"
+        if self._is_stopping:
+            return "stopping"
+        if self.membership.why_refused:
+            return f"the cluster refuses this broker: {self.membership.why_refused}"
+        return (
+            "it has not joined the cluster since its start: no broker that leads the metadata "
+            "was reached. Are most of the cluster's brokers up?"
+        )
 
     def refresh_telemetry(self) -> None:
         """As ``Broker``, and the cluster's figures."""
@@ -189,6 +235,7 @@ class ClusterBroker(FollowingBroker):
         for log in self._storage.logs.values():
             log.poisoned = True  # what they hold is known only after reopening
         self._note_watermarks()
+        self._storage_watch.storage_failed()
         self.membership.fail(error)
         super()._on_poisoned(error)
 
@@ -220,6 +267,8 @@ class ClusterBroker(FollowingBroker):
         check_stream_config(config, is_cluster=True)
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
+        here = sum(self.membership.me in replicas for replicas in assignment)
+        self._check_descriptors(f"stream {config.name!r}", here)
         keys = self.keys.first(config)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment, keys=keys)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
@@ -316,11 +365,13 @@ class ClusterBroker(FollowingBroker):
         else:
             self.membership.markers.order(leader, mark, done)
 
-    async def _reserve_producer_ids(self) -> int:
+    async def _reserve_producer_ids(self, owner: str) -> int:
         self._check_member()
-        command = AllocateProducerIds(count=PRODUCER_IDS)
+        command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
+        if owner:  # the client comes back here at once, and has to be known
+            await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
 
     def _check_member(self) -> None:

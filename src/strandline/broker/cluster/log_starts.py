@@ -15,6 +15,7 @@ from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.replicas import Replicas
 from strandline.broker.cluster.wanted import Wanted
 from strandline.broker.partition import Partition
+from strandline.broker.reclaimer import SpaceReclaimer
 from strandline.errors import OffsetOutOfRangeError, StrandlineError
 from strandline.metadata.commands import LogStart, MoveLogStarts, PartitionAt
 from strandline.metadata.election import at
@@ -31,13 +32,23 @@ class LogStarts:
     Args:
         replicas: of this broker.
         operations: lets metadata decide.
+        reclaimer: removes records.
         telemetry: counters.
     """
 
-    def __init__(self, replicas: Replicas, operations: Operations, *, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        operations: Operations,
+        *,
+        reclaimer: SpaceReclaimer,
+        telemetry: Telemetry,
+    ) -> None:
         self._replicas = replicas
         self._operations = operations
+        self._reclaimer = reclaimer
         self._telemetry = telemetry
+        self._given_up: Wanted[tuple[Partition, Offset]] = Wanted()
         self._wanted: Wanted[LogStart] = Wanted()
 
     def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
@@ -49,17 +60,24 @@ class LogStarts:
                 continue
             offset = min(wanted.log_start_offset, partition.high_watermark)
             if offset > partition.log_start_offset:
-                self._shorten(partition, offset)
+                self._given_up.put(partition.log_id, (partition, offset))
 
-    def _shorten(self, partition: Partition, offset: Offset) -> None:
-        assert partition.seat is not None, "it has other copies"
+    async def shorten(self) -> None:
+        """Remove what the image has given up, until cancelled."""
+        while True:
+            for partition, offset in await self._given_up.taken():
+                await self._shorten(partition, offset)
+
+    async def _shorten(self, partition: Partition, offset: Offset) -> None:
+        log = partition.log
         try:
-            with counted_removal(partition.log, self._telemetry):
-                partition.log.truncate_before(offset)
+            with counted_removal(log, self._telemetry):
+                await self._reclaimer.truncate_before(log, min(offset, log.log_end_offset))
         except StrandlineError as error:
             logger.warning("%s cannot be shortened, will try again: %s", partition.name, error)
         else:
-            partition.seat.log_start_moved()
+            if partition.seat is not None and partition.log is log:
+                partition.seat.log_start_moved()
 
     def expired(self, partition: Partition, start: Offset) -> None:
         """Retention gives up what is before ``start``; the leader's word counts."""

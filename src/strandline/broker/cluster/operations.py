@@ -7,7 +7,7 @@ on an image that has changed meanwhile is decided anew. Must not know who asks.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from strandline.broker.cluster.membership import Membership
 from strandline.errors import InvalidRequestError, NotLeaderError, UnavailableError
@@ -25,7 +25,7 @@ from strandline.metadata.commands import (
     RemoveBroker,
     Replicas,
 )
-from strandline.metadata.election import at
+from strandline.metadata.election import at, choose_leader, leader_change, led_partitions
 from strandline.metadata.image import MetadataImage, PartitionImage
 from strandline.metadata.outcome import Outcome
 from strandline.metadata.placement import Loads, place, rotated, spread_plan, well_placed
@@ -164,6 +164,30 @@ class Operations:
             )
         await self.decide(elect)
         await self.decide(prefer)
+
+    async def release_leadership(self, names: Sequence[PartitionName]) -> None:
+        """Let others in sync lead partitions that this broker leads and cannot serve.
+
+        It leaves their ISRs, so that no commit waits for it. What no other broker can take stays.
+
+        Raises:
+            UnavailableError: the cluster cannot decide it now.
+        """
+        me = self._membership.me
+
+        def release() -> ElectLeader | None:
+            image = self._image
+            led = led_partitions(image)
+            changes = []
+            for name, partition in image.partitions():
+                if name in names and partition.leader == me:
+                    others = [broker for broker in partition.isr if broker != me]
+                    leader = choose_leader(partition, image.brokers, led=led, among=others)
+                    if leader is not None:
+                        changes.append(leader_change(name, partition, leader, led=led))
+            return ElectLeader(tuple(changes), "leader_failed") if changes else None
+
+        await self.decide(release)
 
     async def add_partitions(self, stream: str, count: int) -> None:
         """Give a stream more partitions, placed as those of a new stream.

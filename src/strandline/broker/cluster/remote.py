@@ -6,7 +6,7 @@ from typing import NoReturn
 from strandline.broker.admission import Admission
 from strandline.broker.partition import Partition
 from strandline.config import StreamConfig
-from strandline.errors import NotLeaderError
+from strandline.errors import NotLeaderError, StrandlineError
 from strandline.storage.log import Log
 from strandline.storage.segment import Segment
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
@@ -53,8 +53,8 @@ class RemotePartition(Partition):
         self.is_led = False
         self.describe(NotLeaderError(f"{name} is kept by other brokers"))
 
-    def describe(self, error: NotLeaderError) -> None:
-        """Say where it is from now on."""
+    def describe(self, error: StrandlineError) -> None:
+        """Say where it is from now on, or why it is nowhere."""
         self.elsewhere = self._away = error
         self.refuse(error)
 

@@ -271,6 +271,8 @@ class ReplicaDriver:
     def _undone(self, error: StrandlineError) -> None:
         """There was no room. What was to follow is void, unless it starts the log anew anyway."""
         logger.warning("%s could not be copied, will try again: %s", self.partition.name, error)
+        if isinstance(error, DiskFullError):
+            self._around.telemetry.count_full_disk()
         while self._deferred and isinstance(self._deferred[0], fx.Append):
             self._deferred.popleft()
         end = self.log.log_end_offset

@@ -30,7 +30,7 @@ def open_trace(path: str, host: str) -> Trace | None:
     if not path:
         return None
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidConfigError(f"cluster.trace: cannot write {path}: {error.strerror}") from error
     # An event is one write to the end, so that several brokers may share a file.

@@ -53,40 +53,51 @@ class GroupOffice(Office[GroupCoordinator]):
         session_ms: int,
         instance: str = "",
         keeps: bool = False,
+        owner: str = "",
     ) -> Assigned:
         """Become a member; see ``events.Join``.
 
         Raises:
             UnknownStreamError: one of the streams does not exist.
+            NotAllowedError: another principal has that member id or instance name.
             StrandlineError: as ``Office.request``.
         """
         names = tuple(streams)
         assigned: Assigned = await self._ask(
-            lambda token: ev.Join(token, group, member, names, session_ms, instance, keeps)
+            lambda token: ev.Join(token, group, member, names, session_ms, instance, keeps, owner)
         )
         return assigned
 
     async def heartbeat(
-        self, group: str, member: str, *, epoch: int, held: Partitions, instance: str = ""
+        self,
+        group: str,
+        member: str,
+        *,
+        epoch: int,
+        held: Partitions,
+        instance: str = "",
+        owner: str = "",
     ) -> Assigned:
         """Say that a member is still there; see ``events.Heartbeat``.
 
         Raises:
             UnknownMemberError, MemberFencedError: it is none (any more).
+            NotAllowedError: it belongs to another principal.
             StrandlineError: as ``Office.request``.
         """
         assigned: Assigned = await self._ask(
-            lambda token: ev.Heartbeat(token, group, member, epoch, held, instance)
+            lambda token: ev.Heartbeat(token, group, member, epoch, held, instance, owner)
         )
         return assigned
 
-    async def leave(self, group: str, member: str) -> None:
+    async def leave(self, group: str, member: str, *, owner: str = "") -> None:
         """Be a member no more.
 
         Raises:
+            NotAllowedError: the member belongs to another principal.
             StrandlineError: as ``Office.request``.
         """
-        await self._ask(lambda token: ev.Leave(token, group, member))
+        await self._ask(lambda token: ev.Leave(token, group, member, owner))
 
     # Positions
 
@@ -99,6 +110,7 @@ class GroupOffice(Office[GroupCoordinator]):
         epoch: int = 0,
         number: int = 0,
         transaction: Transaction | None = None,
+        owner: str = "",
     ) -> None:
         """Note positions; done when every in-sync replica has them.
 
@@ -110,8 +122,10 @@ class GroupOffice(Office[GroupCoordinator]):
             number: of the commit among those of the member, from 1, the same in a repeat; 0: it
                 is never repeated.
             transaction: they count when it is committed.
+            owner: the principal that commits; empty where access is not checked.
 
         Raises:
+            NotAllowedError: the member belongs to another principal.
             UnknownMemberError, StaleMemberError: it is not the member's to commit.
             GroupInUseError: there are members, and this is none.
             UndecidedPositionsError: a transaction is about to commit some of these positions.
@@ -119,7 +133,9 @@ class GroupOffice(Office[GroupCoordinator]):
             StrandlineError: as ``Office.request``; whether they were noted may be unknown.
         """
         await self._ask(
-            lambda token: ev.Commit(token, group, positions, member, epoch, number, transaction)
+            lambda token: ev.Commit(
+                token, group, positions, member, epoch, number, transaction, owner
+            )
         )
         self.broker.telemetry.group_commits += 1
 
@@ -233,18 +249,27 @@ class GroupOffice(Office[GroupCoordinator]):
 
     # The office
 
-    def begin(self, entries: Iterable[bytes], *, sequence: int) -> GroupCoordinator:
-        """The coordinator as the stored entries say."""
-        state = GroupsState()
-        count = restore(state, map(decode_entry, entries))
-        return GroupCoordinator(
-            state,
-            self._partitions(),
-            created=self._created(),
-            now_ms=self._now_ms(),
-            sequence=sequence,
-            entries=count,
-        )
+    def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
+        """As ``Office.maker``."""
+        partitions, created = self._partitions(), self._created()
+
+        def make(entries: Iterable[bytes], sequence: int) -> GroupCoordinator:
+            state = GroupsState()
+            count = restore(state, map(decode_entry, entries))
+            return GroupCoordinator(
+                state,
+                partitions,
+                created=created,
+                now_ms=self._now_ms(),
+                sequence=sequence,
+                entries=count,
+            )
+
+        return make
+
+    def begun(self, term: Term[GroupCoordinator]) -> None:
+        """As ``Office.begun``: streams may have changed since the coordinator was made."""
+        self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
 
     def stored(self, term: Term[GroupCoordinator], sequence: int) -> None:
         """Entries up to here are stored."""

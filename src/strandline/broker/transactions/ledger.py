@@ -20,13 +20,14 @@ from strandline.errors import CorruptBatchError, ProducerFencedError
 from strandline.record.batch import Attributes, Buffer
 from strandline.storage.log import Log
 from strandline.transactions.effects import MarkerKind
+from strandline.transactions.hidden import HiddenOffsets
 from strandline.transactions.index import Aborted, TransactionIndex
 from strandline.transactions.state import Producer
 from strandline.types import Offset
 
 LOAD_READ_BYTES = 16 << 20
-_PARTS: Final = struct.Struct("<8xIxxHq32xqh")
-"""Length, attributes, base offset, producer id, producer epoch."""
+_PARTS: Final = struct.Struct("<8xIxxHq4xi24xqh")
+"""Length, attributes, base offset, last offset's delta, producer id, producer epoch."""
 _OURS: Final = int(Attributes.TRANSACTIONAL | Attributes.MARKER)
 _KINDS: Final = {
     MarkerKind.BEGIN: Attributes.MARKER,
@@ -39,6 +40,8 @@ class _Noted(NamedTuple):
     """A batch of a transaction that is in the log; ``kind`` None: records."""
 
     offset: Offset
+    offsets: int
+    """How many it stands for."""
     producer: Producer
     kind: MarkerKind | None
 
@@ -88,6 +91,9 @@ class Ledger:
         self._noted_to = offset
         """Batches below were noted: one that was read back may be told a second time."""
         self._ending: set[Producer] = set()
+        self._hidden = HiddenOffsets()
+        self._undecided: dict[int, list[_Noted]] = {}
+        """Committed records of open transactions, by producer id."""
         self._load(offset)
         self.commit(high_watermark)
 
@@ -109,10 +115,11 @@ class Ledger:
         """Note whole batches that were added to the log."""
         unpack, size, position = _PARTS.unpack_from, len(batches), 0
         while position < size:
-            length, attributes, base, producer_id, epoch = unpack(batches, position)
+            length, attributes, base, last, producer_id, epoch = unpack(batches, position)
             if attributes & _OURS and base >= self._noted_to:
                 self._noted_to = Offset(base + 1)
-                noted = _Noted(Offset(base), Producer(producer_id, epoch), _kind_of(attributes))
+                producer = Producer(producer_id, epoch)
+                noted = _Noted(Offset(base), last + 1, producer, _kind_of(attributes))
                 self._noted.append(noted)
                 if noted.kind in (MarkerKind.COMMIT, MarkerKind.ABORT):
                     # Not committed yet, as a new leader may find it: nothing gets behind it.
@@ -129,17 +136,37 @@ class Ledger:
         """Batches below ``high_watermark`` are committed."""
         index, noted = self._index, self._noted
         while noted and noted[0].offset < high_watermark:
-            offset, producer, kind = noted.popleft()
+            each = noted.popleft()
+            offset, _, producer, kind = each
             if kind is None:
                 index.note_records(producer, offset)
+                self._undecided.setdefault(producer.producer_id, []).append(each)
             else:
                 index.note(kind, producer, offset)
+                self._hidden.add(*each[:2])
+                self._hide_aborted(producer.producer_id)
                 if kind is not MarkerKind.BEGIN:
                     self._ending.discard(producer)
         index.next_offset = high_watermark
         index.forget_below(self._log.log_start_offset)
+        self._hidden.forget_below(self._log.log_start_offset)
         # Last: who reads up to here must find what was aborted below.
         self._stable_offset = index.stable_offset(high_watermark)
+
+    def _hide_aborted(self, producer_id: int) -> None:
+        """After a marker: count out the records of a producer that an abort ended."""
+        still_open = []
+        for each in self._undecided.pop(producer_id, ()):
+            if self._index.is_aborted(producer_id, each.offset):
+                self._hidden.add(each.offset, each.offsets)
+            elif self._index.is_open(each.producer):
+                still_open.append(each)
+        if still_open:
+            self._undecided[producer_id] = still_open
+
+    def hidden_between(self, start: int, stop: int) -> int:
+        """How many committed offsets are markers, or belong to aborted transactions; any thread."""
+        return self._hidden.between(start, stop)
 
     @property
     def stable_offset(self) -> Offset:

@@ -49,8 +49,8 @@ class Surroundings(OfficeSurroundings, Protocol):
     telemetry: Telemetry
     groups: "Positions"
 
-    async def new_producer_id(self) -> int:
-        """An id that nobody gets again."""
+    async def new_producer_id(self, owner: str) -> int:
+        """An id for a principal that nobody gets again."""
         ...
 
     def is_gone(self, place: Place) -> bool:
@@ -109,9 +109,16 @@ class TransactionOffice(Office[Coordinator]):
         """
         return await self.request(lambda term, token: self._step(term, make(token)))
 
-    async def begin_transaction(self, make: Callable[[Token, int], ev.Begin]) -> fx.Begun:
-        """As ``ask``, for a request that may need a producer id that nobody has."""
-        fresh_id = await self.broker.new_producer_id()
+    async def begin_transaction(
+        self, make: Callable[[Token, int], ev.Begin], *, owner: str = ""
+    ) -> fx.Begun:
+        """As ``ask``, for a request that may need a producer id that nobody has.
+
+        Args:
+            make: makes the request.
+            owner: the principal who begins; empty where access is not checked.
+        """
+        fresh_id = await self.broker.new_producer_id(owner)
         begun: fx.Begun = await self.ask(lambda token: make(token, fresh_id))
         return begun
 
@@ -153,11 +160,15 @@ class TransactionOffice(Office[Coordinator]):
 
     # The coordinator
 
-    def begin(self, entries: Iterable[bytes], *, sequence: int) -> Coordinator:
-        """As ``Office.begin``."""
-        state = CoordinatorState()
-        count = restore(state, map(decode_entry, entries))
-        return Coordinator(state, now_ms=self._now_ms(), sequence=sequence, entries=count)
+    def maker(self) -> Callable[[Iterable[bytes], int], Coordinator]:
+        """As ``Office.maker``."""
+
+        def make(entries: Iterable[bytes], sequence: int) -> Coordinator:
+            state = CoordinatorState()
+            count = restore(state, map(decode_entry, entries))
+            return Coordinator(state, now_ms=self._now_ms(), sequence=sequence, entries=count)
+
+        return make
 
     def begun(self, term: Term[Coordinator]) -> None:
         """As ``Office.begun``: markers may be owed from the last term."""

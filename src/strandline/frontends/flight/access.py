@@ -8,14 +8,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from strandline.broker.broker import Broker
+from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.protocol import access as wire
 from strandline.protocol.wire import decode, refuse_body
 from strandline.security.acl import check_rule
 from strandline.security.principal import check_user_name
 from strandline.security.tokens import Token
-
-Handler = Callable[[bytes, Callable[[], bool]], list[Any]]
 
 
 class AccessActions:
@@ -38,23 +37,23 @@ class AccessActions:
             wire.REVOKE_TOKEN: self._revoke_token,
         }
 
-    def _rules(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _rules(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, wire.LIST_RULES)
         return list(self._broker.image.rules)
 
-    def _grant(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _grant(self, body: bytes, _: ActionContext) -> list[Any]:
         rules = decode(body, wire.Rules, what=wire.GRANT).rules
         for rule in rules:
             check_rule(rule)
         self._run(self._broker.change(Grant(rules)))
         return []
 
-    def _revoke(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _revoke(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.Rules, what=wire.REVOKE)
         self._run(self._broker.change(Revoke(request.rules)))
         return []
 
-    def _tokens(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _tokens(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, wire.LIST_TOKENS)
         return [
             wire.TokenInfo(
@@ -66,7 +65,7 @@ class AccessActions:
             for _, token in sorted(self._broker.image.tokens.items())
         ]
 
-    def _add_token(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _add_token(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.AddToken, what=wire.ADD_TOKEN)
         check_user_name(request.principal)  # what brokers show each other is not for users to make
         token = Token(
@@ -79,7 +78,7 @@ class AccessActions:
         self._run(self._broker.change(AddToken(token)))
         return []
 
-    def _revoke_token(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _revoke_token(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.WhichToken, what=wire.REVOKE_TOKEN)
         self._run(self._broker.change(RevokeToken(request.id)))
         return []

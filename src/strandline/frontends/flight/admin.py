@@ -13,8 +13,14 @@ from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
 from strandline.config import StreamConfig, decode_config
-from strandline.errors import InvalidConfigError, InvalidRequestError, RequestTimeoutError
+from strandline.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    StrandlineError,
+)
 from strandline.frontends.flight.access import AccessActions
+from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.frontends.flight.cluster import cluster_actions
 from strandline.frontends.flight.encryption import encryption_actions
 from strandline.frontends.flight.groups import GroupActions
@@ -44,7 +50,7 @@ class AdminActions:
     def __init__(self, broker: Broker, life: Life) -> None:
         self._broker = broker
         self._life = life
-        self._handlers: dict[str, Callable[[bytes, Callable[[], bool]], list[Any]]] = {
+        self._handlers: dict[str, Handler] = {
             admin.CREATE_STREAM: self._create_stream,
             admin.DELETE_STREAM: self._delete_stream,
             admin.TRUNCATE_BEFORE: self._truncate_before,
@@ -94,9 +100,10 @@ class AdminActions:
             check_action(asker, name, body)
             return is_cancelled()
 
+        waits = is_over if name == admin.WAIT_BEYOND else is_cancelled
         return [
             encode(answer)
-            for answer in handler(body, is_over if name == admin.WAIT_BEYOND else is_cancelled)
+            for answer in handler(body, ActionContext(asker.principal.name, waits))
             if sees is None or sees(asker, answer)
         ]
 
@@ -112,47 +119,50 @@ class AdminActions:
         except concurrent.futures.CancelledError as error:
             raise RequestTimeoutError("the broker stopped before it could finish") from error
 
-    def _create_stream(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _create_stream(self, body: bytes, _: ActionContext) -> list[Any]:
         values = decode(body, dict[str, Any], what="stream configuration")
         config = decode_config(values, StreamConfig)
         if not config.name:
             raise InvalidConfigError("a stream needs a name")
         check_public(config.name)
-        return [stream_info(self._change(self._broker.create_stream(config)))]
+        return [stream_info(self._change(self._broker.create_stream(config)), self._broker)]
 
-    def _delete_stream(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _delete_stream(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, admin.StreamName, what="delete_stream")
         check_public(request.name)
         self._change(self._broker.delete_stream(request.name))
         return []
 
-    def _truncate_before(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _truncate_before(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, admin.TruncateBefore, what="truncate_before")
         check_public(request.name)
         self._change(
             self._broker.truncate_before(request.name, request.partition, Offset(request.offset))
         )
-        return [stream_info(self._broker.stream(request.name))]
+        return [stream_info(self._broker.stream(request.name), self._broker)]
 
-    def _stream_info(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
+    def _stream_info(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, admin.StreamInfoRequest, what="stream_info")
+        self._broker.check_quorum()
         stream = self._broker.stream(request.name)
         led = [stream.partition(number) for number in request.led or ()]
-        self._know_end(led, is_cancelled, led=led)
-        return [stream_info(stream)]
+        self._know_end(led, context.is_cancelled, led=led)
+        return [stream_info(stream, self._broker)]
 
-    def _list_streams(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _list_streams(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.LIST_STREAMS)
-        return [stream_info(stream) for stream in self._broker.streams()]
+        self._broker.check_quorum()
+        self._broker.check_knows_streams()
+        return [stream_info(stream, self._broker) for stream in self._broker.streams()]
 
-    def _offsets(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
+    def _offsets(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, admin.OffsetsRequest, what="offsets")
         stream = self._broker.stream(request.name)
         partitions = stream.partitions
         if request.partitions is not None:
             partitions = [stream.partition(number) for number in request.partitions]
         unclear = [each for each in partitions if needs_end(request.at, each)]
-        self._know_end(unclear, is_cancelled, led=partitions if request.of_leader else ())
+        self._know_end(unclear, context.is_cancelled, led=partitions if request.of_leader else ())
         return [
             admin.Offsets(
                 offsets={
@@ -178,7 +188,7 @@ class AdminActions:
         self._life.know_end(partitions, is_cancelled)
         check_led(led)
 
-    def _wait_beyond(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
+    def _wait_beyond(self, body: bytes, context: ActionContext) -> list[Any]:
         """Long poll: answer as soon as any high watermark passes the offset given for it."""
         request = decode(body, admin.WaitRequest, what="wait_beyond")
         stream = self._broker.stream(request.name)
@@ -188,20 +198,27 @@ class AdminActions:
             while True:
                 waiter.arm()
                 left_ms = deadline - self._life.now_ms()
-                if is_cancelled() or left_ms <= 0 or any(item.closed for item in watched):
+                if context.is_cancelled() or left_ms <= 0 or any(map(_gone_from, watched)):
                     break
                 if any(item.stable_offset > after for item, after in watched.items()):
                     break
                 self._life.check()
                 waiter.wait(left_ms / 1e3)
-        self._broker.stream(request.name)
+        for error in filter(None, map(_gone_from, watched)):
+            raise error  # a high watermark of a copy that is not here would be wrong
         now = {item.name.partition: int(item.stable_offset) for item in watched}
         return [admin.Offsets(offsets=now)]
 
-    def _new_producer(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _new_producer(self, body: bytes, context: ActionContext) -> list[Any]:
         refuse_body(body, admin.NEW_PRODUCER)
-        return [admin.ProducerInfo(producer_id=self._change(self._broker.new_producer_id()))]
+        producer_id = self._change(self._broker.new_producer_id(context.owner))
+        return [admin.ProducerInfo(producer_id=producer_id)]
 
-    def _server_info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _server_info(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.SERVER_INFO)
         return [server_info(self._broker)]
+
+
+def _gone_from(partition: Partition) -> StrandlineError | None:
+    """Why a partition is not on this broker (any more); None: it is."""
+    return partition.elsewhere or partition.closed_by

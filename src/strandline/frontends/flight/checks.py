@@ -8,6 +8,8 @@ that refers to its values (a dictionary, a view) may name a large one a million 
 known how large it becomes before it is made plain.
 """
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -134,15 +136,28 @@ def referred_bytes(column: pa.Array) -> int:
     kind = column.type
     if pa.types.is_map(kind):
         return referred_bytes(column.keys) + referred_bytes(column.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return referred_bytes(column.flatten())
+    if pa.types.is_struct(kind):
+        return sum(map(referred_bytes, column.flatten()))
     if pa.types.is_dictionary(kind) and _has_lengths(kind.value_type):
-        lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+        lengths = pa.array(_lengths(column.dictionary), pa.int64())
         return pc.sum(lengths.take(column.indices)).as_py() or 0
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        views = np.frombuffer(column.buffers()[1], dtype="<i4").reshape(-1, 4)
-        lengths = views[column.offset : column.offset + len(column), 0]
-        is_valid = np.asarray(column.is_valid())
-        return int(lengths.sum(where=is_valid, dtype=np.int64))
-    return 0
+    return int(_lengths(column).sum()) if _is_view(kind) else 0
+
+
+def _lengths(column: pa.Array) -> Any:
+    """Bytes of each value of a column that has lengths or views; int64, 0 for null."""
+    if not _is_view(column.type):
+        lengths = pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+        return lengths.to_numpy(zero_copy_only=False)
+    views = np.frombuffer(column.buffers()[1], dtype="<i4").reshape(-1, 4)
+    found = views[column.offset : column.offset + len(column), 0].astype(np.int64)
+    return np.where(np.asarray(column.is_valid()), found, 0)
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 def _stays_as_it_is(subjects: pa.Array) -> bool:
@@ -160,6 +175,7 @@ def _has_lengths(kind: pa.DataType) -> bool:
         or pa.types.is_large_binary(kind)
         or pa.types.is_large_string(kind)
         or pa.types.is_fixed_size_binary(kind)
+        or _is_view(kind)
     )
 
 
@@ -184,7 +200,7 @@ def header_bytes(headers: pa.Array) -> pa.Array:
     if headers.null_count == len(headers):
         return pa.repeat(pa.scalar(0, pa.int32()), len(headers))
     sizes = [
-        sum(len(name.encode()) + len(value or b"") for name, value in pairs or ())
+        sum(len(name.encode()) + len(value) for name, value in pairs or ())
         for pairs in headers.to_pylist()
     ]
     return pa.array(sizes, pa.int32())

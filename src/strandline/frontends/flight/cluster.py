@@ -3,12 +3,13 @@
 Rules: as ``admin``; every action needs a broker of a cluster, and says so at one that stands alone.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.errors import InvalidRequestError
+from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.frontends.flight.info import stream_info
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.placement import stranded
@@ -18,7 +19,6 @@ from strandline.protocol.wire import decode, refuse_body
 from strandline.types import BrokerId, PartitionName
 
 T = TypeVar("T")
-Handler = Callable[[bytes, Callable[[], bool]], list[Any]]
 
 
 class Change(Protocol):
@@ -68,37 +68,37 @@ class _Actions:
             raise InvalidRequestError("this broker stands alone; see docs/cluster.md")
         return self._any_broker
 
-    def status(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def status(self, body: bytes, _: ActionContext) -> list[Any]:
         """What this broker knows of its cluster."""
         refuse_body(body, cluster.CLUSTER_STATUS)
         return [cluster_status(self._broker)]
 
-    def admit_broker(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def admit_broker(self, body: bytes, _: ActionContext) -> list[Any]:
         """Expect a new broker."""
         order = decode(body, cluster.AdmitBroker, what=cluster.ADMIT_BROKER)
         operations = self._broker.operations
         self._change(operations.admit(BrokerId(order.broker), order.peer_address))
         return []
 
-    def drain_broker(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def drain_broker(self, body: bytes, _: ActionContext) -> list[Any]:
         """Begin to empty a broker, or cease."""
         order = decode(body, cluster.DrainBroker, what=cluster.DRAIN_BROKER)
         self._change(self._broker.operations.drain(BrokerId(order.broker), is_on=order.is_on))
         return []
 
-    def remove_broker(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def remove_broker(self, body: bytes, _: ActionContext) -> list[Any]:
         """Let go of an empty broker."""
         order = decode(body, cluster.WhichBroker, what=cluster.REMOVE_BROKER)
         self._change(self._broker.operations.remove(BrokerId(order.broker)))
         return []
 
-    def replace_disk(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def replace_disk(self, body: bytes, _: ActionContext) -> list[Any]:
         """Give up what a broker had on a lost disk."""
         order = decode(body, cluster.WhichBroker, what=cluster.REPLACE_DISK)
         self._change(self._broker.operations.replace_disk(BrokerId(order.broker)))
         return []
 
-    def reassign(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def reassign(self, body: bytes, _: ActionContext) -> list[Any]:
         """Begin to move partitions of a stream."""
         order = decode(body, cluster.Reassign, what=cluster.REASSIGN)
         to = tuple(BrokerId(broker) for broker in order.to)
@@ -106,12 +106,12 @@ class _Actions:
         moves = self._change(operations.reassign(order.stream, order.partition, to))
         return [cluster.Begun(moves=moves)]
 
-    def spread(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def spread(self, body: bytes, _: ActionContext) -> list[Any]:
         """Begin to fill up brokers."""
         refuse_body(body, cluster.SPREAD)
         return [cluster.Begun(moves=self._change(self._broker.operations.spread()))]
 
-    def elect_leader(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def elect_leader(self, body: bytes, _: ActionContext) -> list[Any]:
         """Let a replica lead."""
         order = decode(body, cluster.ElectLeader, what=cluster.ELECT_LEADER)
         name = PartitionName(order.stream, order.partition)
@@ -119,10 +119,11 @@ class _Actions:
         self._change(self._broker.operations.elect(name, leader, is_unclean=is_unclean))
         return []
 
-    def add_partitions(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def add_partitions(self, body: bytes, _: ActionContext) -> list[Any]:
         """Give a stream more partitions."""
         order = decode(body, cluster.AddPartitions, what=cluster.ADD_PARTITIONS)
-        return [stream_info(self._change(self._broker.add_partitions(order.name, order.count)))]
+        changed = self._change(self._broker.add_partitions(order.name, order.count))
+        return [stream_info(changed, self._broker)]
 
 
 def cluster_status(broker: ClusterBroker) -> ClusterStatus:

@@ -1,10 +1,10 @@
 """The admin actions about encrypted streams."""
 
-from collections.abc import Callable
 from typing import Any
 
 from strandline.broker.broker import Broker
-from strandline.frontends.flight.cluster import Change, Handler
+from strandline.frontends.flight.actions import ActionContext, Handler
+from strandline.frontends.flight.cluster import Change
 from strandline.metadata.image import StreamImage
 from strandline.protocol import encryption
 from strandline.protocol.encryption import KeyInfo
@@ -19,11 +19,11 @@ def encryption_actions(broker: Broker, change: Change) -> dict[str, Handler]:
         change: runs what changes something.
     """
 
-    def list_keys(body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def list_keys(body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, encryption.LIST_KEYS)
         return [key for stream in broker.image.streams.values() for key in _described(stream)]
 
-    def rotate_keys(body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def rotate_keys(body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, encryption.RotateKeys, what=encryption.ROTATE_KEYS)
         command = broker.keys.rotation(request.stream, has_new_key=request.has_new_key)
         change(broker.change(command))

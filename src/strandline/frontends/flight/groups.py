@@ -7,14 +7,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from strandline.broker.broker import Broker
+from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.groups.effects import Assigned
 from strandline.groups.state import Member, Partitions
 from strandline.groups.transactions import Transaction
 from strandline.protocol import groups as wire
 from strandline.protocol.wire import decode, refuse_body
 from strandline.types import PartitionName
-
-Handler = Callable[[bytes, Callable[[], bool]], list[Any]]
 
 
 class GroupActions:
@@ -38,7 +37,7 @@ class GroupActions:
             wire.DELETE_GROUP: self._delete,
         }
 
-    def _join(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _join(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, wire.JoinGroup, what=wire.JOIN_GROUP)
         assigned = self._run(
             self._broker.groups.join(
@@ -48,11 +47,12 @@ class GroupActions:
                 session_ms=request.session_ms,
                 instance=request.instance,
                 keeps=request.keeps,
+                owner=context.owner,
             )
         )
         return [_assignment(assigned)]
 
-    def _heartbeat(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _heartbeat(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, wire.GroupHeartbeat, what=wire.GROUP_HEARTBEAT)
         assigned = self._run(
             self._broker.groups.heartbeat(
@@ -61,16 +61,17 @@ class GroupActions:
                 epoch=request.epoch,
                 held=_names(request.held),
                 instance=request.instance,
+                owner=context.owner,
             )
         )
         return [_assignment(assigned)]
 
-    def _leave(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _leave(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, wire.LeaveGroup, what=wire.LEAVE_GROUP)
-        self._run(self._broker.groups.leave(request.group, request.member))
+        self._run(self._broker.groups.leave(request.group, request.member, owner=context.owner))
         return []
 
-    def _commit(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _commit(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, wire.CommitPositions, what=wire.COMMIT_POSITIONS)
         ref = request.transaction
         who = None if ref is None else Transaction(ref.producer_id, ref.epoch)
@@ -82,11 +83,12 @@ class GroupActions:
                 epoch=request.epoch,
                 number=request.number,
                 transaction=who,
+                owner=context.owner,
             )
         )
         return []
 
-    def _info(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _info(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.GroupRef, what=wire.GROUP_INFO)
         group = self._run(
             self._broker.groups.describe(request.group, must_be_decided=request.decided)
@@ -105,12 +107,12 @@ class GroupActions:
             )
         ]
 
-    def _list(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _list(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, wire.LIST_GROUPS)
         found = self._run(self._broker.groups.groups())
         return [wire.GroupSummary(group=name, members=n) for name, n in sorted(found.items())]
 
-    def _delete(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _delete(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.GroupRef, what=wire.DELETE_GROUP)
         self._run(self._broker.groups.delete(request.group))
         return []

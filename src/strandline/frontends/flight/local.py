@@ -4,12 +4,13 @@ Rules: only what is committed and in the file: what grows behind it is not liste
 are for the broker to serve.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from strandline.broker.broker import Broker
 from strandline.broker.partition import Partition
 from strandline.errors import CorruptBatchError, UnavailableError
+from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.frontends.flight.life import Life
 from strandline.frontends.flight.plan import ends_needed, plan_read
 from strandline.protocol.local import LOCAL_FILES, AbortedRange, LocalFile, LocalFiles, LocalPart
@@ -37,15 +38,16 @@ class LocalActions:
     def __init__(self, broker: Broker, life: Life) -> None:
         self._broker = broker
         self._life = life
-        self.handlers: dict[str, Callable[[bytes, Callable[[], bool]], list[Any]]] = {
-            LOCAL_FILES: self._local_files
-        }
+        self.handlers: dict[str, Handler] = {LOCAL_FILES: self._local_files}
 
-    def _local_files(self, body: bytes, is_cancelled: Callable[[], bool]) -> list[Any]:
+    def _local_files(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, ReadRequest, what=LOCAL_FILES)
         check_request(request)
-        stream = self._broker.stream(request.stream)
-        self._life.know_end(ends_needed(request, stream), is_cancelled)
+        if request.of_copy:
+            stream = self._broker.copy_of(request.stream)
+        else:
+            stream = self._broker.stream(request.stream)
+            self._life.know_end(ends_needed(request, stream), context.is_cancelled)
         plan = plan_read(request, stream)
         if not self._broker.config.local_reads or self._broker.image.quotas:
             return [NOTHING]  # what is read from files cannot be metered

@@ -142,6 +142,24 @@ NEEDS: Final[Mapping[str, Needs]] = {
 """Action → what its body needs; beyond that, every asker must be named by some rule."""
 
 
+def _producer_of(kind: type[Any], field: str = "producer") -> Callable[[bytes], int | None]:
+    def producer_id(body: bytes) -> int | None:
+        ref = getattr(decode(body, kind, what="request"), field)
+        return None if ref is None else ref.producer_id
+
+    return producer_id
+
+
+PRODUCERS: Final[Mapping[str, Callable[[bytes], int | None]]] = {
+    transactions.BEGIN_TRANSACTION: _producer_of(transactions.BeginTransaction, "after"),
+    transactions.ADD_TO_TRANSACTION: _producer_of(transactions.AddToTransaction),
+    transactions.PREPARE_TRANSACTION: _producer_of(transactions.PrepareTransaction),
+    transactions.END_TRANSACTION: _producer_of(transactions.EndTransaction),
+    groups.COMMIT_POSITIONS: _producer_of(groups.CommitPositions, "transaction"),
+}
+"""Action → the producer id that its body speaks for, which must have been given to the asker."""
+
+
 def _sees_group(asker: Asker, name: str) -> bool:
     return asker.may(Resource("group", name), "group", "admin")
 
@@ -158,7 +176,7 @@ def check_action(asker: Asker, name: str, body: bytes) -> None:
     """Refuse who may not run an action with this body.
 
     Raises:
-        NotAllowedError, UnauthenticatedError: as ``Asker.check``.
+        NotAllowedError, UnauthenticatedError: as ``Asker.check`` and ``check_producer``.
         InvalidRequestError: the body is not one of the action's.
     """
     if not asker.is_checked:
@@ -166,3 +184,6 @@ def check_action(asker: Asker, name: str, body: bytes) -> None:
     asker.check_known()
     for need in NEEDS[name](body):
         asker.check(need.resource, *need.operations)
+    producer_id = PRODUCERS[name](body) if name in PRODUCERS else None
+    if producer_id is not None:
+        asker.check_producer(producer_id)

@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 
 from strandline.broker.broker import Broker
+from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.protocol import quotas as wire
 from strandline.protocol.wire import decode, refuse_body
 from strandline.security.principal import check_user_name
 from strandline.security.quota import check_quota
-
-Handler = Callable[[bytes, Callable[[], bool]], list[Any]]
 
 
 class QuotaActions:
@@ -36,21 +35,21 @@ class QuotaActions:
             wire.REMOVE_QUOTA: self._remove,
         }
 
-    def _list(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _list(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, wire.LIST_QUOTAS)
         return [
             wire.QuotaInfo(principal=principal, **msgspec.structs.asdict(quota))
             for principal, quota in sorted(self._broker.image.quotas.items())
         ]
 
-    def _set(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _set(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.SetQuota, what=wire.SET_QUOTA)
         check_user_name(request.principal)
         check_quota(request.quota)
         self._run(self._broker.change(SetQuota(request.principal, request.quota)))
         return []
 
-    def _remove(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _remove(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.WhoseQuota, what=wire.REMOVE_QUOTA)
         self._run(self._broker.change(RemoveQuota(request.principal)))
         return []

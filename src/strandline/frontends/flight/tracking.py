@@ -125,7 +125,7 @@ def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str)
 
 def _with_id(headers: Headers | None, message_id: str | None) -> Headers | None:
     """Headers with the id that deduplication finds again after a restart."""
-    kept = [(name, value or b"") for name, value in headers or ()]
+    kept = list(headers or ())
     if not message_id or any(name == MESSAGE_ID_HEADER for name, _ in kept):
         return kept or None
     return [(MESSAGE_ID_HEADER, message_id.encode()), *kept]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
+from strandline.frontends.flight.actions import ActionContext, Handler
 from strandline.protocol import transactions as wire
 from strandline.protocol.groups import GROUPS_STREAM
 from strandline.protocol.wire import decode, refuse_body
@@ -23,7 +24,6 @@ from strandline.transactions.state import (
 )
 
 T = TypeVar("T")
-Handler = Callable[[bytes, Callable[[], bool]], list[Any]]
 
 
 class TransactionActions:
@@ -51,7 +51,7 @@ class TransactionActions:
     def _ask(self, make: Callable[[object], ev.Request]) -> Any:
         return self._run(self._broker.transactions.ask(make))
 
-    def _begin(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _begin(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, wire.BeginTransaction, what=wire.BEGIN_TRANSACTION)
         batch = request.batch
         begun: Begun = self._run(
@@ -64,7 +64,8 @@ class TransactionActions:
                     timeout_ms=request.timeout_ms,
                     fresh_id=fresh_id,
                     batch=None if batch is None else Batch(batch.transaction_id, batch.number),
-                )
+                ),
+                owner=context.owner,
             )
         )
         if begun.is_published:
@@ -72,7 +73,7 @@ class TransactionActions:
         who = begun.producer
         return [wire.TransactionBegun(producer=wire.ProducerRef(who.producer_id, who.epoch))]
 
-    def _add(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _add(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.AddToTransaction, what=wire.ADD_TO_TRANSACTION)
         for each in request.partitions:
             check_public(each.stream)
@@ -85,26 +86,26 @@ class TransactionActions:
         self._ask(lambda token: ev.AddPlaces(token, request.id, who, places))
         return []
 
-    def _prepare(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _prepare(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.PrepareTransaction, what=wire.PREPARE_TRANSACTION)
         who = _producer(request.producer)
         self._ask(lambda token: ev.Prepare(token, request.id, who))
         return []
 
-    def _end(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _end(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.EndTransaction, what=wire.END_TRANSACTION)
         who = _producer(request.producer)
         self._ask(lambda token: ev.End(token, request.id, who, is_commit=request.commit))
         return []
 
-    def _end_staged(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _end_staged(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.EndStaged, what=wire.END_STAGED)
         producer_id, epoch = map(int, request.staged.split("."))
         staged = Producer(producer_id, epoch)
         self._ask(lambda token: ev.EndStaged(token, request.id, staged, is_commit=request.commit))
         return []
 
-    def _publish(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _publish(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.PublishStaged, what=wire.PUBLISH_STAGED)
         batch = Batch(request.transaction_id, request.batch)
         published: Published = self._ask(
@@ -112,12 +113,12 @@ class TransactionActions:
         )
         return [_publication(published.publication, is_repeat=published.is_repeat)]
 
-    def _last_published(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _last_published(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.TransactionName, what=wire.LAST_PUBLISHED)
         found = self._read(lambda state: state.publications.get(request.transaction_id))
         return [] if found is None else [_publication(found, is_repeat=False)]
 
-    def _list(self, body: bytes, _: Callable[[], bool]) -> list[Any]:
+    def _list(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, wire.LIST_TRANSACTIONS)
         found = self._read(lambda state: list(state.transactions.values()))
         return [_info(each) for each in sorted(found, key=lambda each: each.id)]

@@ -8,7 +8,6 @@ Rules: no more than a window of bytes is under way per call, and none while the 
 by one thread.
 """
 
-import contextlib
 import itertools
 import logging
 import queue
@@ -30,6 +29,7 @@ from strandline.errors import (
     InvalidRecordError,
     InvalidRequestError,
     StrandlineError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.frontends.flight.checks import BatchChecker
@@ -75,6 +75,7 @@ class PutSession:
         send_ack: writes one metadata message to the client.
         is_cancelled: whether the client went away.
         check_allowed: raises once who publishes may do so no more.
+        check_producer: raises if a producer id was given to somebody else.
         allowance: how much it may publish; None: it is not metered.
 
     Raises:
@@ -91,6 +92,7 @@ class PutSession:
         send_ack: Callable[[bytes], None],
         is_cancelled: Callable[[], bool],
         check_allowed: Callable[[], None] = lambda: None,
+        check_producer: Callable[[int], None] = lambda _: None,
         allowance: Allowance | None = None,
     ) -> None:
         self._broker = broker
@@ -99,6 +101,7 @@ class PutSession:
         self._send_ack = send_ack
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
+        self._check_producer = check_producer
         self._allowance = allowance
         check_public(request.stream)
         self._stream: Stream = broker.stream(request.stream)
@@ -108,6 +111,8 @@ class PutSession:
         _check_acks(request.acks, config)
         self._checker = BatchChecker(broker.config.limits, config.subject)
         self._router = Router(config)
+        self._is_replaced = False
+        """Whether the stream was deleted and recreated under its name: the put ends."""
         self._acks: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
         self._finished_something = threading.Event()
         self._batches_in = self._bytes_in = 0
@@ -154,6 +159,8 @@ class PutSession:
             except (OSError, pa.ArrowMemoryError) as error:  # lengths and places that cannot be
                 raise InvalidRecordError(f"not valid Arrow data: {error}") from None
             self._take(place, chunk)
+            if self._is_replaced:
+                return
 
     def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
         """Check one batch and hand it to the loop; a bad one is answered at once."""
@@ -165,7 +172,7 @@ class PutSession:
             if chunk.data is None or not chunk.data.num_rows:
                 raise InvalidRecordError("metadata without records")
             batch = self._checker.check(chunk.data)
-            self._look_for_more_partitions()
+            self._update_stream()
             pieces = self._pieces(batch, tag, spread=place)
         except StrandlineError as error:
             self._acks.put(PutAck(sequence=tag.sequence, error=to_body(error)))
@@ -186,13 +193,16 @@ class PutSession:
         """So much was published: read no more until that is within the quota."""
         self._life.hold(allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled)
 
-    def _look_for_more_partitions(self) -> None:
-        """Know the partitions that the stream was given since the put began."""
-        with contextlib.suppress(UnknownStreamError):  # told by its partitions
+    def _update_stream(self) -> None:
+        """Use the partitions of now: a move replaces the object of one, and more may be added."""
+        try:
             found, known = self._broker.stream(self._request.stream), self._stream
-            is_same = found.created_ns == known.created_ns
-            if is_same and len(found.partitions) > len(known.partitions):
-                self._stream, self._router = found, Router(found.config)
+        except (UnknownStreamError, UnavailableError):
+            return  # the partitions themselves refuse the records with the reason
+        # A stream recreated under the name needs another put: its acks and partitions may differ.
+        self._is_replaced = found.created_ns != known.created_ns
+        if found is not known and not self._is_replaced:
+            self._stream, self._router = found, Router(found.config)
 
     def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[Piece]:
         """Where the rows of a checked batch go.
@@ -218,6 +228,7 @@ class PutSession:
                     "a batch with the numbers of a producer names a partition, and its rows have "
                     "no message ids"
                 )
+            self._check_producer(tag.producer.producer_id)
             producer = ProducerStamp(*msgspec.structs.astuple(tag.producer))
         elif self._request.transactional:
             raise InvalidRequestError("a batch of a transaction has the numbers of its producer")

@@ -8,11 +8,18 @@ pass h2 by (``frames``), both ways: the windows for what comes are kept here, th
 are h2's, which hears of the client's updates. What h2 wants sent is taken from it at once, so that
 all frames leave in the order in which they were made. Frames that are as simple as can be go the
 short way (``short_way``), all others the one that is here.
+
+Input takes its share of each round of the loop (``round_budget``); the rest waits, and nothing more
+is read meanwhile. Frames without content (PING, PRIORITY, WINDOW_UPDATE, empty DATA) end the
+connection when there are many more of them than our output explains. A client that does not
+identify itself within ``IDENTIFY_S`` is sent away.
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, cast
 
 from h2.config import H2Configuration
@@ -45,8 +52,9 @@ from strandline.frontends.grpc.frames import (
 from strandline.frontends.grpc.framing import timeout_s
 from strandline.frontends.grpc.serving import serve
 from strandline.frontends.grpc.short_way import ShortWay
-from strandline.frontends.grpc.status import RpcError, Status, percent_encoded
+from strandline.frontends.grpc.status import OversizeError, RpcError, Status, percent_encoded
 from strandline.frontends.metering import Presence
+from strandline.frontends.round_budget import SPENT
 
 if TYPE_CHECKING:
     from strandline.frontends.grpc.listener import GrpcListener
@@ -68,8 +76,13 @@ FLUSH_BYTES_MAX: Final = 256 << 10
 WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
 """Calls that a client may take back unanswered beyond those it lets finish (CVE-2023-44487)."""
-SETTINGS_S: Final = 1.0
-"""How long changes of a client's settings count against the most that it may make."""
+CONTROL_S: Final = 1.0
+"""How long frames without content count against the most that a client may send."""
+CONTROL_FRAMES_PER_FLUSH: Final = 16
+CONTROL_OUTPUT_BYTES: Final = 4096
+"""Clients answer our output with window updates, and with PINGs that measure the connection: so
+many frames may come for each flush, and one more for so many bytes of it."""
+IDENTIFY_S: Final = 5.0
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
@@ -97,7 +110,12 @@ class Connection(asyncio.Protocol):
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
         self._resets = 0
-        self._settings_since_s = self._loop.time()
+        self._control_since_s = self._loop.time()
+        self._is_identified = False
+        """Whether a call has shown who the client is."""
+        self._unread: Iterator[Data | bytes] | None = None
+        """Input beyond this round's share."""
+        self._identify_timer: asyncio.TimerHandle | None = None
         self._presence = Presence()
         self._transport: asyncio.Transport | None = None
 
@@ -116,10 +134,13 @@ class Connection(asyncio.Protocol):
         self._write()
         if not self._listener.admit(self):
             self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
+        self._identify_timer = self._loop.call_later(IDENTIFY_S, self._check_identified)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
         """Stop its calls."""
-        self._transport = None
+        self._transport = self._unread = None
+        if self._identify_timer is not None:
+            self._identify_timer.cancel()
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.give_up("the connection was lost")
@@ -136,21 +157,50 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It has caught up."""
         self._is_paused = False
-        if self._transport is not None and not self._transport.is_closing():
+        if self._unread is not None:
+            self._listener.budget.defer(self._take_unread)
+        elif self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self.flush_soon()
 
     def data_received(self, data: bytes) -> None:
         """Take frames."""
-        if self._cutter.settings:
-            self._forget_settings()
-        take = self.short_way.take
+        pieces = self._cutter.feed(data)
+        if self._unread is not None:
+            self._unread = itertools.chain(self._unread, pieces)
+        else:
+            self._take_pieces(pieces)
+
+    def _take_unread(self) -> None:
+        """Go on with the input that was left when the last round's share was spent."""
+        unread, transport = self._unread, self._transport
+        if unread is None or transport is None or self._is_paused:
+            return
+        self._unread = None
+        if transport.is_closing():
+            return
+        self._take_pieces(unread)
+        if self._unread is None and not self._is_paused and not transport.is_closing():
+            transport.resume_reading()
+
+    def _take_pieces(self, pieces: Iterator[Data | bytes]) -> None:
+        """Take input until this round's share is spent; the rest waits."""
+        if self._cutter.control:
+            self._forget_control()
+        end_s = self._listener.budget.slice_end()
+        if end_s == SPENT:
+            self._wait_for_round(pieces)
+            return
+        take, time_s = self.short_way.take, self._loop.time
         try:
-            for piece in self._cutter.feed(data):
+            for piece in pieces:
                 if isinstance(piece, bytes):
                     self._show(piece)
                 elif not take(piece):
                     self._take_data(piece)
+                if time_s() >= end_s:
+                    self._wait_for_round(pieces)
+                    break
             self._listener.messages += self.short_way.count()
         except FrameError as error:
             logger.debug("a gRPC client broke the protocol: %s", error)
@@ -164,12 +214,32 @@ class Connection(asyncio.Protocol):
 
     # What comes
 
-    def _forget_settings(self) -> None:
-        """Let the client change its settings again, if it has not done so just now."""
+    def _wait_for_round(self, pieces: Iterator[Data | bytes]) -> None:
+        """Take these later, and read nothing until then."""
+        self._unread = pieces
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._listener.budget.defer(self._take_unread)
+
+    def _check_identified(self) -> None:
+        """Send a client away that has not shown in time who it is.
+
+        Without access control nobody is identified, and speaking the protocol is enough. A probe
+        that watches our health has no credentials and may stay as long as it watches.
+        """
+        is_identified = self._is_identified or self._listener.is_known(self._transport)
+        is_probe = any(call.has_begun for call in self._calls.values())
+        if not (self._cutter.is_greeted and (is_identified or is_probe)):
+            self.go_away()
+        elif not is_identified:
+            self._identify_timer = self._loop.call_later(IDENTIFY_S, self._check_identified)
+
+    def _forget_control(self) -> None:
+        """Let the client send frames without content again, if it has sent few of them."""
         now_s = self._loop.time()
-        if now_s - self._settings_since_s >= SETTINGS_S:
-            self._settings_since_s = now_s
-            self._cutter.settings = 0
+        if now_s - self._control_since_s >= CONTROL_S:
+            self._control_since_s = now_s
+            self._cutter.settings = self._cutter.control = 0
 
     def _show(self, data: bytes) -> None:
         """Let h2 see frames, and take what they say.
@@ -243,6 +313,8 @@ class Connection(asyncio.Protocol):
         try:
             return call.feed(data, flow_bytes)
         except RpcError as error:
+            if isinstance(error, OversizeError):
+                self._listener.warn_oversize(error)
             call.abort(error)
         except Exception:
             logger.exception("a gRPC call failed")
@@ -294,11 +366,16 @@ class Connection(asyncio.Protocol):
             transport=self._transport,
             presence=self._presence,
         )
+        if call.status is None and not self._is_identified:
+            self._is_identified = not self._listener.is_open(bytes(headers.get(b":path", b"")))
+            if self._is_identified:
+                self._listener.note_identified(self)
 
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""
         call = self._calls.get(stream_id)
         if call is not None:
+            self._cutter.control -= 1  # it had a purpose
             self._give_up(call)
             # Who waits for an answer first, as subscribers do, has not flooded us.
             self._resets += not call.has_begun
@@ -332,9 +409,18 @@ class Connection(asyncio.Protocol):
             except ProtocolError as error:  # it was ended from the other side just now
                 logger.debug("a gRPC call ended early: %s", error)
                 self._give_up(call)
+        if self._cutter.control > 0:
+            self._credit_control()
         self._write()
         if is_cut:
             self.flush_soon()
+
+    def _credit_control(self) -> None:
+        """Let the client answer what is about to be sent with frames without content."""
+        if self._output:
+            size = sum(map(len, self._output))
+            credit = CONTROL_FRAMES_PER_FLUSH + size // CONTROL_OUTPUT_BYTES
+            self._cutter.control = max(0, self._cutter.control - credit)
 
     def _flush_call(self, call: Call) -> bool:
         """Send of one call; whether it has more that could be sent at once."""

@@ -36,6 +36,10 @@ TOO_MUCH: Final = "more data than the window takes"
 SETTINGS_MAX: Final = 100
 """Before they are forgotten. Each may cost as much as the connection has calls: a new first window
 is every call's."""
+CONTROL_MAX: Final = 1000
+"""Frames without content, such as PING and WINDOW_UPDATE, before they are forgotten."""
+CONTROL_PIECE: Final = 32
+"""How many of them are shown to h2 at once, so that the connection can stop between them."""
 
 
 class FrameError(Exception):
@@ -53,7 +57,7 @@ Data = tuple[int, int, bytes, int, int]
 class Cutter:
     """Cuts what comes into DATA frames and bytes for h2, in order."""
 
-    __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest", "settings")
+    __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest", "control", "settings")
 
     def __init__(self) -> None:
         self._rest = b""
@@ -63,12 +67,19 @@ class Cutter:
         self._is_in_headers = False
         self.settings = 0
         """Frames of SETTINGS that came since somebody has set this to 0."""
+        self.control = 0
+        """Frames that bring nothing, less what the connection has credited for its own output."""
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the client has sent its greeting."""
+        return not self._greeting
 
     def feed(self, data: bytes) -> Iterator[Data | bytes]:
         """What is whole now; to be taken to its end, or not fed any more.
 
         Raises:
-            FrameError: so many SETTINGS that they can only be meant to keep us busy.
+            FrameError: so many frames without content that they can only be meant to keep us busy.
         """
         position = 0
         while self._rest and position < len(data):  # only that frame is copied
@@ -101,22 +112,43 @@ class Cutter:
             if kind == DATA and not self._is_in_headers:
                 if begin < position:
                     yield data[begin:position]
+                if start == end and not flags:
+                    self._count_control(kind)
                 yield stream_id & STREAM_MASK, flags, data, start, end
                 begin = end
             elif kind == GOAWAY and not self._is_in_headers:
+                self._count_control(kind)
                 if begin < position:
                     yield data[begin:position]
                 begin = end
-            elif kind in (HEADERS, CONTINUATION):
-                self._is_in_headers = not flags & END_HEADERS
-            elif kind == SETTINGS:
-                self.settings += 1
-                if self.settings > SETTINGS_MAX:
-                    raise FrameError(ErrorCodes.ENHANCE_YOUR_CALM, "too many changes of settings")
+            elif kind == HEADERS and flags & END_HEADERS:
+                self._is_in_headers = False
+                yield data[begin:end]  # it may begin a call, which is work enough for one piece
+                begin = end
+            else:
+                if kind in (HEADERS, CONTINUATION):
+                    self._is_in_headers = not flags & END_HEADERS
+                self._count_control(kind)
+                if not self.control % CONTROL_PIECE:
+                    yield data[begin:end]
+                    begin = end
             position = end
         self._rest = data[position:]
         if begin < position:
             yield data[begin:position]
+
+    def _count_control(self, kind: int) -> None:
+        """Count a frame that brings nothing by itself.
+
+        Raises:
+            FrameError: one too many.
+        """
+        self.control += 1
+        if kind == SETTINGS:
+            self.settings += 1
+        if self.control > CONTROL_MAX or self.settings > SETTINGS_MAX:
+            text = f"too many frames without content, the last of type {kind}"
+            raise FrameError(ErrorCodes.ENHANCE_YOUR_CALM, text)
 
 
 class Inflow:

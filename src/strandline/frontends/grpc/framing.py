@@ -6,7 +6,7 @@ the broker announces that it takes none.
 
 import struct
 
-from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.grpc.status import OversizeError, RpcError, Status
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
@@ -57,7 +57,8 @@ class Deframer:
         """The messages that are whole now.
 
         Raises:
-            RpcError: compressed, or longer than allowed.
+            RpcError: compressed.
+            OversizeError: longer than allowed.
         """
         buffer = self._buffer
         if not buffer and len(data) >= PREFIX_BYTES:  # the usual case: one whole message
@@ -73,7 +74,7 @@ class Deframer:
                 raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not taken")
             if length > self._max:
                 text = f"message of {length} bytes; at most {self._max} are taken"
-                raise RpcError(Status.RESOURCE_EXHAUSTED, text)
+                raise OversizeError(Status.RESOURCE_EXHAUSTED, text)
             start = position + PREFIX_BYTES
             if size - start < length:
                 break

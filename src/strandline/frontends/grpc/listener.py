@@ -7,19 +7,21 @@ by trying elsewhere or later, and waits for no slow client.
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 from collections.abc import Mapping
 from typing import Final
 
 from strandline.broker.access import Access, Asker
+from strandline.broker.seldom import Seldom
 from strandline.config import BrokerConfig, LimitsConfig
-from strandline.errors import InvalidConfigError
+from strandline.errors import InvalidConfigError, StrandlineError
+from strandline.frontends.connections import ConnectionLimit
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.methods import Direct, Method
-from strandline.frontends.grpc.status import RpcError, Status
+from strandline.frontends.grpc.status import OversizeError, RpcError, Status
 from strandline.frontends.metering import Metering, Presence
+from strandline.frontends.round_budget import RoundBudget
 from strandline.frontends.tls import certificate_name, listening_context
 from strandline.security.policy import Identity, Shown
 from strandline.security.principal import ANONYMOUS
@@ -69,6 +71,8 @@ class GrpcListener:
         self._metering = metering
         self._access = access
         self._anybody = Asker(access, Identity(ANONYMOUS))
+        self.budget = RoundBudget()
+        self._warnings = Seldom()
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""
         self.buffered_bytes = 0
@@ -77,7 +81,7 @@ class GrpcListener:
         self._telemetry = telemetry
         self._connections: set[Connection] = set()
         self._unflushed: list[Connection] = []
-        self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._limit = metering.connections if metering is not None else ConnectionLimit()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._server: asyncio.Server | None = None
@@ -94,7 +98,7 @@ class GrpcListener:
         Raises:
             InvalidConfigError: the address cannot be had, or a certificate is of no use.
         """
-        loop, host = asyncio.get_running_loop(), config.host
+        loop, host = asyncio.get_running_loop(), config.grpc.host or config.host
         self.buffered_bytes_max = config.limits.pending_bytes
         tls = None
         if config.tls.is_on:
@@ -163,7 +167,7 @@ class GrpcListener:
             NotAllowedError: somebody who may do nothing here.
         """
         access = self._access
-        if not access.is_on or path.startswith(OPEN_PATHS):
+        if not access.is_on or self.is_open(path):
             return self._anybody
         header = headers.get(b"authorization")
         token = None if header is None else bearer_token(bytes(header).decode(errors="replace"))
@@ -171,6 +175,25 @@ class GrpcListener:
         asker = access.identify(Shown(token, certificate))
         asker.check_known()
         return asker
+
+    def warn_oversize(self, error: OversizeError) -> None:
+        """Log that something too large was refused, at most once in a while."""
+        if self._warnings.is_due("oversize", asyncio.get_running_loop().time()):
+            text = "refused on gRPC port %d: %s (the client may repeat it for ever)"
+            logger.warning(text, self.port, error.text)
+
+    def is_known(self, transport: asyncio.BaseTransport | None) -> bool:
+        """Whether a client may make calls without showing more, as with a certificate."""
+        try:
+            self.asker(b"", {}, transport)
+        except StrandlineError:
+            return False
+        return True
+
+    @staticmethod
+    def is_open(path: bytes) -> bool:
+        """Whether anybody may make this call, without saying who it is."""
+        return path.startswith(OPEN_PATHS)
 
     def meter(self, call: Call, path: bytes, presence: Presence) -> None:
         """Count a call whose asker is known, its connection, and what it will carry.
@@ -197,7 +220,11 @@ class GrpcListener:
         self._connections.add(connection)
         self._all_gone.clear()
         self._telemetry.count_listener(LISTENER, connections=1)
-        return len(self._connections) <= self._connections_max
+        return self._limit.admit(connection, connection.drop)
+
+    def note_identified(self, connection: Connection) -> None:
+        """A client has shown who it is."""
+        self._limit.note_identified(connection)
 
     def flush_soon(self, connection: Connection) -> None:
         """Let a connection send what its calls have, at the turn's end or in the next round."""
@@ -213,6 +240,7 @@ class GrpcListener:
     def forget(self, connection: Connection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
+        self._limit.forget(connection)
         if not self._connections:
             self._all_gone.set()
         self._telemetry.count_listener(LISTENER, connections=-1)

@@ -56,6 +56,10 @@ class RpcError(Exception):
         self.text = text
 
 
+class OversizeError(RpcError):
+    """A message or record is over a limit, and its sender may repeat it for ever."""
+
+
 _STATUSES: tuple[tuple[type[StrandlineError], Status], ...] = (
     (UnknownStreamError, Status.NOT_FOUND),
     (UnknownPartitionError, Status.NOT_FOUND),

@@ -3,28 +3,42 @@
 Rules: the socket is bound here, so that a taken port is a typed error and not an exit; signals stay
 with ``server``; stopping waits for no slow client. There is always room for one more connection:
 who is silent must not keep probes out, by which others decide whether the broker lives.
+
+A request has no body, comes whole within ``REQUEST_S`` and takes its answer within ``ANSWER_S``.
+Requests take their share of each round of the loop (``round_budget``).
 """
 
 import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
+from strandline.frontends.connections import HTTP_SHARE
 from strandline.frontends.http.app import build_app
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView
+from strandline.frontends.round_budget import SPENT, RoundBudget
 from strandline.frontends.tls import keep_current, load_tls
+from strandline.storage.descriptors import current_shares
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
-"""Beyond these uvicorn answers 503, health included."""
+"""Beyond these uvicorn answers 503, health included; fewer where descriptors are few."""
 HEADER_BYTES_MAX = 16 << 10
+REQUEST_S = 8.0
+"""For a whole request, from when the connection began or was last answered."""
+REQUEST_WORK_S = 0.0003
+"""About what the answer to a request takes of the loop, a round later."""
+ANSWER_S = 30.0
+"""For the answer to be made and taken."""
 SAMPLE_INTERVAL_S = 1.0
 GRACE_S = 1
 
@@ -81,9 +95,9 @@ class HttpFrontEnd:
             build_app(self._broker, self._meter),
             access_log=False,
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-            http=_Connection,
+            http=partial(_Connection, RoundBudget()),  # type: ignore[arg-type]  # only called
             lifespan="off",
-            limit_concurrency=CONNECTIONS_MAX,
+            limit_concurrency=_connections_max(),
             log_config=None,
             log_level="error",
             proxy_headers=False,
@@ -108,20 +122,81 @@ class HttpFrontEnd:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
 
+class _BodilessConnection(h11.Connection):
+    """Refuses requests with a body: no page takes one, and each chunk of it would cost us."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and any(map(_announces_body, event.headers)):
+            raise h11.RemoteProtocolError("no page here takes a request with a body")
+        return event
+
+
+def _announces_body(header: tuple[bytes, bytes]) -> bool:
+    """Whether a header of a request says that a body follows."""
+    name, value = header
+    return name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0") != b"")
+
+
 class _Connection(H11Protocol):
     """A connection; one too many ends the one that was answered, or came, the longest ago."""
 
+    def __init__(self, budget: RoundBudget, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.conn = _BodilessConnection(h11.SERVER, HEADER_BYTES_MAX)
+        self.budget = budget
+        self.is_deferred = False
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own
+        self.timer = self.loop.call_later(REQUEST_S, transport.abort)
         super().connection_made(transport)
         self.since_s = self.loop.time()
-        while len(self.connections) >= CONNECTIONS_MAX:
+        while len(self.connections) >= _connections_max():
             oldest = min(self.connections, key=_since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.timer.cancel()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        if self.is_deferred or self.transport.is_closing():
+            return
+        if self.budget.slice_end() == SPENT:
+            self.is_deferred = True
+            self.flow.pause_reading()
+            self.budget.defer(self._handle_deferred)
+            return
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # a request has come whole
+            self.budget.charge(REQUEST_WORK_S)
+            self._expect(ANSWER_S)
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(f"{msg} Send GET or HEAD requests, without a body.\n")
+
+    def _handle_deferred(self) -> None:
+        self.is_deferred = False
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self.handle_events()
+
     def on_response_complete(self) -> None:
         self.since_s = self.loop.time()
+        self._expect(REQUEST_S)
         super().on_response_complete()
+
+    def _expect(self, seconds: float) -> None:
+        """End the connection unless its next step is made in time."""
+        self.timer.cancel()
+        if not self.transport.is_closing():
+            self.timer = self.loop.call_later(seconds, self.transport.abort)
+
+
+def _connections_max() -> int:
+    return min(CONNECTIONS_MAX, current_shares().connections // HTTP_SHARE)
 
 
 def _since(connection: Any) -> float:

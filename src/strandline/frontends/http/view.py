@@ -40,6 +40,11 @@ class PartitionView(Protocol):
         ...
 
     @property
+    def hidden_offsets(self) -> int:
+        """Offsets that readers can see nothing at."""
+        ...
+
+    @property
     def elsewhere(self) -> Exception | None:
         """Why it cannot be read here, if other brokers alone have copies."""
         ...
@@ -87,6 +92,11 @@ class BrokerView(Protocol):
         ...
 
     @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens of the metadata may still be acted upon."""
+        ...
+
+    @property
     def telemetry(self) -> Telemetry:
         """Its figures."""
         ...
@@ -116,11 +126,13 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     log_start_offset: int
     high_watermark: int
     log_end_offset: int
+    hidden_offsets: int = 0
+    """Transaction markers, and records that were aborted."""
 
     @property
     def records(self) -> int:
-        """Offsets readers can see; compaction may have left fewer records."""
-        return self.high_watermark - self.log_start_offset
+        """Records readers can see; compaction may have left fewer."""
+        return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +144,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def records(self) -> int:
-        """Offsets readers can see, over all partitions."""
+        """Records readers can see, over all partitions."""
         return sum(partition.records for partition in self.partitions)
 
 
@@ -189,4 +201,5 @@ def _partition_state(partition: PartitionView) -> PartitionState:
         log_start_offset=partition.log_start_offset,
         high_watermark=partition.high_watermark,
         log_end_offset=partition.log_end_offset,
+        hidden_offsets=partition.hidden_offsets,
     )

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from strandline.broker.child_environment import child_environment
 from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.nats.routes import Routes, quoted, tls_lines
@@ -49,11 +50,13 @@ ROOM_BYTES: Final = 64 << 10
 """More than nats-server writes as it starts; if there is no room for that, it may not say so."""
 LAUNCHER: Final = """\
 import ctypes, os, sys
+os.umask(0o077)
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Die by SIGKILL with the parent; if it is gone already, do not even start."""
+"""Die by SIGKILL with the parent; if it is gone already, do not even start. Nobody else may read
+the log and the other files that nats-server makes."""
 
 
 def find_binary() -> str:
@@ -215,7 +218,7 @@ class NatsServerChild:
             TimeoutError: its port is not known in time.
             OSError: its configuration cannot be written.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = self._directory / "nats-server.conf"
         _write_private(config, self._configuration())
         launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()))
@@ -224,6 +227,7 @@ class NatsServerChild:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=child_environment(),
             start_new_session=True,
         )
         try:

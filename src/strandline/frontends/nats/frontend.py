@@ -80,7 +80,7 @@ class NatsFrontEnd:
         """
         config, broker = self._config, self._broker
         gate = Gate(config.limits.pending_bytes)
-        intake = Intake(broker.clock, self._routes)
+        intake = Intake(broker.clock, self._routes, broker.admission)
         bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)

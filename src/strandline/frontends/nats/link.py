@@ -8,12 +8,14 @@ are queued and written once per turn. The link neither connects nor reconnects.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
 from strandline.errors import InvalidSubjectError, NotLeaderError, StrandlineError
 from strandline.frontends.nats.connection import PING
 from strandline.frontends.nats.protocol import (
+    Event,
     encode_publish,
     encode_subscribe,
     encode_unsubscribe,
@@ -43,12 +45,12 @@ class Link(ServerLink):
         self._last_sid = 0
         self._sole = SoleSink(self)
 
-    def data_received(self, data: bytes) -> None:
+    def _take(self, events: Sequence[Event]) -> None:
         """The hot path: plain payloads go straight to their partition."""
         tables = self._tables
         subscriber = self._subscriber
         messages = 0
-        for event in self.parser.feed(data):
+        for event in events:
             if not isinstance(event, tuple):
                 self._control(event)
                 continue
@@ -71,6 +73,9 @@ class Link(ServerLink):
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, responder=taker, token=reply)
         subscriber.messages += messages
+
+    def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
+        subscriber = self._subscriber
         if self.output:
             self.flush()
         if subscriber.admission.pending_bytes > subscriber.gate.pending_high:

@@ -8,7 +8,6 @@ here; what one does costs the others nothing but its share of the loop.
 import asyncio
 import contextlib
 import logging
-import resource
 import secrets
 import ssl
 from typing import Final
@@ -21,10 +20,11 @@ from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.metering import Metering
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import OVERLOAD, QUOTA, Gate
+from strandline.frontends.nats.flow import OVERLOAD, QUOTA, ROUND_S, SLICE_S, Gate
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
+from strandline.frontends.round_budget import RoundBudget
 from strandline.frontends.tasks import end_task, start_task
 from strandline.frontends.tls import listening_context
 from strandline.version import __version__
@@ -36,7 +36,7 @@ NATS_VERSION: Final = "2.10.0"
 MESSAGE_SLACK_BYTES: Final = 64 << 10
 """What headers and an envelope may add to the largest record."""
 PING_INTERVAL_S: Final = 60.0
-HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 1.0
 UNANSWERED_PINGS_MAX: Final = 2
@@ -74,6 +74,7 @@ class IngestListener:
         self.admission = broker.admission
         self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
         self.ack_lines = AckLines(b"MSG %b %b")
+        self.budget = RoundBudget(SLICE_S, ROUND_S)
         self.unflushed: list[PublisherConnection] = []
         self.messages = 0
         """Received since the last count was handed to telemetry."""
@@ -83,7 +84,6 @@ class IngestListener:
         self._connections: set[PublisherConnection] = set()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
-        self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._server: asyncio.Server | None = None
         self._pinger: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
@@ -193,18 +193,19 @@ class IngestListener:
         self._all_gone.clear()
         self._broker.reads(connection)
         self._broker.telemetry.count_listener("ingest", connections=1)
-        return len(self._connections) <= self._connections_max
+        return self.metering.connections.admit(connection, connection.abort)
 
     def expect(self, connection: PublisherConnection) -> None:
-        """Give a new connection some time to say who it is."""
+        """Give a new connection some time to identify itself."""
         loop = asyncio.get_running_loop()
-        loop.call_later(HANDSHAKE_TIMEOUT_S, connection.check_identity)
+        loop.call_later(HANDSHAKE_TIMEOUT_S, connection.end_silent)
 
     def forget(self, connection: PublisherConnection) -> None:
         """A connection is gone; of one that failed to shake hands some loops tell again."""
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        self.metering.connections.forget(connection)
         if not self._connections:
             self._all_gone.set()
         self._broker.telemetry.count_listener("ingest", connections=-1)

@@ -9,6 +9,7 @@ from typing import Protocol
 from strandline.broker.responder import Responder
 from strandline.broker.routing import StreamPort
 from strandline.clock import Clock
+from strandline.errors import StrandlineError
 from strandline.metadata.image import MetadataImage
 from strandline.telemetry import Telemetry
 
@@ -19,6 +20,12 @@ class AdmissionPort(Protocol):
     @property
     def pending_bytes(self) -> int:
         """Bytes accepted and not yet stored."""
+        ...
+
+    def reject(
+        self, error: StrandlineError, responder: Responder | None, token: object, *, stream: str
+    ) -> None:
+        """Refuse a record: count it, and tell the responder or else the log."""
         ...
 
 
@@ -33,6 +40,11 @@ class BrokerPort(Protocol):
     @property
     def image(self) -> MetadataImage:
         """The metadata as it is now."""
+        ...
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens of the metadata may still be acted upon."""
         ...
 
     @property

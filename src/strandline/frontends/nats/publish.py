@@ -5,12 +5,16 @@
     Nats-Expected-Last-Sequence   stored only if the partition's last sequence is this
     Nats-Expected-Stream          the checks and the ack concern this stream only; it is the one of
                                   its queue group that gets the record
+    Nats-Stream                   JetStream republished the message: nothing is judged or answered
     Strandline-Key                the record's key (taken out of the headers)
     Strandline-Tombstone          the value is null: the key is deleted (taken out too)
 
 Rules: a Liftbridge envelope gives key, value, headers, ack inbox and policy; what is not a valid
-envelope is a plain value. Headers that ask JetStream for something we do not do are refused, never
-ignored. Malformed headers cost their sender an error reply. No sockets here.
+envelope is a plain value. Control headers are judged only by a stream that answers the publisher:
+headers that ask JetStream for something we do not do are refused there, never ignored. Every other
+stream stores the message as it is, since the headers may be meant for another stream. Refused
+messages are counted, malformed headers included, and logged where no publisher is answered. No
+sockets here.
 """
 
 from typing import Final
@@ -19,13 +23,12 @@ import msgspec
 
 from strandline.broker.routing import Route, RouteTable, Target
 from strandline.clock import Clock
-from strandline.errors import InvalidRecordError, InvalidRequestError
+from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
 from strandline.frontends.nats.headers import parse_headers
+from strandline.frontends.nats.ports import AdmissionPort
 from strandline.frontends.nats.replies import (
     EnvelopeResponder,
     ReplySink,
-    error_reply,
-    stream_mismatch_reply,
 )
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
@@ -34,6 +37,7 @@ KEY_HEADER: Final = "Strandline-Key"
 TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
 EXPECTED_STREAM_HEADER: Final = "Nats-Expected-Stream"
 EXPECTED_LAST_HEADER: Final = "Nats-Expected-Last-Sequence"
+REPUBLISHED_HEADER: Final = "Nats-Stream"
 REPLY_HEADER: Final = "reply"
 """Of records whose stream does not answer publishes: the reply subject, as Liftbridge keeps it."""
 UNSUPPORTED_HEADERS: Final = frozenset(
@@ -60,12 +64,18 @@ class Publication(msgspec.Struct):
     message_id: str | None = None
     expected_stream: str | None = None
     expected_last: int | None = None
+    is_republished: bool = False
+    """Whether another stream has stored it, and judged its headers, before."""
+    refusal: InvalidRequestError | None = None
+    """Why a stream that answers the publisher does not store it; None: it does."""
+    is_malformed: bool = False
+    """Whether no stream stores it."""
     wrapped: envelope.Message | None = None
     """The Liftbridge message it came in, if it did."""
 
 
 def interpret(block: bytes | None, payload: bytes) -> Publication:
-    """What a message asks for.
+    """Return what a message asks for.
 
     Args:
         block: its header block, or None.
@@ -73,7 +83,6 @@ def interpret(block: bytes | None, payload: bytes) -> Publication:
 
     Raises:
         InvalidRecordError: malformed headers.
-        InvalidRequestError: headers that ask for what we do not do.
     """
     headers = parse_headers(block) if block is not None else []
     found = Publication(payload)
@@ -94,24 +103,33 @@ def _apply_headers(found: Publication, headers: Headers) -> None:
     for name, value in headers:
         if name == KEY_HEADER:
             found.key = value
-            continue
-        if name == TOMBSTONE_HEADER:
-            if found.value:
-                raise InvalidRequestError(f"a message with {TOMBSTONE_HEADER} must have no payload")
+        elif name == TOMBSTONE_HEADER and not found.value:
             found.value = None
-            continue
-        kept.append((name, value))
-        if name == MESSAGE_ID_HEADER:
-            found.message_id = found.message_id or as_id(value) or None
-        elif name == EXPECTED_STREAM_HEADER:
-            found.expected_stream = value.decode(errors="replace")
-        elif name == EXPECTED_LAST_HEADER:
-            if not value.isdigit() or len(value) > 19:
-                raise InvalidRequestError(f"{EXPECTED_LAST_HEADER} is not a sequence")
-            found.expected_last = int(value)
-        elif name in UNSUPPORTED_HEADERS:
-            raise InvalidRequestError(f"header {name} is not supported")
+        else:
+            kept.append((name, value))
+            found.refusal = _apply_control_header(found, name, value) or found.refusal
     found.headers = kept or None
+
+
+def _apply_control_header(
+    found: Publication, name: str, value: bytes
+) -> InvalidRequestError | None:
+    """Take the meaning of a header that is stored too; return why it cannot be done, if so."""
+    if name == MESSAGE_ID_HEADER:
+        found.message_id = found.message_id or as_id(value) or None
+    elif name == EXPECTED_STREAM_HEADER:
+        found.expected_stream = value.decode(errors="replace")
+    elif name == EXPECTED_LAST_HEADER:
+        if not value.isdigit() or len(value) > 19:
+            return InvalidRequestError(f"{EXPECTED_LAST_HEADER} is not a sequence: {value[:40]!r}")
+        found.expected_last = int(value)
+    elif name == REPUBLISHED_HEADER:
+        found.is_republished = True
+    elif name == TOMBSTONE_HEADER:
+        return InvalidRequestError(f"a message with {TOMBSTONE_HEADER} must have no payload")
+    elif name in UNSUPPORTED_HEADERS:
+        return InvalidRequestError(f"header {name} is not supported")
+    return None
 
 
 class Intake:
@@ -120,11 +138,13 @@ class Intake:
     Args:
         clock: for the times in Liftbridge acks.
         routes: of all streams, to find an expected stream, if it records a subject at all.
+        admission: counts refused messages.
     """
 
-    def __init__(self, clock: Clock, routes: RouteTable) -> None:
+    def __init__(self, clock: Clock, routes: RouteTable, admission: AdmissionPort) -> None:
         self._clock = clock
         self._routes = routes
+        self._admission = admission
 
     def take(
         self,
@@ -146,18 +166,18 @@ class Intake:
         """
         try:
             publication = interpret(block, payload)
-        except (InvalidRecordError, InvalidRequestError) as error:
-            if reply is not None:
-                sink.deliver(reply, error_reply(error))
-            return
-        expected = publication.expected_stream
-        named = None
-        if expected is not None:
+        except InvalidRecordError as error:
+            publication = Publication(payload, refusal=error, is_malformed=True)
+        expected, named = publication.expected_stream, None
+        if publication.is_republished:
+            publication.expected_stream = None
+        elif expected is not None:
             named = self._routes.target(route.subject, expected)
             if named is None:
-                if reply is not None:
-                    sink.deliver(reply, stream_mismatch_reply(expected))
-                return
+                publication.expected_stream = None
+                publication.refusal = StreamMismatchError(
+                    f"expected stream does not match: no stream '{expected}' has this subject"
+                )
         for target in route.targets(named):
             self._append(target, publication, reply, subject=route.subject, sink=sink)
 
@@ -170,32 +190,44 @@ class Intake:
         subject: str,
         sink: ReplySink,
     ) -> None:
-        """Append to one stream; a stream that is not the expected one records in silence."""
-        concerned = publication.expected_stream in (None, target.name)
-        token = reply if concerned and target.answers else None
-        responder: ReplySink | EnvelopeResponder | None = sink if token is not None else None
-        if publication.wrapped is not None and concerned:
-            responder = EnvelopeResponder(
-                publication.wrapped,
-                sink,
-                subject=subject,
-                stream_subject=target.stream_subject,
-                clock=self._clock,
-            )
+        """Append to one stream; a stream that is not the expected one stores in silence."""
+        wrapped = publication.wrapped
+        answers = target.answers and not publication.is_republished
+        token = reply if answers else None
+        has_inbox = wrapped is not None and wrapped.ack_inbox and not publication.is_republished
+        is_judging = token is not None or has_inbox
+        is_concerned = publication.expected_stream in (None, target.name)
+        responder: ReplySink | EnvelopeResponder | None = None
+        if is_judging and is_concerned:
+            responder = sink
+            if wrapped is not None and has_inbox:
+                responder = EnvelopeResponder(
+                    wrapped,
+                    sink,
+                    subject=subject,
+                    stream_subject=target.stream_subject,
+                    clock=self._clock,
+                )
+        partition = target.partition_for(publication.key)
+        refusal = publication.refusal
+        if refusal is not None and (responder is not None or publication.is_malformed):
+            # Every broker of a cluster receives the message: the leader refuses it for all.
+            if sink.is_alone or partition.is_led:
+                self._admission.reject(refusal, responder, token, stream=target.name)
+            return
         headers = publication.headers
-        if reply is not None and not target.answers:  # it is the application's: keep it
+        if reply is not None and not answers:  # it is the application's: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]
-        expected_last = publication.expected_last if concerned else None
-        if publication.wrapped is not None and target.checks_offsets:
-            expected = publication.wrapped.offset
-            expected_last = expected if expected >= 0 else expected_last
-        target.partition_for(publication.key).append(
+        expected_last = publication.expected_last if responder is not None else None
+        if wrapped is not None and target.checks_offsets:
+            expected_last = wrapped.offset if wrapped.offset >= 0 else expected_last
+        partition.append(
             publication.value,
             subject=subject,
             key=publication.key,
             headers=headers,
             responder=responder,
-            token=token,
-            message_id=publication.message_id,
+            token=token if responder is not None else None,
+            message_id=publication.message_id if is_judging else None,
             expected_last=expected_last,
         )

@@ -19,6 +19,7 @@ from strandline.errors import (
     NotLeaderError,
     RecordTooLargeError,
     StrandlineError,
+    StreamMismatchError,
     UnavailableError,
     WrongLastSequenceError,
 )
@@ -29,12 +30,12 @@ _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
     # (ours, HTTP-like code, nats-server's err_code); the first that fits is taken
     (WrongLastSequenceError, 400, 10071),
     (RecordTooLargeError, 400, 10054),
+    (StreamMismatchError, 400, 10060),
     (InvalidRequestError, 400, 10003),
     (DiskFullError, 503, 10023),
     (UnavailableError, 503, 10008),
     (StrandlineError, 500, 10077),
 )
-_STREAM_MISMATCH = 10060
 DESCRIPTION_MAX = 1000
 """Characters of what an error says, which may quote a publisher at length."""
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
@@ -61,18 +62,8 @@ def error_reply(error: StrandlineError) -> bytes:
     code, number = next(
         (code, number) for cls, code, number in _ERROR_NUMBERS if isinstance(error, cls)
     )
-    return _error_json(code, number, description=error.message, reason=error.code)
-
-
-def stream_mismatch_reply(expected: str) -> bytes:
-    """The error response for a ``Nats-Expected-Stream`` that is not bound to the subject."""
-    description = f"expected stream does not match: no stream '{expected}' has this subject"
-    return _error_json(400, _STREAM_MISMATCH, description=description, reason="invalid_request")
-
-
-def _error_json(code: int, number: int, *, description: str, reason: str) -> bytes:
-    error = {"code": code, "err_code": number, "description": description[:DESCRIPTION_MAX]}
-    return msgspec.json.encode({"error": error, "code": reason, "seq": 0})
+    body = {"code": code, "err_code": number, "description": error.message[:DESCRIPTION_MAX]}
+    return msgspec.json.encode({"error": body, "code": error.code, "seq": 0})
 
 
 class AckLines:

@@ -4,6 +4,7 @@ Rules: pure. The state of a key knows which offset of each partition it holds la
 state of all keys together tells where reading goes on.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _KEPT = (*_COMPARED, "binary", "date", "decimal", "timestamp", "timestamp_ntz")
 _TAKES = {"sum": _NUMBERS, "min": _COMPARED, "max": _COMPARED, "last": _KEPT}
 """Types of an argument, by function. A state is JSON, which has numbers and texts: what is neither
 comes back as its text, which can be kept, and not be added to or compared with."""
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON has no notation for, as the texts that Spark's ``to_json`` writes for them."""
 _COLUMN = re.compile(r"(count|sum|min|max|last)\((.*)\)", re.DOTALL)
 
 
@@ -130,7 +133,10 @@ def fold(
 def encode_state(state: State) -> str:
     """The state as JSON, equal for equal states."""
     # Values are always in the order of the columns; offsets come in any.
-    ordered = State(values=state.values, offsets=dict(sorted(state.offsets.items())))
+    ordered = State(
+        values={name: _in_json(value) for name, value in state.values.items()},
+        offsets=dict(sorted(state.offsets.items())),
+    )
     return msgspec.json.encode(ordered).decode()
 
 
@@ -155,6 +161,13 @@ def next_offsets(states: Iterable[State]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
+def _in_json(value: Any) -> Any:
+    """A value as JSON can hold it: msgspec would write null for a number that is not finite."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return next(text for text, number in _NOT_FINITE.items() if repr(number) == repr(value))
+
+
 def _folded(function: str, old: Any, new: Any) -> Any:
     if function == "count":
         return (old or 0) + 1
@@ -162,6 +175,10 @@ def _folded(function: str, old: Any, new: Any) -> Any:
         return old
     if old is None or function == "last":
         return new
+    if isinstance(old, str) and not isinstance(new, str):
+        old = _NOT_FINITE.get(old, old)
     if function == "sum":
         return old + new
-    return min(old, new) if function == "min" else max(old, new)
+    # As in Spark, NaN is larger than any other number, so the result depends on no order.
+    chosen = min if function == "min" else max
+    return chosen(old, new, key=lambda value: (value != value, value))  # noqa: PLR0124 - only NaN

@@ -38,11 +38,12 @@ HEAD: Final = (
     "stored",
     "read",
     "reads failed",
-    "slowest reader got on in",
     "processed by the group",
     "members joined",
     "their errors",
-    "longest silence",
+    "transactions",
+    "longest silence with a majority",
+    "slowest client after a heal",
     "verdict",
 )
 
@@ -54,11 +55,13 @@ def row(outcome: Outcome) -> list[str]:
     counts += [outcome.own, outcome.stored, outcome.read, outcome.read_errors.total()]
     cells = [str(plan.brokers), str(plan.seed), f"{outcome.seconds:.0f}"]
     cells += [f"{count:,}" for count in counts]
-    cells += [f"{outcome.least_rounds} of {outcome.rounds} rounds", f"{outcome.processed:,}"]
+    cells.append(f"{outcome.processed:,}")
     cells += [
         str(outcome.stays),
         str(outcome.group_errors.total()),
+        f"{outcome.committed:,}",
         f"{outcome.silence_s_max:.1f} s",
+        f"{outcome.recovery_s_max:.1f} s",
     ]
     return [*cells, "all promises kept"]
 
@@ -105,7 +108,8 @@ def run(plan: Plan) -> Outcome | None:
         print(f"  {name} skipped: {why}")
     told = zip(HEAD[2:], row(outcome)[2:], strict=True)
     print("  " + ", ".join(f"{name} {value}" for name, value in told))
-    for counted in filter(None, (outcome.faults, outcome.read_errors, outcome.group_errors)):
+    errors = (outcome.read_errors, outcome.group_errors, outcome.transaction_errors)
+    for counted in filter(None, (outcome.faults, *errors)):
         print("  " + ", ".join(f"{name} {count}" for name, count in counted.most_common()))
     return outcome
 

@@ -33,7 +33,7 @@ from strandline.types import PartitionName
 
 UNDER_WAY: Final = 16
 DELIVERY_TIMEOUT_S: Final = 90.0
-"""As long as a cluster may take to get on: a record given up is a broken promise."""
+"""Longer than any fault lasts: a record given up is a broken promise."""
 FULL: Final = (DiskFullError, LogPoisonedError)
 """What comes of a full disk is told at once, without retries."""
 NOT_OURS: Final = (UnknownMemberError, StaleMemberError, StillLoadingError)
@@ -86,6 +86,11 @@ class OwnProducer:
         self._sent = 0
         self._acked_ends = [0] * len(histories)
         self._open: deque[Sent] = deque()
+
+    @property
+    def steps(self) -> int:
+        """How many records were acked."""
+        return self.acked.count
 
     async def run(self) -> None:
         """Append until told to stop, and hear of everything.
@@ -162,6 +167,11 @@ class Member:
         self._stream = stream
         self._histories = histories
         self._stay_s = stay_s
+
+    @property
+    def steps(self) -> int:
+        """How many records were processed."""
+        return self.records
 
     def run(self) -> None:
         """Be a member until told to stop.

@@ -12,14 +12,21 @@ import itertools
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import strandline
 from strandline.client.connection import Connection
 from strandline.errors import StrandlineError
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.protocol.cluster import (
+    CLUSTER_STATUS,
+    REASSIGN,
+    Begun,
+    ClusterStatus,
+    Reassign,
+)
+from strandline.protocol.wire import Answer, Message
 from strandline.server.ports import free_ports
 from strandline.testing.chaos.broker import Knobs
 from strandline.testing.process import ProcessServer
@@ -31,6 +38,7 @@ STATUS_TIMEOUT_S: Final = 2.0
 SETTLE_TIMEOUT_S: Final = 90.0
 POLL_S: Final = 0.1
 HOST: Final = "127.0.0.1"
+A = TypeVar("A", bound=Answer)
 
 
 class ChaosCluster:
@@ -101,12 +109,15 @@ class ChaosCluster:
         Raises:
             StrandlineError: the broker does not answer.
         """
+        return self._ask(number, CLUSTER_STATUS, None, answer=ClusterStatus)
+
+    def _ask(self, number: int, action: str, body: Message | None, *, answer: type[A]) -> A:
         connection = Connection(self.servers[number].flight, timeout_s=STATUS_TIMEOUT_S)
         try:
-            [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+            [found] = connection.action(action, body, answer)
         finally:
             connection.close()
-        assert isinstance(found, ClusterStatus), "what was asked for"
+        assert isinstance(found, answer), "what was asked for"
         return found
 
     async def leader(self, stream: str, partition: int = 0) -> int | None:
@@ -140,6 +151,26 @@ class ChaosCluster:
             return True
 
         await self.until(create, what=f"stream {name} is created")
+
+    async def reassign(self, stream: str, partition: int, to: Sequence[int]) -> None:
+        """Move a partition to these brokers, preferred leader first, and wait until it is done.
+
+        Raises:
+            TimeoutError: the move is not finished in time.
+        """
+        order = Reassign(stream=stream, partition=partition, to=tuple(to))
+        asked = itertools.cycle(self.ids)
+
+        def is_done() -> bool:
+            number = next(asked)
+            parts = self.status(number).partitions
+            [found] = [p for p in parts if (p.stream, p.partition) == (stream, partition)]
+            if not found.is_moving and set(found.replicas) != set(to):
+                self._ask(number, REASSIGN, order, answer=Begun)
+                return False
+            return not found.is_moving
+
+        await self.until(is_done, what=f"partition {partition} of {stream} is kept by {to}")
 
     async def in_sync(self, stream: str) -> None:
         """Wait until each replica of a stream is in sync, and somebody leads each partition."""

@@ -29,6 +29,8 @@ CLOCK_MS_MAX: Final = 30_000
 """Less than half of what ids are remembered for: further, and a retry is rightly a new record."""
 MOUNT_TIMEOUT_S: Final = 10.0
 RESTART_PAUSE_S: Final = 0.5
+NO_MAJORITY_KILLS: Final = 0.5
+"""Share of the ``no-majority`` faults that kill; the others pause."""
 BOTH_SHARE: Final = 0.3
 """Of faults that come two at a time."""
 
@@ -54,15 +56,23 @@ class Torment:
 
     @contextlib.asynccontextmanager
     async def victim(self, wanted: int | None = None) -> AsyncIterator[int]:
-        """A broker that no other fault has: the wanted one if it can be, or any."""
-        while not (free := [n for n in self.cluster.ids if n not in self._taken]):  # noqa: ASYNC110  rare
-            await asyncio.sleep(0.05)
-        number = wanted if wanted in free else self.rng.choice(free)
-        self._taken.add(number)
-        try:
+        """Take a broker that no other fault has: the wanted one if it is free, else any."""
+        async with self.victims(1, wanted) as [number]:
             yield number
+
+    @contextlib.asynccontextmanager
+    async def victims(self, count: int, wanted: int | None = None) -> AsyncIterator[list[int]]:
+        """Take ``count`` brokers at once, so that two faults never wait for each other."""
+        while len(free := [n for n in self.cluster.ids if n not in self._taken]) < count:  # noqa: ASYNC110  rare
+            await asyncio.sleep(0.05)
+        numbers = [wanted] if wanted in free else []
+        others = [number for number in free if number not in numbers]
+        numbers += self.rng.sample(others, count - len(numbers))
+        self._taken.update(numbers)
+        try:
+            yield numbers
         finally:
-            self._taken.discard(number)
+            self._taken.difference_update(numbers)
 
     async def start(self, number: int) -> None:
         """Start a broker, again and again while its disk is full, as a supervisor would.
@@ -108,12 +118,32 @@ async def _restart(torment: Torment, number: int) -> None:
 
 async def kill_all(torment: Torment) -> None:
     """``kill -9`` of every broker at once."""
-    async with contextlib.AsyncExitStack() as stack:
-        for number in torment.cluster.ids:
-            await stack.enter_async_context(torment.victim(number))
-        servers = torment.cluster.servers.values()
-        await asyncio.gather(*(asyncio.to_thread(server.kill) for server in servers))
-        await asyncio.gather(*map(torment.start, torment.cluster.ids))
+    async with torment.victims(len(torment.cluster.ids)) as numbers:
+        await _kill_and_start(torment, numbers, after_s=0.0)
+
+
+async def no_majority(torment: Torment) -> None:
+    """Most brokers are killed or paused at once; clients stay connected to the others."""
+    async with torment.victims(len(torment.cluster.ids) // 2 + 1) as numbers:
+        hold_s = torment.rng.choice((2.0, 6.0))
+        if torment.rng.random() < NO_MAJORITY_KILLS:
+            await _kill_and_start(torment, numbers, after_s=hold_s)
+            return
+        servers = [torment.cluster.servers[number] for number in numbers]
+        for server in servers:
+            server.signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(hold_s)
+        finally:
+            for server in servers:
+                server.signal(signal.SIGCONT)
+
+
+async def _kill_and_start(torment: Torment, numbers: list[int], *, after_s: float) -> None:
+    servers = [torment.cluster.servers[number] for number in numbers]
+    await asyncio.gather(*(asyncio.to_thread(server.kill) for server in servers))
+    await asyncio.sleep(after_s)
+    await asyncio.gather(*map(torment.start, numbers))
 
 
 async def stop(torment: Torment) -> None:
@@ -142,7 +172,18 @@ async def isolate(torment: Torment) -> None:
     """Nothing passes between a broker and its peers, though clients still reach it."""
     async with torment.victim() as number:
         out, into = torment.cluster.links(number)
-        await _cut(torment, [*out, *into])
+        await _cut(torment, [*out, *into], seconds=(0.5, 2.0, 6.0, 15.0))
+
+
+async def move(torment: Torment) -> None:
+    """A partition is reassigned off its leader, and back, while clients append and read."""
+    cluster = torment.cluster
+    leader = await cluster.leader(torment.stream)
+    async with torment.victim(leader) as number:
+        others = [other for other in cluster.ids if other != number]
+        await cluster.reassign(torment.stream, 0, others)
+        await torment.hold(0.5, 3.0)
+        await cluster.reassign(torment.stream, 0, [number, *others])
 
 
 async def mute(torment: Torment) -> None:
@@ -163,11 +204,13 @@ async def cut_one(torment: Torment) -> None:
     await _cut(torment, [proxies[torment.rng.choice(sorted(proxies))]])
 
 
-async def _cut(torment: Torment, links: list[TcpProxy]) -> None:
+async def _cut(
+    torment: Torment, links: list[TcpProxy], *, seconds: Sequence[float] = (0.5, 2.0, 6.0)
+) -> None:
     for proxy in links:
         proxy.cut()
     try:
-        await torment.hold(0.5, 2.0, 6.0)
+        await torment.hold(*seconds)
     finally:
         for proxy in links:
             proxy.resume()
@@ -243,6 +286,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill": kill,
     "kill-leader": kill_leader,
     "kill-all": kill_all,
+    "no-majority": no_majority,
+    "move": move,
     "stop": stop,
     "pause": pause,
     "isolate": isolate,
@@ -258,6 +303,15 @@ FAULTS: Final[dict[str, Fault]] = {
 
 
 OF_LINKS: Final = ("isolate", "mute", "deafen", "cut-one", "flap", "slow-links")
+OF_CLUSTERS: Final = (*OF_LINKS, "no-majority", "move")
+"""Faults that a lone broker cannot have."""
+
+
+def leaves_majority(names: Sequence[str], brokers: int) -> bool:
+    """Return whether a majority of undisturbed brokers remains while these faults last."""
+    if {"kill-all", "no-majority"} & set(names):
+        return False
+    return brokers - len(names) > brokers // 2  # each of the others disturbs one broker
 
 
 def deal(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:

@@ -88,7 +88,7 @@ class AckTimes:
         self.count += 1
 
     def forget(self) -> None:
-        """Look at the silences from the last ack on."""
+        """Start a new maximum; a silence that began before still counts whole."""
         self.silence_s_max = 0.0
 
 
@@ -154,6 +154,11 @@ class Publisher:
                 await asyncio.sleep(RETRY_S)
             finally:
                 writer.transport.abort()
+
+    @property
+    def steps(self) -> int:
+        """How many records were acked."""
+        return self.acked.count
 
     @property
     def _is_done(self) -> bool:
@@ -260,6 +265,11 @@ class Reader:
         self._stream = stream
         self._histories = histories
         self._next = dict.fromkeys(range(len(histories)), 0)
+
+    @property
+    def steps(self) -> int:
+        """How many records were read."""
+        return self.records
 
     def is_at(self, ends: Sequence[int]) -> bool:
         """Whether it has read each partition to its end."""

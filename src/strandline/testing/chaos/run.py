@@ -1,9 +1,10 @@
 """One chaos run: a seed's story on a cluster, and what came of it.
 
-Rules: after each fault everybody must get on, or the run fails: that a cluster is safe while it
-does nothing is no news. A run is over when its time is, and each of its faults has happened. Then
-everything heals, every publisher hears of every record it sent, each replica must serve the same
-log, in which all is as the histories have it, and every reader and the group must come to its end.
+Rules: liveness is judged as strictly as safety. While the faults of a round leave a majority, no
+publisher waits longer than ``Plan.progress_s`` for an ack; within the same time after each round
+every client makes progress. A run ends when its time is over and each of its faults has happened.
+Then everything heals, every publisher learns the outcome of every record it sent, each replica must
+serve the same log, which agrees with the histories, and every reader and the group reach its end.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,18 @@ from typing import Final
 
 from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.testing.chaos.clients import Member, OwnProducer, positions
-from strandline.testing.chaos.cluster import ChaosCluster
-from strandline.testing.chaos.faults import FAULTS, OF_LINKS, Torment, deal, small_disk
+from strandline.testing.chaos.cluster import SETTLE_TIMEOUT_S, ChaosCluster
+from strandline.testing.chaos.faults import (
+    FAULTS,
+    OF_CLUSTERS,
+    Torment,
+    deal,
+    leaves_majority,
+    small_disk,
+)
 from strandline.testing.chaos.load import Publisher, Reader, expected, read_log
+from strandline.testing.chaos.transactions import STREAM as TRANSACTIONS
+from strandline.testing.chaos.transactions import TransactionLoad
 from strandline.testing.history import GroupHistory, History
 from strandline.testing.sim.world import ViolationError
 
@@ -30,12 +40,14 @@ PARTITIONS: Final = 2
 WINDOWS: Final = (1, 16)
 MEMBERS: Final = {"ann": 5.0, "bob": 8.0}
 """For how many seconds at a time they are members of the group."""
-PROGRESS_TIMEOUT_S: Final = 90.0
+PROGRESS_S: Final = 10.0
+"""As promised in docs/guarantees.md: how long a client may stand still."""
 STOP_TIMEOUT_S: Final = 60.0
 ARRIVE_TIMEOUT_S: Final = 60.0
 """In which readers and the group come to the end of what nobody adds to."""
 POLL_S: Final = 0.05
 Workers = list["asyncio.Future[None]"]
+Client = Publisher | OwnProducer | Reader | Member | TransactionLoad
 
 
 @dataclass(frozen=True)
@@ -47,12 +59,14 @@ class Plan:
         seconds: how long things break at least; each of the faults happens, however long it takes.
         seed: decides which faults there are, and when.
         faults: names of those that may happen.
+        progress_s: how long a client may stand still, in seconds.
     """
 
     brokers: int
     seconds: float
     seed: int
     faults: Sequence[str] = tuple(FAULTS)
+    progress_s: float = PROGRESS_S
 
 
 @dataclass
@@ -74,15 +88,18 @@ class Outcome:
     read_errors: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
     """How often one fault, or two, came and went."""
-    least_rounds: int = 0
-    """In how many of them the reader that was held up most got on."""
     processed: int = 0
     """By the members of the group, what they processed again counted again."""
     stays: int = 0
     """How often one of them joined it."""
     group_errors: Counter[str] = field(default_factory=Counter)
+    committed: int = 0
+    """Transactions."""
+    transaction_errors: Counter[str] = field(default_factory=Counter)
     silence_s_max: float = 0.0
-    """The longest time in which one publisher heard no ack."""
+    """The longest time in which one publisher received no ack while there was a majority."""
+    recovery_s_max: float = 0.0
+    """The longest time after a round until every client had made progress."""
     seconds: float = 0.0
 
 
@@ -119,16 +136,17 @@ class Load:
             Member(servers, STREAM, self.group, name=name, stay_s=stay_s)
             for name, stay_s in MEMBERS.items()
         ]
-        self.got_on: Counter[str] = Counter()
-        """In how many rounds each reader read something."""
+        self.transactions = TransactionLoad(servers, PARTITIONS)
+        self.followers: list[Reader | Member | TransactionLoad] = [
+            *self.readers,
+            *self.members,
+            self.transactions,
+        ]
 
-    @contextlib.contextmanager
-    def noting_who_reads(self) -> Iterator[None]:
-        """Note which readers get on meanwhile."""
-        before = [reader.records for reader in self.readers]
-        yield
-        for reader, records in zip(self.readers, before, strict=True):
-            self.got_on[reader.name] += reader.records > records
+    @property
+    def clients(self) -> "list[Client]":
+        """All of them."""
+        return [*self.publishers, *self.followers]
 
     def tell(self, outcome: Outcome) -> None:
         """What it was in numbers."""
@@ -137,16 +155,16 @@ class Load:
             outcome.duplicates += each.duplicates
             outcome.refused += each.refusals.total()
             outcome.unanswered += each.unanswered
-            outcome.silence_s_max = max(outcome.silence_s_max, each.acked.silence_s_max)
         outcome.own = self.own.acked.count
         outcome.read = sum(reader.records for reader in self.readers)
-        outcome.least_rounds = min(self.got_on[reader.name] for reader in self.readers)
         outcome.processed = sum(member.records for member in self.members)
         outcome.stays = sum(member.stays for member in self.members)
         for reader in self.readers:
             outcome.read_errors += reader.errors
         for member in self.members:
             outcome.group_errors += member.errors
+        outcome.committed = self.transactions.steps
+        outcome.transaction_errors = self.transactions.errors
 
 
 async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
@@ -154,25 +172,27 @@ async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
 
     Raises:
         ViolationError: a promise was broken.
-        TimeoutError: the cluster did not get on.
+        TimeoutError: a client stood still for longer than promised.
         StrandlineError: a broker did not start.
     """
     outcome = Outcome(plan)
     started_s = time.monotonic()
     if plan.brokers == 1:
-        outcome.skipped = {n: "there are no links" for n in OF_LINKS if n in plan.faults}
+        outcome.skipped = {n: "needs several brokers" for n in OF_CLUSTERS if n in plan.faults}
     with contextlib.ExitStack() as stack:
         small = folder / f"broker-{plan.brokers}"
         if "fill-disk" in plan.faults and (why := stack.enter_context(small_disk(small))):
             outcome.skipped["fill-disk"] = why
         async with ChaosCluster(folder, plan.brokers) as cluster:
-            await cluster.create_stream(STREAM, partitions=PARTITIONS)
-            await cluster.in_sync(STREAM)
+            for stream in (STREAM, TRANSACTIONS):
+                await cluster.create_stream(stream, partitions=PARTITIONS)
+                await cluster.in_sync(stream)
             torment = Torment(cluster, STREAM, random.Random(plan.seed), small)
             load = Load(cluster)
-            async with following([*load.readers, *load.members]) as followers:
+            async with following(load.followers) as followers:
                 await _break_under_load(torment, load, outcome, followers=followers)
                 await _settle(cluster, load, outcome, followers=followers)
+            await asyncio.to_thread(load.transactions.judge)
             load.tell(outcome)
     outcome.seconds = time.monotonic() - started_s
     return outcome
@@ -189,20 +209,47 @@ async def _break_under_load(
     hands = deal(sorted(missing), random.Random(f"faults of {plan.seed}"))
     async with working(load.publishers) as publishing:
         workers = [*publishing, *followers]
-        await progress(load.publishers, workers)
+        await progress(load.clients, workers)
         ends_s = time.monotonic() + plan.seconds
         while missing or time.monotonic() < ends_s:
             chosen = next(hands)
-            with load.noting_who_reads():
-                await asyncio.gather(*(FAULTS[name](torment) for name in chosen))
-                await progress(load.publishers, workers)
+            for publisher in load.publishers:
+                publisher.acked.forget()
+            await asyncio.gather(*(FAULTS[name](torment) for name in chosen))
+            await _judge_liveness(plan, load, outcome, chosen=chosen, workers=workers)
             outcome.faults.update(chosen)
             outcome.rounds += 1
             missing.difference_update(chosen)
             torment.cluster.check_ends()
         await torment.cluster.heal()
-        await progress(load.publishers, workers)
+        await progress(load.clients, workers)
         torment.cluster.check_ends()
+
+
+async def _judge_liveness(
+    plan: Plan, load: Load, outcome: Outcome, *, chosen: Sequence[str], workers: Workers
+) -> None:
+    """Wait until every client has made progress after a round, and judge its silences.
+
+    Raises:
+        TimeoutError: a client stood still for longer than promised.
+    """
+    healed_s = time.monotonic()
+    try:
+        await progress(load.clients, workers, timeout_s=plan.progress_s)
+    except TimeoutError as error:
+        raise TimeoutError(f"after {' and '.join(chosen)}: {error}") from error
+    outcome.recovery_s_max = max(outcome.recovery_s_max, time.monotonic() - healed_s)
+    if not leaves_majority(chosen, plan.brokers):
+        return
+    for publisher in load.publishers:
+        silence_s = publisher.acked.silence_s_max
+        outcome.silence_s_max = max(outcome.silence_s_max, silence_s)
+        if silence_s > plan.progress_s:
+            raise TimeoutError(
+                f"during {' and '.join(chosen)}, which left a majority, {publisher.name} received "
+                f"no ack for {silence_s:.1f} s"
+            )
 
 
 async def _settle(
@@ -261,8 +308,10 @@ def _raise_what_ended(workers: Workers) -> None:
 
 
 @contextlib.asynccontextmanager
-async def following(readers: Sequence[Reader | Member]) -> AsyncIterator[Workers]:
-    """Readers and members at work, in threads.
+async def following(
+    readers: Sequence[Reader | Member | TransactionLoad],
+) -> AsyncIterator[Workers]:
+    """Run clients that block, each in a thread.
 
     Raises:
         TimeoutError: one of them does not stop.
@@ -297,19 +346,20 @@ async def working(publishers: Sequence[Publisher | OwnProducer]) -> AsyncIterato
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def progress(publishers: Sequence[Publisher | OwnProducer], workers: Workers) -> None:
-    """Wait until each publisher has had an ack for something new.
+async def progress(
+    clients: Sequence[Client], workers: Workers, *, timeout_s: float = SETTLE_TIMEOUT_S
+) -> None:
+    """Wait until each client has done something new: an ack, a record, a transaction.
 
     Raises:
         TimeoutError: one has not.
     """
-    before = [publisher.acked.count for publisher in publishers]
-    deadline_s = time.monotonic() + PROGRESS_TIMEOUT_S
-    while late := [p for p, b in zip(publishers, before, strict=True) if p.acked.count == b]:
+    before = [client.steps for client in clients]
+    deadline_s = time.monotonic() + timeout_s
+    while late := [c.name for c, b in zip(clients, before, strict=True) if c.steps == b]:
         _raise_what_ended(workers)
         if time.monotonic() > deadline_s:
-            said = {p.name: dict(p.refusals.most_common(3)) for p in late}
-            raise TimeoutError(f"no ack in {PROGRESS_TIMEOUT_S:g} s: {said}")
+            raise TimeoutError(f"no progress of {', '.join(late)} in {timeout_s:g} s")
         await asyncio.sleep(POLL_S)
 
 

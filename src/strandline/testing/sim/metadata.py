@@ -22,6 +22,7 @@ from strandline.metadata.commands import (
     ReassignReplicas,
     RegisterBroker,
     RemoveBroker,
+    ReportStorage,
 )
 from strandline.metadata.controller import Controller, ControllerLimits
 from strandline.metadata.election import at
@@ -243,6 +244,8 @@ class MetadataLife(Orders):
             if known is not None and known.directory_id not in ("", process.directory):
                 process.is_running = False  # its disk is lost; it waits for an operator
                 continue
+            if known is not None and known.is_impaired:
+                self.propose(ReportStorage(process.run, is_impaired=False))
             is_stopping = known is not None and known.is_stopping
             if is_stopping or not process.is_running or not self.is_registered(process.id):
                 self._start(process)

@@ -23,9 +23,11 @@ from strandline.metadata.commands import (
     OpenSession,
     ReassignReplicas,
     RemoveBroker,
+    ReportStorage,
 )
 from strandline.metadata.election import at, unclean_election
 from strandline.metadata.placement import place, spread_plan
+from strandline.security.producer_ids import owner_of, producer_id_of
 from strandline.testing.sim.metadata_cluster import MetadataCluster, Process
 from strandline.testing.sim.world import ViolationError
 from strandline.types import BrokerId, Offset
@@ -50,6 +52,7 @@ class Orders(MetadataCluster):
             self._grow,
             self._drain,
             self._drain,
+            self._impair,
             self._remove,
             self._remove,
             self._admit,
@@ -100,6 +103,13 @@ class Orders(MetadataCluster):
         is_on = len(draining) < 1
         broker = self.rng.choice(self.processes).id if is_on else self.rng.choice(draining)
         self.propose(Drain(broker, is_on))
+
+    def _impair(self) -> None:
+        """A broker's disk fills up, or works again."""
+        process = self.rng.choice(self.processes)
+        known = self.image.brokers.get(process.id)
+        is_on = known is None or not known.is_impaired
+        self.propose(ReportStorage(process.run, is_on))
 
     def _remove(self) -> None:
         """Somebody is removed, mostly in vain; another broker is bought, with another number."""
@@ -169,8 +179,9 @@ class Orders(MetadataCluster):
         self.propose(ElectLeader((unclean_election(self.image, name, leader),), reason))
 
     def _allocate(self) -> None:
-        first = self.propose(AllocateProducerIds(self.rng.randint(1, 10))).value
-        if first + 10 < self.image.next_producer_id:
+        owner = self.rng.choice(("", "ann", "bob"))
+        first = self.propose(AllocateProducerIds(self.rng.randint(1, 10), owner)).value
+        if first + 10 < producer_id_of(self.image.next_producer_id, owner_of(first)):
             raise ViolationError(f"producer ids from {first} were given out before")
 
     def _crowd(self) -> None:

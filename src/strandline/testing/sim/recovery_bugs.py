@@ -107,9 +107,9 @@ RECOVERY_BUGS: Final = (
     # Logs
     Rewrite(
         "the start of a log is not made durable",
-        f"{LOG}.truncate_before",
-        "try:\n        self._disk.write_atomically(path, text)",
-        "try:\n        self._disk.write_whole(path, text)",
+        f"{LOG}.note_start",
+        "self._disk.write_atomically(",
+        "self._disk.write_whole(",
     ),
     Rewrite(
         "recovery does not know of cuts",

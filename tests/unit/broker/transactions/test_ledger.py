@@ -55,6 +55,37 @@ def shown(ledger, start=0, bytes_max=1 << 20):
     return found
 
 
+def test_markers_and_aborted_records_are_counted_as_hidden(log):
+    """Exactly, between any two offsets, also after a reopening; records in doubt are not hidden."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    steps = [(ONE, BEGIN), (ONE, None), (TWO, BEGIN), (None, None), (TWO, None), (ONE, None)]
+    steps += [(ONE, ABORT), (TWO, None), (TWO, COMMIT), (ONE, None), (None, None)]
+    for producer, kind in steps:
+        add(log, ledger, producer, kind)
+    ledger.commit(6)
+    assert ledger.hidden_between(0, 6) == 2, "the ends are not committed"
+    ledger.commit(log.log_end_offset)
+    hidden = {0, 1, 2, 5, 6, 8}
+    for known in (ledger, Ledger(log, start=0, high_watermark=log.log_end_offset)):
+        for start in range(12):
+            for stop in range(start, 12):
+                assert known.hidden_between(start, stop) == len(hidden & {*range(start, stop)})
+
+
+def test_a_newer_epoch_hides_what_it_aborts(log):
+    """Records of an epoch that never ended are hidden by the next one's beginning."""
+    ledger = Ledger(log, start=0, high_watermark=0)
+    newer = Producer(1, 1)
+    for producer, kind in ((ONE, BEGIN), (ONE, None), (newer, BEGIN), (newer, None)):
+        add(log, ledger, producer, kind)
+    ledger.commit(4)
+    assert ledger.hidden_between(0, 4) == 3
+    add(log, ledger, ONE, ABORT)  # late, of the old epoch: the new one stays open
+    add(log, ledger, newer, ABORT)
+    ledger.commit(6)
+    assert ledger.hidden_between(0, 6) == 6
+
+
 def test_what_is_cut_off_is_forgotten(log):
     """A marker that was not committed leaves no trace; what takes its place counts."""
     ledger = Ledger(log, start=0, high_watermark=0)

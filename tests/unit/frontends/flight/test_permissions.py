@@ -16,10 +16,14 @@ from strandline.security.acl import Rule
 from strandline.security.policy import Shown
 from strandline.testing.action_bodies import BODIES
 
+OWNERS = {"app": 0}
+"""The producer ids of the bodies are those of ``app``."""
+
 
 def asker(*rules: Rule):
     """Principal ``app``, allowed what some rules say."""
-    broker = SimpleNamespace(image=MetadataImage(rules=rules), clock=ManualClock())
+    image = MetadataImage(rules=rules, producer_owners=OWNERS)
+    broker = SimpleNamespace(image=image, clock=ManualClock())
     config = BrokerConfig(auth=AuthConfig(enabled=True))
     return Access(config, broker).identify(Shown(None, "app"))
 

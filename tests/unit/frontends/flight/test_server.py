@@ -9,16 +9,23 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from strandline.client.batching import Record
+from strandline.client.brokers import Brokers
+from strandline.client.expecting import ExpectingAppender
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
+    DisconnectedError,
     InvalidConfigError,
     InvalidRequestError,
+    NotLeaderError,
     ShuttingDownError,
     StrandlineError,
     StreamExistsError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.frontends.flight.server import FlightFrontEnd
+from strandline.frontends.flight.writer import PutSession
 from strandline.protocol import admin
 from strandline.protocol.put import PutAck, PutRequest
 from strandline.protocol.status import from_flight
@@ -200,6 +207,14 @@ def test_waiting_ends_with_the_first_record(client, front_end, broker):
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.parametrize("attribute", ["elsewhere", "closed_by"])
+def test_nobody_waits_for_a_partition_that_is_at_other_brokers(client, broker, attribute):
+    """A high watermark of 0 would be wrong: the client asks the leader instead."""
+    setattr(broker.make_stream("m").partitions[0], attribute, NotLeaderError("broker 2 leads m/0"))
+    body = admin.WaitRequest(name="m", beyond={0: 5}, wait_ms_max=60_000)
+    assert isinstance(error_of(action, client, admin.WAIT_BEYOND, body), NotLeaderError)
+
+
 def test_actions_and_streams_can_be_listed(client, broker):
     """A foreign client finds out what there is."""
     assert {kind.type for kind in client.list_actions()} == set(admin.ACTIONS)
@@ -208,6 +223,24 @@ def test_actions_and_streams_can_be_listed(client, broker):
     assert len(list(client.list_flights())) == 2
     [found] = client.list_flights(b"logs")
     assert found.descriptor.path == [b"logs.a"]
+
+
+def test_a_broker_that_does_not_know_the_streams_denies_none(client, broker):
+    """Lists and reads are unavailable, retriable; its own copy can be read when it is asked for."""
+    broker.make_stream("m").partitions[0].store(b"a", b"b")
+    broker.unknown = UnavailableError("ask again")
+    asked = fl.Action(admin.LIST_STREAMS, b"")
+    ticket = fl.Ticket(encode(ReadRequest(stream="m")))
+    for call in (
+        lambda: list(client.do_action(asked)),
+        lambda: list(client.list_flights()),
+        lambda: client.do_get(ticket).read_all(),
+    ):
+        with pytest.raises(fl.FlightError) as caught:
+            call()
+        assert from_flight(caught.value, address="here").code == "unavailable"
+    ticket = fl.Ticket(encode(ReadRequest(stream="m", of_copy=True)))
+    assert client.do_get(ticket).read_all()["value"].to_pylist() == [b"a", b"b"]
 
 
 def test_flight_info_has_an_endpoint_per_partition(client, front_end, broker):
@@ -277,3 +310,18 @@ def test_a_taken_port_is_a_clear_error(broker):
         front_end = FlightFrontEnd(broker, BrokerConfig(flight_port=port))
         with pytest.raises(InvalidConfigError, match=f"{port}.*flight_port"):
             asyncio.run(front_end.start())
+
+
+def test_a_record_that_a_stopping_broker_took_may_be_stored(front_end, stream, monkeypatch):
+    """Its call ends with shutting_down, which says of other requests that nothing was done."""
+
+    def take_and_stop(_session, read):
+        read()
+        raise ShuttingDownError("the broker is stopping")
+
+    monkeypatch.setattr(PutSession, "run", take_and_stop)
+    appender = ExpectingAppender(Brokers(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20)
+    record = Record(b"v", None, None, None, None)
+    with pytest.raises(DisconnectedError, match=r"is stopping; .*not known"):
+        appender.append("s", 0, record, expected_offset=0)
+    appender.close()

@@ -10,6 +10,7 @@ import pytest
 from strandline.errors import (
     DiskFullError,
     InvalidRequestError,
+    NotLeaderError,
     ShuttingDownError,
     UnknownStreamError,
 )
@@ -104,6 +105,34 @@ def test_partitions_that_are_added_during_a_put_get_their_share(broker, stream):
     assert (first.ranges, second.ranges) == (((0, 0, 1),), ((2, 0, 1),))
     assert {stored.partition for stored in third.ranges} == {0, 1, 2}
     assert fourth.error.code == "unknown_partition"
+
+
+def test_a_partition_that_moves_to_this_broker_takes_records_of_an_open_put(broker, stream):
+    """A move replaces the object that refuses records here by one that takes them."""
+    stream.partitions[0].refuse = NotLeaderError("broker 2 leads s/0")
+
+    def moved():
+        broker.make_stream("s")
+        return Chunk(values(b"b"))
+
+    first, second = Put(broker).run(Chunk(values(b"a")), moved)
+    assert first.error.code == "not_leader"
+    assert second.ranges == ((0, 0, 1),)
+
+
+def test_a_put_ends_when_its_stream_was_recreated(broker, stream):
+    """The batch that finds the old stream gone is refused, and the next needs another put."""
+
+    def recreated():
+        while not stream.partitions[0].high_watermark:
+            time.sleep(0.001)
+        stream.partitions[0].refuse = UnknownStreamError("stream 's' was deleted")
+        broker.make_stream("s").created_ns = 2
+        return Chunk(values(b"b"))
+
+    acks = Put(broker).run(Chunk(values(b"a")), recreated, Chunk(values(b"never read")))
+    assert [ack.error and ack.error.code for ack in acks] == [None, "unknown_stream"]
+    assert broker.stream("s").partitions[0].high_watermark == 0
 
 
 NUMBERS = ProducerTag(7, 1, 40)

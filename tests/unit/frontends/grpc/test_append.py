@@ -38,6 +38,7 @@ class Call:
             self,
             self,
             LimitsConfig(),
+            proposal_bytes_max=8 << 20,
             is_leading=lambda _: self.is_leading,
             redirect=lambda: pb.Redirect(host="there"),
         )

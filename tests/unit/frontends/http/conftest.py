@@ -21,6 +21,7 @@ class FakePartition:
     log_start_offset: int = 0
     high_watermark: int = 0
     log_end_offset: int = 0
+    hidden_offsets: int = 0
     elsewhere: Exception | None = None
 
     def stored_ns(self, offset):

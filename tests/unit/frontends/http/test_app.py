@@ -1,6 +1,7 @@
 """The routes, over a real socket, with a broker of plain values behind them."""
 
 import asyncio
+import contextlib
 import json
 import socket
 
@@ -9,6 +10,7 @@ import pytest
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError, NotLeaderError
 from strandline.frontends.http import HttpFrontEnd
+from strandline.frontends.http import server as http_server
 from strandline.frontends.http.server import CONNECTIONS_MAX
 from strandline.telemetry import GroupSample
 
@@ -115,6 +117,7 @@ async def test_streams_as_json(broker, fetch):
         "log_start_offset": 0,
         "high_watermark": 5,
         "log_end_offset": 5,
+        "hidden_offsets": 0,
     }
     assert json.loads((await fetch("/api/streams/b")).body) == streams[1]
 
@@ -218,3 +221,87 @@ async def test_who_was_just_answered_is_not_the_oldest(front_end):
             )
     for _, each in (*held, (reader, writer)):
         each.close()
+
+
+@pytest.mark.parametrize(
+    "header", ["Transfer-Encoding: chunked", "Content-Length: 99999999999", "Content-Length: 1"]
+)
+async def test_a_request_with_a_body_is_refused_before_its_body_comes(front_end, header):
+    """No page takes one, and each tiny chunk of it would keep the loop busy."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+    writer.write(f"GET /health/live HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), 10)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"without a body" in answer
+    writer.close()
+
+
+async def test_a_request_may_say_that_its_body_is_empty(front_end):
+    """As some HTTP clients always do."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+    writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    answer = await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
+    assert answer.startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_a_request_has_to_come_whole_in_time(front_end, monkeypatch):
+    """A client that sends a byte now and then is dropped like one that sends nothing."""
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+    ended = asyncio.ensure_future(reader.read())
+    for byte in b"GET / HTTP/1.1\r\nX-Slow: " + b"a" * 200:
+        if ended.done():
+            break
+        with contextlib.suppress(ConnectionError):
+            writer.write(bytes([byte]))
+        await asyncio.sleep(0.01)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(ended, 10) == b""
+    writer.close()
+
+
+async def test_an_answer_has_to_be_taken_in_time(front_end, broker, monkeypatch):
+    """A client that asks again and again without reading is dropped, and its answers with it."""
+    monkeypatch.setattr(http_server, "ANSWER_S", 0.2)
+    broker.add("orders", partitions=64, records=1)
+    with socket.create_connection(("127.0.0.1", front_end.port)) as client:
+        client.setblocking(False)
+        request, was_cut = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50, False
+        async with asyncio.timeout(30):
+            while not was_cut:
+                was_cut = not sends(client, request)
+                await asyncio.sleep(0.01)
+    assert was_cut
+
+
+def sends(client, data):
+    """Send what the socket takes now; False if the connection is gone."""
+    try:
+        client.send(data)
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    return True
+
+
+async def test_pipelined_requests_let_the_loop_run_between(front_end):
+    """Forty connections with fifty requests each are all answered; others run meanwhile."""
+    request, loop = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 50, asyncio.get_running_loop()
+
+    async def ask():
+        reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
+        writer.write(request)
+        for _ in range(50):
+            await reader.readuntil(b"live\n")
+        writer.close()
+
+    asked = asyncio.gather(*(ask() for _ in range(40)))
+    worst_s = 0.0
+    while not asked.done():
+        since_s = loop.time()
+        await asyncio.sleep(0.001)
+        worst_s = max(worst_s, loop.time() - since_s)
+    await asked
+    assert worst_s < 0.5

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from strandline.broker.admission import Admission
 from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.clock import ManualClock
-from strandline.config import BrokerConfig, NatsConfig, StreamConfig
+from strandline.config import BrokerConfig, LimitsConfig, NatsConfig, StreamConfig
 from strandline.frontends.nats.flow import Gate
 from strandline.frontends.nats.listener import IngestListener
 from strandline.frontends.nats.publish import Intake
@@ -52,7 +53,7 @@ class FakeBroker:
     def __init__(self):
         self.clock = ManualClock()
         self.telemetry = Telemetry()
-        self.admission = SimpleNamespace(pending_bytes=0)
+        self.admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: None)
         self.refusal = None
         self.frozen = False
         self.waiting = []
@@ -212,7 +213,7 @@ async def ingest(broker):
             broker,
             config,
             routes=routes,
-            intake=Intake(broker.clock, routes),
+            intake=Intake(broker.clock, routes, broker.admission),
             gate=Gate(config.limits.pending_bytes),
         )
         await listener.start()

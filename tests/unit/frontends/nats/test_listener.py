@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+from itertools import pairwise
 
 import pytest
 
 from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, UnavailableError
+from strandline.frontends.nats import connection as connection_module
 from strandline.frontends.nats import listener as listener_module
+from strandline.frontends.nats.connection import PublisherConnection
+from strandline.frontends.nats.flow import EVENTS_MAX
 from strandline.frontends.nats.headers import encode_headers
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES
+from strandline.frontends.round_budget import RoundBudget
 from strandline.record.envelope import Message, decode_ack, encode_message
 
 
@@ -231,9 +236,11 @@ async def test_too_many_subscriptions(broker, ingest, client):
 async def test_too_many_connections(broker, ingest, client, until):
     """Connections beyond the limit are turned away politely."""
     listener = await ingest()
-    listener._connections_max = 2
+    limit = listener.metering.connections
+    limit.connections_max = 2
     for _ in range(2):
         await client(listener.port)
+    await until(lambda: not limit._strangers)
     raw = await client(listener.port, options=None)
     assert await raw.line() == b"-ERR 'maximum connections exceeded'"
     await until(lambda: len(listener._connections) == 2)
@@ -255,6 +262,66 @@ async def test_silent_connections_are_found(broker, ingest, client, monkeypatch,
     assert [await dead.line() for _ in range(3)] == [b"PING", b"PING", b"-ERR 'Stale Connection'"]
     await until(lambda: len(lines) > 5)
     task.cancel()
+
+
+async def test_a_client_that_says_nothing_is_dropped(broker, ingest, client, monkeypatch):
+    """Who neither connects nor publishes within seconds holds no connection."""
+    monkeypatch.setattr(listener_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+    broker.add("S", "a")
+    listener = await ingest()
+    silent = await client(listener.port, options=None)
+    known = await client(listener.port)
+    publisher = await client(listener.port, options=None)
+    await publisher.send(b"PUB a 0\r\n\r\n")
+    assert await silent.line() == b"-ERR 'Authentication Timeout'"
+    assert await silent.line() == b""
+    await known.send(b"PING\r\n")
+    assert await known.line() == b"PONG"
+    assert await publisher.line() == b"+OK"
+    await publisher.send(b"PING\r\n")
+    assert await publisher.line() == b"PONG"
+
+
+@pytest.mark.parametrize("operation", [b"PING", b"PONG", b"CONNECT {}", b"UNSUB 1"])
+async def test_operations_without_any_message_end_the_connection(
+    broker, ingest, client, monkeypatch, operation
+):
+    """Only so many are taken before a message must come."""
+    monkeypatch.setattr(connection_module, "CONTROLS_MAX", 100)
+    broker.add("S", "a")
+    listener = await ingest()
+    good = await client(listener.port)
+    for _ in range(3):
+        await good.send(b"PONG\r\n" * 90 + b"PUB a 0\r\n\r\n")
+    await good.send(b"PING\r\n")
+    assert await good.line() == b"PONG"
+    bad = await client(listener.port)
+    await bad.send((operation + b"\r\n") * 200)
+    while (line := await bad.line()) in (b"PONG", b"+OK"):
+        pass
+    assert line.startswith(b"-ERR 'more than 100 operations")
+
+
+async def test_a_flood_takes_its_share_of_a_round(broker, ingest, client, monkeypatch):
+    """What one client sends in a moment is taken in several rounds, in order, and all of it."""
+    (partition,) = broker.add("S", "a")
+    listener = await ingest()
+    listener.budget = RoundBudget(slice_s=0.0)
+    flooding = await client(listener.port)
+    rounds = []
+    original = PublisherConnection._taken
+
+    def counted(connection, size):
+        rounds.append(len(partition.records))
+        original(connection, size)
+
+    monkeypatch.setattr(PublisherConnection, "_taken", counted)
+    await flooding.send(b"".join(b"PUB a %d\r\n%d\r\n" % (len(b"%d" % n), n) for n in range(3000)))
+    await flooding.send(b"PING\r\n")
+    assert await flooding.line() == b"PONG"
+    assert [record.value for record in partition.records] == [b"%d" % n for n in range(3000)]
+    steps = [after - before for before, after in pairwise(rounds)]
+    assert max(steps) <= EVENTS_MAX
 
 
 async def test_streams_that_change_change_the_routes(broker, ingest, client):

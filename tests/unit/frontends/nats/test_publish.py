@@ -7,7 +7,7 @@ import pytest
 from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.frontends.nats.headers import encode_headers
 from strandline.frontends.nats.publish import UNSUPPORTED_HEADERS, Intake, interpret
-from strandline.frontends.nats.replies import EnvelopeResponder
+from strandline.frontends.nats.replies import EnvelopeResponder, error_reply
 from strandline.record.envelope import AckPolicy, Message, decode_ack, encode_message
 
 
@@ -57,22 +57,22 @@ def test_tombstone():
     """The tombstone header makes the value null and disappears."""
     found = interpret(block(("Strandline-Key", b"k"), ("Strandline-Tombstone", b"1")), b"")
     assert (found.value, found.key, found.headers) == (None, b"k", None)
-    with pytest.raises(InvalidRequestError, match="payload"):
-        interpret(block(("Strandline-Tombstone", b"1")), b"not empty")
+    found = interpret(block(("Strandline-Tombstone", b"1")), b"not empty")
+    assert (found.value, found.headers) == (b"not empty", [("Strandline-Tombstone", b"1")])
+    assert "payload" in found.refusal.message
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 20])
 def test_expected_last_sequence_must_be_a_number(value):
     """A sequence that is none is refused."""
-    with pytest.raises(InvalidRequestError, match="not a sequence"):
-        interpret(block(("Nats-Expected-Last-Sequence", value)), b"")
+    found = interpret(block(("Nats-Expected-Last-Sequence", value)), b"")
+    assert "not a sequence" in found.refusal.message
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_HEADERS))
 def test_unsupported_headers_are_refused(name):
     """What JetStream would do and we do not is refused, not ignored."""
-    with pytest.raises(InvalidRequestError, match=name):
-        interpret(block((name, b"1")), b"")
+    assert name in interpret(block((name, b"1")), b"").refusal.message
 
 
 def test_malformed_headers_are_refused():
@@ -103,7 +103,7 @@ def publish(broker, sink):
 
     def take(subject, payload=b"v", *, reply=None, headers=()):
         routes = broker.routes()
-        Intake(broker.clock, routes).take(
+        Intake(broker.clock, routes, broker.admission).take(
             routes.find(subject),
             reply,
             block=block(*headers) if headers else None,
@@ -151,11 +151,9 @@ def test_expected_stream_that_does_not_record_the_subject(broker, sink, publish)
     broker.add("C", "y")
     publish(b"x", reply=b"r", headers=[("Nats-Expected-Stream", b"C")])
     assert a.records == []
-    ((to, payload),) = sink.delivered
+    ((to, error),) = sink.rejections
     assert to == b"r"
-    assert json.loads(payload)["error"]["err_code"] == 10060
-    publish(b"x", headers=[("Nats-Expected-Stream", b"C")])
-    assert len(sink.delivered) == 1
+    assert json.loads(error_reply(error))["error"]["err_code"] == 10060
 
 
 def test_the_expected_stream_of_a_queue_group_gets_the_record(broker, sink, publish):
@@ -184,13 +182,85 @@ def test_streams_outside_the_expected_ones_queue_group_take_their_turns(broker, 
     assert counts["A"] + counts["B"] == counts["C"] + counts["D"] == counts["E"] == 4
 
 
-def test_errors_without_reply_are_silent(broker, sink, publish):
-    """A refused message without a reply subject is dropped."""
+CONTROLS = [
+    ("Nats-Rollup", b"sub"),
+    ("Nats-TTL", b"1h"),
+    ("Nats-Expected-Stream", b"ORDERS"),
+    ("Nats-Expected-Last-Sequence", b"7"),
+    ("Nats-Expected-Last-Sequence", b"no number"),
+    ("Nats-Msg-Id", b"seen before"),
+    ("Strandline-Tombstone", b"1"),
+]
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize(
+    ("pub_ack", "reply", "origin"),
+    [(False, b"r", []), (True, None, []), (True, b"r", [("Nats-Stream", b"ORDERS")])],
+    ids=["pub_ack off", "no reply", "republished"],
+)
+def test_control_headers_judge_nothing_where_nobody_is_answered(
+    broker, sink, publish, control, pub_ack, reply, origin
+):
+    """Headers meant for another stream never keep a message out, and nobody is answered."""
+    (a,) = broker.add("A", "x", pub_ack=pub_ack)
+    publish(b"x", b"v", reply=reply, headers=[control, *origin])
+    broker.turn()
+    (record,) = a.records
+    assert (record.value, record.message_id, record.expected_last) == (b"v", None, None)
+    assert control in record.headers
+    assert (sink.acks, sink.rejections, sink.delivered) == ([], [], [])
+    assert broker.admission.rejects == {}
+
+
+def test_a_stream_that_answers_refuses_beside_one_that_stores(broker, sink, publish):
+    """One stream's refusal does not keep the message out of a stream that answers nobody."""
     (a,) = broker.add("A", "x")
-    publish(b"x", headers=[("Nats-Rollup", b"all")])
-    assert (a.records, sink.delivered) == ([], [])
-    publish(b"x", headers=[("Nats-Rollup", b"all")], reply=b"r")
-    assert json.loads(sink.delivered[0][1])["error"]["code"] == 400
+    (log,) = broker.add("LOG", ">", pub_ack=False)
+    publish(b"x", reply=b"r", headers=[("Nats-Rollup", b"sub")])
+    publish(b"x", reply=b"r", headers=[("Nats-Expected-Stream", b"ORDERS")])
+    broker.turn()
+    assert (len(a.records), len(log.records)) == (0, 2)
+    assert [to for to, _ in sink.rejections] == [b"r", b"r"]
+    assert broker.admission.rejects == {"invalid_request": 1, "stream_mismatch": 1}
+
+
+def test_an_envelope_with_an_inbox_is_judged(broker, sink, publish):
+    """Its publisher is answered on the inbox, even by a stream without PubAcks."""
+    (a,) = broker.add("A", "x", pub_ack=False)
+    message = Message(value=b"v", ack_inbox="i", headers=[("Nats-Rollup", b"sub")])
+    publish(b"x", encode_message(message))
+    assert a.records == []
+    assert [to for to, _ in sink.delivered] == [b"i"]
+    quiet = Message(value=b"v", headers=[("Nats-Rollup", b"sub")])
+    publish(b"x", encode_message(quiet))
+    assert len(a.records) == 1
+
+
+def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, caplog):
+    """No stream stores the message; its publisher is told, or else the log, once."""
+    (a,) = broker.add("A", "x")
+    routes = broker.routes()
+    intake = Intake(broker.clock, routes, broker.admission)
+    for reply in (None, None, b"r"):
+        intake.take(routes.find(b"x"), reply, block=b"broken", payload=b"v", sink=sink)
+    assert a.records == []
+    assert broker.admission.rejects == {"invalid_record": 3}
+    assert [to for to, _ in sink.rejections] == [b"r"]
+    (line,) = [record.message for record in caplog.records if "stream A" in record.message]
+    assert "was not stored" in line
+    assert "headers do not end with an empty line" in line
+
+
+def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
+    """Every broker receives the message; the leader counts and answers it for all."""
+    (a,) = broker.add("A", "x")
+    a.is_led = False
+    publish(b"x", reply=b"r", headers=[("Nats-Rollup", b"sub")])
+    assert (sink.rejections, broker.admission.rejects) == ([], {})
+    sink.is_alone = True
+    publish(b"x", reply=b"r", headers=[("Nats-Rollup", b"sub")])
+    assert broker.admission.rejects == {"invalid_request": 1}
 
 
 def test_key_chooses_the_partition(broker, publish):

@@ -11,7 +11,6 @@ from strandline.frontends.nats.replies import (
     EnvelopeResponder,
     error_reply,
     pub_ack,
-    stream_mismatch_reply,
 )
 from strandline.record.envelope import AckError, AckPolicy, Message, decode_ack
 from strandline.types import Offset, PartitionName
@@ -81,7 +80,7 @@ def test_every_error_has_a_reply():
 
 def test_stream_mismatch_reply():
     """The reply to a wrong Nats-Expected-Stream has JetStream's number."""
-    assert json.loads(stream_mismatch_reply("X"))["error"]["err_code"] == 10060
+    assert json.loads(error_reply(errors.StreamMismatchError("X")))["error"]["err_code"] == 10060
 
 
 def responder(sink, **fields):

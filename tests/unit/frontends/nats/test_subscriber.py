@@ -111,7 +111,8 @@ async def subscribe(broker, server):
     started = []
 
     async def start(urls=None):
-        each = Subscriber(broker, intake=Intake(broker.clock, broker.routes()), gate=Gate(1 << 20))
+        intake = Intake(broker.clock, broker.routes(), broker.admission)
+        each = Subscriber(broker, intake=intake, gate=Gate(1 << 20))
         started.append(each)
         await each.start(urls or [f"127.0.0.1:{server.port}"], bindings(broker))
         return each

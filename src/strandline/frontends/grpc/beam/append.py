@@ -21,7 +21,7 @@ from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.framing import PREFIX_BYTES, framed
 from strandline.frontends.grpc.methods import parsed
-from strandline.frontends.grpc.status import RpcError, Status, rpc_error
+from strandline.frontends.grpc.status import OversizeError, RpcError, Status, rpc_error
 from strandline.types import Offset, PartitionName
 
 COLUMNS_FROM: Final = 32
@@ -29,6 +29,10 @@ COLUMNS_FROM: Final = 32
 while smaller ones share a batch with their neighbours."""
 DUE_MAX: Final = 1024
 """Requests of one stream that may be under way."""
+OFFSET_BYTES: Final = 4
+"""Of a value, in an Arrow column."""
+BATCH_SLACK_BYTES: Final = 1024
+"""What an Arrow batch may have beside its values and their offsets."""
 OVER: Final = RpcError(Status.OK, "")
 
 
@@ -46,8 +50,8 @@ class Several(NamedTuple):
 
     sequence: int
     proposals: int
-    is_first: bool
-    """Whether the responder is told the offset of the first proposal, not of the last."""
+    before: int
+    """How many of them come before the one whose offset the responder is told."""
 
 
 class Reply(NamedTuple):
@@ -65,6 +69,7 @@ class AppendStream:
         call: the stream.
         partition: where proposals go.
         limits: the broker's.
+        proposal_bytes_max: of one proposal.
         is_leading: whether the partition is led here; raises RpcError, which ends the call.
         redirect: where it is led instead.
     """
@@ -75,6 +80,7 @@ class AppendStream:
         partition: Partition,
         limits: LimitsConfig,
         *,
+        proposal_bytes_max: int,
         is_leading: Callable[[Partition], bool],
         redirect: Callable[[], pb.Redirect],
     ) -> None:
@@ -82,6 +88,10 @@ class AppendStream:
         self._partition = partition
         self._subject = partition.config.subject
         self._record_bytes_max = limits.record_bytes
+        self._batch_bytes_max = limits.batch_bytes - BATCH_SLACK_BYTES
+        self._proposal_bytes_max = max(
+            min(proposal_bytes_max, self._batch_bytes_max), limits.record_bytes
+        )
         self._is_leading = is_leading
         self._redirect = redirect
         self._sequence = self._answered = 0
@@ -97,7 +107,8 @@ class AppendStream:
         """Append the proposals of requests.
 
         Raises:
-            RpcError: no request, a wrong sequence, or a proposal that is too large.
+            RpcError: no request, or a wrong sequence.
+            OversizeError: a proposal is too large.
         """
         if self._is_redirected:
             return
@@ -153,26 +164,35 @@ class AppendStream:
         if request.sequence != self._sequence:
             text = f"sequence {request.sequence}; {self._sequence} is the next on this stream"
             raise RpcError(Status.INVALID_ARGUMENT, text)
-        for value in proposals:
-            if len(value) > self._record_bytes_max:
-                text = (
-                    f"proposal of {len(value)} bytes; limits.record_bytes is "
-                    f"{self._record_bytes_max}"
-                )
-                raise RpcError(Status.INVALID_ARGUMENT, text)
         sequence, count = self._sequence, len(proposals)
+        largest = max(map(len, proposals), default=0)
+        if largest > self._proposal_bytes_max:
+            text = (
+                f"proposal of {largest} bytes; at most {self._proposal_bytes_max} are taken: raise "
+                "grpc.beam_record_bytes and limits.batch_bytes, or append smaller ones"
+            )
+            raise OversizeError(Status.INVALID_ARGUMENT, text)
         if not count:
             self._settle(sequence, pb.AppendReply(ok=pb.AppendReply.OK(sequence=sequence)))
-        elif count >= COLUMNS_FROM:
-            batch = pa.RecordBatch.from_arrays([_column(proposals)], ["value"])
-            token = Several(sequence, count, is_first=True)
-            self._partition.append_arrow(batch, responder=self, token=token)
+        elif count >= COLUMNS_FROM or largest > self._record_bytes_max:
+            self._append_columns(sequence, proposals)
         else:
             append, subject = self._partition.append, self._subject
             for value in proposals[:-1]:
                 append(value, subject=subject)
-            due = sequence if count == 1 else Several(sequence, count, is_first=False)
+            due = sequence if count == 1 else Several(sequence, count, count - 1)
             append(proposals[-1], subject=subject, responder=self, token=due)
+
+    def _append_columns(self, sequence: int, proposals: Sequence[bytes]) -> None:
+        """Append proposals as few batches; each has room for one of the largest."""
+        first, size, sizes = 0, 0, [len(value) + OFFSET_BYTES for value in proposals]
+        for number, more in enumerate(sizes):
+            if size + more > self._batch_bytes_max and number > first:
+                self._partition.append_arrow(_batch(proposals[first:number]))
+                first, size = number, 0
+            size += more
+        token = Several(sequence, len(proposals), first)
+        self._partition.append_arrow(_batch(proposals[first:]), responder=self, token=token)
 
     def end_input(self) -> None:
         """No requests will come; the stream ends with the last reply."""
@@ -189,7 +209,7 @@ class AppendStream:
     ) -> None:
         """The proposals are safe."""
         if isinstance(token, Several):
-            first = offset if token.is_first else offset - token.proposals + 1
+            first = offset - token.before
             indexes = range(first + 1, first + 1 + token.proposals)
             ok = pb.AppendReply.OK(sequence=token.sequence, indexes=indexes)
             self._settle(token.sequence, pb.AppendReply(ok=ok))
@@ -256,9 +276,10 @@ def varint(value: int) -> bytes:
     return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80)) + varint(value >> 14)
 
 
-def _column(values: Sequence[bytes]) -> pa.Array:
-    """Values as Arrow has them; not ``pa.array``, which imports pandas first if it is there."""
+def _batch(values: Sequence[bytes]) -> pa.RecordBatch:
+    """Return values as a column; not by ``pa.array``, which imports pandas if it is there."""
     ends = np.zeros(len(values) + 1, dtype="<i4")
     np.cumsum([len(value) for value in values], out=ends[1:])
     data = pa.py_buffer(b"".join(values))
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), data])
+    column = pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), data])
+    return pa.RecordBatch.from_arrays([column], ["value"])

@@ -56,7 +56,8 @@ INFO_INTERVAL_S: Final = 1.0
 RETRY_S: Final = 1.0
 PORTION_OFFSETS: Final = 32_768
 """Read at once at most: each is an entry, also where compaction left one filler for millions."""
-REQUEST_SLACK_BYTES: Final = 1 << 20
+REQUEST_BATCHES: Final = 4
+"""As many of ``limits.batch_bytes`` a request may have: several large proposals, or thousands."""
 INDEX_MAX: Final = 1 << 62
 """To which a log may be discarded: offsets have 63 bits, and those behind it have to last."""
 
@@ -153,7 +154,7 @@ class BeamService:
                 await asyncio.sleep(RETRY_S)
 
     def _methods(self) -> dict[bytes, Method | Direct]:
-        request_max = self._broker.config.limits.batch_bytes + REQUEST_SLACK_BYTES
+        request_max = REQUEST_BATCHES * self._broker.config.limits.batch_bytes
         methods: dict[str, Method | Direct] = {
             "Append": Direct(self._open_append, request_max),
             "Discard": unary(pb.DiscardRequest, self._discard),
@@ -229,7 +230,12 @@ class BeamService:
                 raise rpc_error(error) from error
 
         return AppendStream(
-            call, self._partition(), limits, is_leading=is_leading, redirect=self._redirect
+            call,
+            self._partition(),
+            limits,
+            proposal_bytes_max=self._broker.config.grpc.beam_record_bytes,
+            is_leading=is_leading,
+            redirect=self._redirect,
         )
 
     async def _discard(self, request: pb.DiscardRequest, call: Call) -> pb.DiscardReply:

@@ -47,6 +47,7 @@ class CursorTable:
     """
 
     def __init__(self, partition: Partition, host: Host) -> None:
+        self.partition = partition
         self._newest: dict[bytes, int] = {}
         self._lock = asyncio.Lock()
         self._reader = Reader(
@@ -117,7 +118,8 @@ class CursorCalls:
         """The position kept last."""
         key, partition = self._place(request)
         table = self._tables.get(partition.log_id)
-        if table is None:
+        # A copy that has moved away and back has the same log id, and another object.
+        if table is None or table.partition is not partition:
             table = self._tables[partition.log_id] = CursorTable(partition, self._host)
         await know_end(partition)
         try:

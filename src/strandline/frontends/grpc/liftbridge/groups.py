@@ -45,7 +45,7 @@ class GroupCalls:
         self._reports = Reports(timeout_ms=host.config.coordinator_timeout_ms)
 
     async def join(
-        self, request: pb.JoinConsumerGroupRequest, _: Call
+        self, request: pb.JoinConsumerGroupRequest, call: Call
     ) -> pb.JoinConsumerGroupResponse:
         """Become a member."""
         _check_ids(request.groupId, request.consumerId)
@@ -55,7 +55,11 @@ class GroupCalls:
         if coordinator is None:
             raise RpcError(Status.INTERNAL, "no known metadata leader")
         command = JoinGroup(
-            request.groupId, request.consumerId, tuple(dict.fromkeys(request.streams)), coordinator
+            request.groupId,
+            request.consumerId,
+            tuple(dict.fromkeys(request.streams)),
+            coordinator,
+            owner=call.asker.principal.name,
         )
         try:
             await self._host.broker.change(command)
@@ -72,12 +76,12 @@ class GroupCalls:
         )
 
     async def leave(
-        self, request: pb.LeaveConsumerGroupRequest, _: Call
+        self, request: pb.LeaveConsumerGroupRequest, call: Call
     ) -> pb.LeaveConsumerGroupResponse:
         """Be a member no more."""
         _check_ids(request.groupId, request.consumerId)
         group = await self._known(request.groupId, member=request.consumerId)
-        _check_member(group, request.consumerId)
+        check_member(group, request.consumerId, call)
         try:
             await self._host.broker.change(LeaveGroup(request.groupId, request.consumerId))
         except InvalidRequestError as error:
@@ -85,7 +89,7 @@ class GroupCalls:
         return pb.LeaveConsumerGroupResponse()
 
     async def fetch(
-        self, request: pb.FetchConsumerGroupAssignmentsRequest, _: Call
+        self, request: pb.FetchConsumerGroupAssignmentsRequest, call: Call
     ) -> pb.FetchConsumerGroupAssignmentsResponse:
         """The member's partitions; a sign of life."""
         _check_ids(request.groupId, request.consumerId)
@@ -96,7 +100,7 @@ class GroupCalls:
         if request.epoch != group.epoch:
             text = "client-provided group epoch differs from broker group epoch"
             raise RpcError(Status.FAILED_PRECONDITION, text)
-        _check_member(group, request.consumerId)
+        check_member(group, request.consumerId, call)
         self._heard(request.groupId, request.consumerId)
         counts = {s.name: len(s.partitions) for s in self._host.broker.streams()}
         mine = assignments(group, counts)[request.consumerId]
@@ -109,7 +113,7 @@ class GroupCalls:
         )
 
     async def report(
-        self, request: pb.ReportConsumerGroupCoordinatorRequest, _: Call
+        self, request: pb.ReportConsumerGroupCoordinatorRequest, call: Call
     ) -> pb.ReportConsumerGroupCoordinatorResponse:
         """A member misses the coordinator: if most do, or it is known to be away, there is another.
 
@@ -126,7 +130,7 @@ class GroupCalls:
         if request.coordinator != str(group.coordinator) or request.epoch != group.epoch:
             text = "the group has another coordinator or epoch now; fetch its metadata"
             raise RpcError(Status.FAILED_PRECONDITION, text)
-        _check_member(group, request.consumerId)
+        check_member(group, request.consumerId, call)
         candidate = self._candidate(but=group.coordinator)
         if candidate is None:
             raise RpcError(Status.FAILED_PRECONDITION, "No group coordinator candidates")
@@ -209,7 +213,15 @@ def _check_ids(group: str, consumer: str) -> None:
         raise RpcError(Status.INVALID_ARGUMENT, text)
 
 
-def _check_member(group: GroupImage, consumer: str) -> None:
+def check_member(group: GroupImage, consumer: str, call: Call) -> None:
+    """Refuse to speak for a consumer that is not a member, or joined as another principal.
+
+    Raises:
+        RpcError: it is not, or did.
+    """
     if consumer not in group.members:
         text = "consumer is not a member of the consumer group"
         raise RpcError(Status.FAILED_PRECONDITION, text)
+    if call.asker.is_checked and group.owners.get(consumer, "") != call.asker.principal.name:
+        text = f"consumer {consumer!r} was joined by another principal; use an id of your own"
+        raise RpcError(Status.PERMISSION_DENIED, text)

@@ -1,0 +1,65 @@
+"""The time that clients' input may take in one round of the event loop.
+
+A client that sends its input in tiny pieces makes us work far more than it does itself. Without a
+limit one connection holds the loop for seconds: others' records wait, and in a cluster the broker
+is fenced because it answers nobody.
+
+Rules: a connection works until ``slice_end`` and then defers the rest, reading nothing meanwhile.
+Deferred work runs first in the next round, in the order in which it was deferred, and at least one
+piece of it in each round. Loop thread only.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+SLICE_S: Final = 0.002
+"""For one connection. An acknowledgement takes about three rounds."""
+ROUND_S: Final = 0.005
+"""For all connections of a listener."""
+SPENT: Final = 0.0
+
+
+class RoundBudget:
+    """The budget that the connections of one listener share.
+
+    Args:
+        slice_s: for one connection.
+        round_s: for all of them.
+    """
+
+    def __init__(self, slice_s: float = SLICE_S, round_s: float = ROUND_S) -> None:
+        self._slice_s = slice_s
+        self._round_s = round_s
+        self._deferred: deque[Callable[[], None]] = deque()
+        self._is_under_way = False
+        self._end_s = SPENT
+
+    def slice_end(self) -> float:
+        """Return the loop's time at which the caller has to stop, ``SPENT`` for not now."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if not self._is_under_way:
+            self._is_under_way = True
+            self._end_s = now_s + self._round_s
+            loop.call_soon(self._next_round)
+        return min(now_s + self._slice_s, self._end_s) if now_s < self._end_s else SPENT
+
+    def charge(self, seconds: float) -> None:
+        """Take time of the round for work that the caller's input starts and that runs later."""
+        self._end_s -= seconds
+
+    def defer(self, resume: Callable[[], None]) -> None:
+        """Call ``resume`` in a later round that has time left."""
+        if not self._is_under_way:
+            self.slice_end()
+        self._deferred.append(resume)
+
+    def _next_round(self) -> None:
+        """Go on with what was deferred, as long as there is time."""
+        self._is_under_way = False
+        for _ in range(len(self._deferred)):
+            if self.slice_end() == SPENT:
+                break
+            self._deferred.popleft()()

@@ -1,0 +1,64 @@
+"""The sealed segments that stay mapped for the next reader, of all logs of the process together.
+
+Rules: each map takes a descriptor, so there are at most ``maps_max`` of them, and a segment that
+nobody has read for two sweeps has none. Readers keep what they hold alive. Any thread.
+"""
+
+import threading
+from typing import Final, Protocol
+
+MAPS_MAX: Final = 256
+
+
+class _Mapped(Protocol):
+    """A segment with a map."""
+
+    def release(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class MappedSegments:
+    """Which segments have a map, the one that was read the longest ago first."""
+
+    def __init__(self, maps_max: int = MAPS_MAX) -> None:
+        self.maps_max = maps_max
+        self._lock = threading.Lock()
+        self._read_before: dict[_Mapped, None] = {}
+        """Not read since the last sweep."""
+        self._read_since: dict[_Mapped, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._read_before) + len(self._read_since)
+
+    def note_use(self, segment: _Mapped) -> None:
+        """A segment is being read; others may have to give up their maps for it."""
+        passed: list[_Mapped] = []
+        with self._lock:
+            self._read_before.pop(segment, None)
+            self._read_since.pop(segment, None)
+            self._read_since[segment] = None
+            while len(self) > self.maps_max:
+                oldest = self._read_before or self._read_since
+                passed.append(next(iter(oldest)))
+                del oldest[passed[-1]]
+        for each in passed:
+            each.release()
+
+    def forget(self, segment: _Mapped) -> None:
+        """A segment has given up its map."""
+        with self._lock:
+            self._read_before.pop(segment, None)
+            self._read_since.pop(segment, None)
+
+    def sweep(self) -> None:
+        """Take the maps of segments that nobody has read since the sweep before."""
+        with self._lock:
+            idle, self._read_before = self._read_before, self._read_since
+            self._read_since = {}
+        for segment in idle:
+            segment.release()
+
+
+MAPPED_SEGMENTS: Final = MappedSegments()
+"""Descriptors belong to the process, so this does, too."""

@@ -1,0 +1,179 @@
+"""Strangers who send as much as they can: everybody else goes on, and nobody is fenced."""
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+
+import hpack
+import nats
+import pytest
+
+import strandline
+from strandline.server.ports import free_ports
+from strandline.testing import ProcessServer
+
+from .clusters import leader_of, status, three_brokers
+
+SECONDS = 3.0
+SHARE = 0.3
+"""Of the rate without an attack, which others keep at least."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+GET = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def frame(kind, stream_id, payload=b"", flags=0):
+    return (
+        struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream_id) + payload
+    )
+
+
+def call(stream_id, path=b"/proto.API/PublishAsync", more=()):
+    """HEADERS that begin a call."""
+    names = (b":method", b":scheme", b":path", b":authority", b"content-type", b"te")
+    values = (b"POST", b"http", path, b"x", b"application/grpc", b"trailers")
+    block = hpack.Encoder().encode([*zip(names, values, strict=True), *more])
+    return frame(1, stream_id, block, flags=4)
+
+
+HELLO = GREETING + frame(4, 0)
+TINY = b"".join(frame(0, 1, b"%c" % byte) for byte in b"\0\0\0\0\2\x10\1" * 500)
+MANY_HEADERS = b"".join(
+    call(2 * n + 1, more=[(b"h%d" % k, b"v") for k in range(900)]) for n in range(100)
+)
+CONNECT = b'CONNECT {"verbose":false}\r\n'
+ATTACKS = {  # name → port, first bytes, and the bytes that are sent over and over
+    "chunks to HTTP": (
+        "http_port",
+        GET[:-2] % b"/health/live" + b"Transfer-Encoding: chunked\r\n\r\n",
+        b"1\r\nz\r\n" * 5000,
+    ),
+    "pipelined probes": ("http_port", b"", GET % b"/health/live" * 500),
+    "pipelined metrics": ("http_port", b"", GET % b"/metrics" * 500),
+    "PING": ("grpc_port", HELLO, frame(6, 0, bytes(8)) * 1000),
+    "PRIORITY": ("grpc_port", HELLO, frame(2, 3, bytes(5)) * 1000),
+    "WINDOW_UPDATE": ("grpc_port", HELLO, frame(8, 0, b"\0\0\0\1") * 1000),
+    "unknown frames": ("grpc_port", HELLO, frame(0x55, 0, b"z") * 1000),
+    "empty DATA": ("grpc_port", HELLO + call(1), frame(0, 1) * 3000),
+    "tiny DATA": ("grpc_port", HELLO + call(1), TINY),
+    "calls with many headers": ("grpc_port", HELLO, MANY_HEADERS),
+    "PING of NATS": ("ingest_port", CONNECT, b"PING\r\n" * 5000),
+    "CONNECT of NATS": ("ingest_port", b"", CONNECT * 2000),
+    "empty messages to nobody": ("ingest_port", CONNECT, b"PUB nobody 0\r\n\r\n" * 4000),
+    "empty messages": ("ingest_port", CONNECT, b"PUB flooded 0\r\n\r\n" * 4000),
+}
+THROUGH_NATS = {"empty messages": ("nats_port", CONNECT, b"PUB flooded 0\r\n\r\n" * 4000)}
+
+
+@contextmanager
+def attack(ready, name, attacks=ATTACKS):
+    """One connection that sends as much as it can, and comes back soon when it is cut off."""
+    port, hello, piece = attacks[name]
+    stop, sent = threading.Event(), []
+
+    def run():
+        while not stop.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", ready[port]), timeout=2) as client:
+                    client.settimeout(0.5)
+                    threading.Thread(target=drain, args=(client,), daemon=True).start()
+                    client.sendall(hello)
+                    while not stop.is_set():
+                        client.sendall(piece)
+                        sent.append(len(piece))
+            except OSError:
+                stop.wait(0.05)
+
+    attacker = threading.Thread(target=run)
+    attacker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        attacker.join()
+    assert sent, "it was never let in"
+
+
+def drain(client):
+    """Take what is answered."""
+    try:
+        while client.recv(1 << 16):
+            pass
+    except OSError:
+        pass  # it was cut off
+
+
+async def rate_of(jetstream, seconds, *, subject="orders"):
+    """Acks per second of one publisher, each of whose records waits for the one before."""
+    end_s, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end_s:
+        await jetstream.publish(subject, b"x" * 200, timeout=10)
+        count += 1
+        await asyncio.sleep(0.01)
+    return count / seconds
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A broker with every listener."""
+    grpc_port, beam_port = free_ports(2)
+    arguments = ("--grpc-port", str(grpc_port), "--beam-port", str(beam_port))
+    with ProcessServer(tmp_path_factory.mktemp("floods"), arguments=arguments) as server:
+        with strandline.connect(server.flight) as client:
+            client.create_stream("orders")
+            client.create_stream("flooded")
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_others_go_on_while_a_stranger_floods_a_listener(server, name):
+    """One connection without credentials costs a publisher less than 0.7 of its rate."""
+    client = await nats.connect(server.nats_url)
+    jetstream = client.jetstream()
+    before = await rate_of(jetstream, SECONDS)
+    with attack(server.ready, name):
+        during = await rate_of(jetstream, SECONDS)
+    await client.close()
+    assert during >= SHARE * before, f"{before:.0f} → {during:.0f} records/s"
+
+
+@pytest.mark.slow
+async def test_empty_messages_from_nats_starve_nobody(server):
+    """The API answers, other publishers go on, and the broker stays connected to nats-server."""
+    client = await nats.connect(server.ingest_url)
+    jetstream = client.jetstream()
+    before = await rate_of(jetstream, SECONDS)
+    with attack(server.ready, "empty messages", THROUGH_NATS):
+        during = await rate_of(jetstream, SECONDS)
+        with strandline.connect(server.flight, timeout_s=5) as api:
+            began_s = time.monotonic()
+            await asyncio.to_thread(api.list_streams)
+            assert time.monotonic() - began_s < 2.0
+    await client.close()
+    assert during >= SHARE * before, f"{before:.0f} → {during:.0f} records/s"
+    assert not [line for line in server.errors if "lost the connection" in line]
+
+
+@pytest.mark.slow
+async def test_nobody_is_fenced_while_a_stranger_floods_the_leader(tmp_path, kit):
+    """In a cluster, the leader keeps its partition and every broker stays in service."""
+    with three_brokers(tmp_path, more=("--grpc-port", "0")) as cluster:
+        with strandline.connect(",".join(server.flight for server in cluster.values())) as client:
+            client.create_stream("orders", replicas=3, min_isr=2, acks="replicated")
+        leader = kit.persist(lambda: leader_of(cluster))
+        ready = cluster[leader].ready
+        client = await nats.connect(cluster[leader].nats_url)
+        jetstream = client.jetstream()
+        before = await rate_of(jetstream, SECONDS)
+        epoch = status(cluster[2]).leader_epoch
+        for name in ("chunks to HTTP", "PING", "tiny DATA"):
+            with attack(ready, name):
+                during = await rate_of(jetstream, SECONDS)
+            assert during >= SHARE * before, f"{name}: {before:.0f} → {during:.0f} records/s"
+            assert status(cluster[2]).leader == leader
+            assert status(cluster[2]).leader_epoch == epoch
+            assert len(status(cluster[2]).isr) == 3
+        await client.close()
