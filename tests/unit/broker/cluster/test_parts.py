@@ -68,6 +68,24 @@ def test_epochs_are_found_in_the_batches(tmp_path, disk, epochs):
     assert leader_epochs(log) == tuple(wanted)
 
 
+@pytest.mark.parametrize("hit", range(0, 40, 3))
+def test_epochs_are_found_around_damage(tmp_path, disk, hit):
+    """A batch that cannot be read hides no later epoch, and moves no other one's start."""
+    log = open_log(tmp_path / "log", disk)
+    epochs = [0] * 10 + [1] * 10 + [4] * 20
+    for number, epoch in enumerate(epochs):
+        append(log, batch(number, 1, epoch))
+    log.checkpoint()
+    log.flush()
+    found = log.read(hit, 1)
+    with found.file.open("r+b") as file:
+        file.seek(found.position)
+        file.write(b"\0" * 16)
+    starts = {epoch: epochs.index(epoch) for epoch in (0, 1, 4)}
+    wanted = {epoch: start + (start == hit and start > 0) for epoch, start in starts.items()}
+    assert dict(leader_epochs(log)) == wanted
+
+
 def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
     """What retention removed counts no more, also in the middle of a batch."""
     log = open_log(tmp_path / "log", disk)
