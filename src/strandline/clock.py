@@ -10,7 +10,7 @@ from strandline.types import TimestampNs
 
 
 class Clock(Protocol):
-    """Where the shells get the time from."""
+    """The source of time for everything outside the cores."""
 
     def now_ns(self) -> TimestampNs:
         """Unix time in nanoseconds; may step backwards when the machine's clock is set."""

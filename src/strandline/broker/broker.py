@@ -158,6 +158,7 @@ class Broker(BrokerBase):
             keys = self.keys.first(config)
             command = CreateStream(config=config, now_ns=self.clock.now_ns(), keys=keys)
             image = self._store.preview(command).streams[config.name]
+            self._check_descriptors(f"stream {config.name!r}", len(image.partitions))
             try:
                 # Logs first: a stream in the metadata without logs would be in the way.
                 stream = self._make_stream(image)

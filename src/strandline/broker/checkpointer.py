@@ -25,8 +25,10 @@ from strandline.broker.write_back import write_back
 from strandline.clock import Clock
 from strandline.config import JournalConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS, current_shares
 from strandline.storage.journal import Journal
 from strandline.storage.log import Log
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import Telemetry
 
@@ -165,7 +167,8 @@ class CheckpointSchedule:
             return True
         age_ms = self._clock.monotonic_ms() - self._last_ms
         is_changed = bulk_bytes > 0 or journal.last_sequence != self._last_sequence
-        return is_changed and age_ms >= self._config.checkpoint_interval_ms
+        is_old = age_ms >= self._config.checkpoint_interval_ms
+        return is_changed and (is_old or _has_many_unsynced(storage))
 
     async def checkpoint(self) -> None:
         """Take one now.
@@ -186,6 +189,12 @@ class CheckpointSchedule:
             self._last_sequence = pending.checkpoint.sequence
             self._last_ms, self._last_bulk_bytes = self._clock.monotonic_ms(), bulk_bytes
             self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)
+
+
+def _has_many_unsynced(storage: Recovered) -> bool:
+    """Whether so many sealed segments wait for a sync that they take the descriptors of others."""
+    unsynced = STORAGE_DESCRIPTORS.held - len(MAPPED_SEGMENTS) - len(storage.logs)
+    return unsynced > current_shares().unsynced
 
 
 def _try_space(journal: Journal) -> None:

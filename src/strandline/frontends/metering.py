@@ -14,6 +14,7 @@ from typing import Protocol
 from strandline.broker.access import Asker
 from strandline.clock import Clock
 from strandline.errors import QuotaExceededError
+from strandline.frontends.connections import ConnectionLimit
 from strandline.metadata.image import MetadataImage
 from strandline.security.quota import UNLIMITED, WAIT_MS_MAX, Meter, Quota
 from strandline.telemetry import Telemetry
@@ -89,10 +90,12 @@ class Metering:
 
     Args:
         broker: whose metadata holds the quotas.
+        connections: counts the clients of all listeners.
     """
 
-    def __init__(self, broker: Metered) -> None:
+    def __init__(self, broker: Metered, connections: ConnectionLimit | None = None) -> None:
         self._broker = broker
+        self.connections = connections or ConnectionLimit()
         self._lock = threading.Lock()
         self._allowances: dict[str, Allowance] = {}
 

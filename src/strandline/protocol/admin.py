@@ -154,6 +154,8 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     also_answering: tuple[str, ...] = ()
     """Other streams that answer publishes to some of its subjects, too; only in the answers to
     ``create_stream`` and ``stream_info``, and not where access is controlled."""
+    metadata_index: int = 0
+    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
 
     @property
     def name(self) -> str:
@@ -181,6 +183,6 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):
-    """Who an idempotent producer is."""
+    """The identity of an idempotent producer."""
 
     producer_id: int

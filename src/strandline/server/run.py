@@ -22,8 +22,11 @@ from strandline.config import BrokerConfig
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.server.logs import logging_to_stderr
 from strandline.server.renewal import certificate_files
+from strandline.server.watchdog import LoopWatchdog
 from strandline.server.wiring import BrokerApp, run_until
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS
 from strandline.storage.disk import Disk
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 
 logger = logging.getLogger(__name__)
 
@@ -95,12 +98,16 @@ def _run(
         app = BrokerApp(config, clock=clock, disk=disk)
         if not await _start(app, stop):
             return
+        watchdog = LoopWatchdog()
         if certificate_files(config):  # else it ends the process, as ever
             loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
         ready = {**app.ready_line(), "pid": os.getpid()}
         logger.info("ready, with pid %d and Arrow Flight on port %d", ready["pid"], app.flight_port)
         on_ready(ready)
-        await run_until(app, stop)
+        try:
+            await run_until(app, stop)
+        finally:
+            watchdog.stop()
 
     uvloop.run(main())
     logger.info("stopped")
@@ -127,7 +134,7 @@ async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
 
 
 def raise_open_files_limit() -> None:
-    """Allow as many open files as the system lets us: every connection and segment takes one.
+    """Allow as many open files as the system lets us, and keep the storage's share for it.
 
     Raises:
         UnavailableError: they are too few even for a broker without streams.
@@ -138,7 +145,7 @@ def raise_open_files_limit() -> None:
             f"only {hard} files may be open at a time, and a broker needs {OPEN_FILES_MIN} or "
             "more: raise the limit with 'ulimit -n' (systemd: LimitNOFILE) and start again"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    MAPPED_SEGMENTS.maps_max = STORAGE_DESCRIPTORS.begin().maps
 
 
 def relax_garbage_collector() -> None:

@@ -11,13 +11,13 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS, current_shares
 
 BUFFERS_MAX = 1024
 """``IOV_MAX`` of Linux: buffers in one gathered write."""
@@ -43,6 +43,7 @@ _maps: dict[weakref.ref[mmap.mmap], int] = {}
 
 def _forget_map(reference: weakref.ref[mmap.mmap]) -> None:
     _maps.pop(reference, None)
+    STORAGE_DESCRIPTORS.note_closed()
 
 
 def translated(error: OSError, doing: str) -> UnavailableError:
@@ -50,7 +51,7 @@ def translated(error: OSError, doing: str) -> UnavailableError:
     if error.errno in FULL:
         return DiskFullError(f"no space left while {doing}; free some and retry")
     if error.errno == errno.EMFILE:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = current_shares().limit
         return UnavailableError(
             f"{error.strerror} while {doing}: {limit} are allowed; raise that with 'ulimit -n' "
             "(systemd: LimitNOFILE) and start again"
@@ -87,7 +88,7 @@ class Disk:
         """Open a file and return its descriptor; ``create`` also makes it if missing."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         try:
-            return os.open(path, flags | os.O_CLOEXEC, 0o600)
+            return STORAGE_DESCRIPTORS.open(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise translated(error, f"opening {path}") from error
 
@@ -269,7 +270,7 @@ class Disk:
     def listing(self, path: Path) -> dict[str, int]:
         """Name and size in bytes of each plain file in a directory; empty if there is none."""
         try:
-            with os.scandir(path) as entries:
+            with STORAGE_DESCRIPTORS.open(lambda: os.scandir(path)) as entries:
                 return {e.name: e.stat().st_size for e in entries if e.is_file()}
         except FileNotFoundError:
             return {}
@@ -279,7 +280,7 @@ class Disk:
     def read_bytes(self, path: Path) -> bytes | None:
         """The whole of a small file, or None if there is none."""
         try:
-            return path.read_bytes()
+            return STORAGE_DESCRIPTORS.open(path.read_bytes)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -337,11 +338,14 @@ class Disk:
         """Map the first ``length`` bytes for reading; the map outlives the descriptor."""
         try:
             inode = os.fstat(fd).st_ino
-            mapped = mmap.mmap(fd, length, access=mmap.ACCESS_READ)
+            mapped = STORAGE_DESCRIPTORS.open(
+                lambda: mmap.mmap(fd, length, access=mmap.ACCESS_READ)
+            )
         except (OSError, ValueError) as error:
             reason = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             raise translated(reason, "mapping a file") from error
         _maps[weakref.ref(mapped, _forget_map)] = inode
+        STORAGE_DESCRIPTORS.note_opened()
         return mapped
 
     def will_need(self, fd: int, position: int, length: int) -> None:
@@ -370,10 +374,10 @@ class Disk:
         return state.f_bavail * state.f_frsize
 
     def descriptors_left(self) -> int:
-        """How many more files and connections this process may open."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        """How many more files the storage may open."""
+        limit = current_shares().limit
         try:
-            return limit - sum(1 for _ in Path("/dev/fd").iterdir())
+            return limit - len(STORAGE_DESCRIPTORS.open(lambda: os.listdir("/dev/fd")))  # noqa: PTH208  in one go
         except OSError as error:
             return 0 if error.errno in _SCARCE else limit
 
@@ -394,7 +398,9 @@ class OpenFile:
         self._disk = disk
         self.path = path
         self.fd = disk.open(path, write=write, create=create)
+        STORAGE_DESCRIPTORS.note_opened()
 
     def __del__(self) -> None:
         if self.fd >= 0:
             self._disk.close(self.fd)
+            STORAGE_DESCRIPTORS.note_closed()

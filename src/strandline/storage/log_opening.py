@@ -213,6 +213,8 @@ class LogOpening:
         """Go on in the next segment, in the file that has this name if there is one."""
         self._trim()
         self._active.seal()
+        self._active.sync()  # so that it does not stay open: there may be many in one log
+        self._active.release()
         self._sealed.append(self._active)
         self._begin_at(base_offset)
 

@@ -11,10 +11,11 @@ import msgspec
 
 from strandline.broker.broker import PRODUCER_IDS
 from strandline.broker.cluster import figures
+from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
@@ -27,6 +28,7 @@ from strandline.broker.stream import Stream
 from strandline.broker.transactions.office import MarkerDone
 from strandline.config import StreamConfig, bracketed
 from strandline.errors import (
+    CorruptBatchError,
     InvalidConfigError,
     RequestTimeoutError,
     ShuttingDownError,
@@ -101,6 +103,21 @@ class ClusterBroker(FollowingBroker):
             raise UnavailableError("this broker does not know yet where brokers are reached; retry")
         return (self._flight_address,)
 
+    @property
+    def has_lease(self) -> bool:
+        """As ``Broker``: for ``CUT_OFF_MS`` after the last contact with those who decide."""
+        return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
+
+    @property
+    def metadata_index(self) -> int:
+        """As ``Broker``: the last entry of the metadata that streams here go by."""
+        return self.membership.image_index
+
+    @property
+    def has_quorum(self) -> bool:
+        """As ``Broker``; an election takes less time than it takes this to be False."""
+        return self.membership.has_controller
+
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
             raise InvalidConfigError(
@@ -124,17 +141,20 @@ class ClusterBroker(FollowingBroker):
         self._store_of_quorum = QuorumStore(
             self.data_dir, disk=self.disk, log=self._storage.logs[LOG_ID]
         )
-        self.membership = Membership(
-            self.config,
-            self._store_of_quorum,
-            self.turn,
-            identity=self._identity,
-            clock=self.clock,
-            telemetry=self.telemetry,
-            wake=self._wake,
-            on_image=self._follow,
-            on_removed=self._removed,
-        )
+        try:
+            self.membership = Membership(
+                self.config,
+                self._store_of_quorum,
+                self.turn,
+                identity=self._identity,
+                clock=self.clock,
+                telemetry=self.telemetry,
+                wake=self._wake,
+                on_image=self._follow,
+                on_removed=self._removed,
+            )
+        except CorruptBatchError as error:
+            raise corrupt_metadata(error, self._identity.broker, self.data_dir) from error
         self._storage_watch = StorageWatch(
             self.data_dir,
             self.disk,
@@ -153,7 +173,8 @@ class ClusterBroker(FollowingBroker):
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = self._is_releasing = False
-        self._unopened = {}
+        self._has_followed = False
+        self._unopened, self._remembered = {}, {}
         self._parted = set()
         self._retry = None
 
@@ -199,6 +220,20 @@ class ClusterBroker(FollowingBroker):
         first = next(iter(self._unopened.values()))
         return f"{len(self._unopened)} copies here cannot be opened; the first: {first.message}"
 
+    @property
+    def _why_not_serving(self) -> str:
+        if self.membership.is_removed:
+            me = self.membership.me
+            return f"broker {me} was removed from the cluster: stop it, its data is of no use"
+        if self._is_stopping:
+            return "stopping"
+        if self.membership.why_refused:
+            return f"the cluster refuses this broker: {self.membership.why_refused}"
+        return (
+            "it has not joined the cluster since its start: no broker that leads the metadata "
+            "was reached. Are most of the cluster's brokers up?"
+        )
+
     def refresh_telemetry(self) -> None:
         """As ``Broker``, and the cluster's figures."""
         super().refresh_telemetry()
@@ -242,6 +277,8 @@ class ClusterBroker(FollowingBroker):
         check_stream_config(config, is_cluster=True)
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
+        here = sum(self.membership.me in replicas for replicas in assignment)
+        self._check_descriptors(f"stream {config.name!r}", here)
         keys = self.keys.first(config)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment, keys=keys)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
@@ -343,6 +380,8 @@ class ClusterBroker(FollowingBroker):
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
+        if owner:  # the client comes back here at once, and has to be known
+            await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
 
     def _check_member(self) -> None:

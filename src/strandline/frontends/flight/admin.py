@@ -8,10 +8,13 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from strandline.broker.access import Asker
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
+from strandline.broker.routing import answering_beside
 from strandline.broker.stream import Stream
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import (
@@ -140,10 +143,11 @@ class AdminActions:
         self._change(
             self._broker.truncate_before(request.name, request.partition, Offset(request.offset))
         )
-        return [stream_info(self._broker.stream(request.name))]
+        return [stream_info(self._broker.stream(request.name), self._broker)]
 
     def _stream_info(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, admin.StreamInfoRequest, what="stream_info")
+        self._broker.check_quorum()
         stream = self._broker.stream(request.name)
         led = [stream.partition(number) for number in request.led or ()]
         self._know_end(led, context.is_cancelled, led=led)
@@ -151,12 +155,17 @@ class AdminActions:
 
     def _with_others(self, stream: Stream) -> admin.StreamInfo:
         """Describe a stream, and the others that answer its publishers."""
-        hides = self._broker.config.auth.enabled  # the caller may not know of the others
-        return stream_info(stream, () if hides else self._broker.streams())
+        found = stream_info(stream, self._broker)
+        if self._broker.config.auth.enabled:  # the caller may not know of the others
+            return found
+        others = tuple(answering_beside(stream, self._broker.streams()))
+        return msgspec.structs.replace(found, also_answering=others)
 
     def _list_streams(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.LIST_STREAMS)
-        return [stream_info(stream) for stream in self._broker.streams()]
+        self._broker.check_quorum()
+        self._broker.check_knows_streams()
+        return [stream_info(stream, self._broker) for stream in self._broker.streams()]
 
     def _offsets(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, admin.OffsetsRequest, what="offsets")

@@ -7,6 +7,7 @@ send thousands of tiny batches.
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from strandline.frontends.flight.plan import ReadPlan
 from strandline.frontends.metering import Allowance, counted
 from strandline.protocol.status import to_flight
 from strandline.reading.cursor import Cursor, Delivery
+from strandline.reading.descending import DescendingCursor
 from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class ReadSession:
         is_cancelled: whether the client went away.
         check_allowed: raises once who reads may do so no more.
         allowance: how much it may read; None: it is not metered.
+        connection: entered while the read goes on.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ReadSession:
         is_cancelled: Callable[[], bool],
         check_allowed: Callable[[], None] = lambda: None,
         allowance: Allowance | None = None,
+        connection: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._plan = plan
         self._request = plan.request
@@ -61,8 +65,10 @@ class ReadSession:
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
         self._allowance = allowance
-        self._cursors = [
-            Cursor(plan.request, extent, names=plan.schema.names) for extent in plan.ranges
+        self._connection = connection
+        kind = DescendingCursor if plan.request.order == "descending" else Cursor
+        self._cursors: list[Cursor[Partition]] = [
+            kind(plan.request, extent, names=plan.schema.names) for extent in plan.ranges
         ]
         self._left = plan.request.records_max
         self._is_gone = False
@@ -78,7 +84,7 @@ class ReadSession:
             QuotaExceededError: the principal has too many reads and appends open.
             CorruptBatchError, DataLossError: as ``Cursor.read``.
         """
-        with self._life.stream(), counted(self._allowance):
+        with self._life.stream(), counted(self._allowance), self._connection():
             for batch, size in self._gathered(self._unlimited()):
                 piece = batch if self._left is None else batch.slice(0, self._left)
                 if self._allowance is not None:

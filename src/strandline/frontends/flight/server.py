@@ -9,8 +9,10 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.broker.access import Access, Asker
@@ -20,6 +22,7 @@ from strandline.config import BrokerConfig, bracketed
 from strandline.errors import InvalidConfigError
 from strandline.frontends.flight.admin import AdminActions
 from strandline.frontends.flight.asker import asker_of, middleware
+from strandline.frontends.flight.connections import FlightConnections
 from strandline.frontends.flight.guard import typed_errors
 from strandline.frontends.flight.info import Here, flight_info, request_of
 from strandline.frontends.flight.life import Life
@@ -68,6 +71,7 @@ class FlightFrontEnd:
         self._host = config.host
         self.port = config.flight_port
         self._server: FlightServer | None = None
+        self._connections = FlightConnections(broker.clock, self._gate.metering.connections)
 
     async def start(self) -> None:
         """Listen.
@@ -75,11 +79,17 @@ class FlightFrontEnd:
         Raises:
             InvalidConfigError: the port cannot be had, or a certificate is of no use.
         """
+        # pyarrow looks for pandas when this is first called, which takes descriptors: not later,
+        # when strangers may have taken all that they can get.
+        await asyncio.to_thread(pa.scalar, 0)
         life = Life(self._broker)
         tls = load_tls(self._tls)
         address = (self._host, self.port)
-        self._server = _listen(self._broker, life, address, tls=tls, gate=self._gate)
+        gate = self._gate
+        self._server = _listen(self._broker, life, address, tls=tls, gate=gate)
+        self._server.connections = self._connections
         self.port = self._server.port
+        self._connections.start(self.port)
         how = "with TLS " if tls is not None else ""
         logger.info("Arrow Flight listens %son %s:%d", how, self._host, self.port)
 
@@ -87,6 +97,7 @@ class FlightFrontEnd:
         """End every call, within a few seconds whatever clients do, and close the listener."""
         server, self._server = self._server, None
         if server is not None:
+            await asyncio.to_thread(self._connections.stop)
             await asyncio.to_thread(server.stop)
 
 
@@ -129,6 +140,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         self._life = life
         self._host = host
         self._admin = AdminActions(broker, life)
+        self.connections: FlightConnections | None = None
+        """Told who calls, once it listens."""
 
     def stop(self) -> None:
         """End the calls and the listener; blocks for a few seconds at most."""
@@ -166,6 +179,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: asker.check(resource, "read"),
             allowance=self._gate.metering.of(asker),
+            connection=lambda: self._call(context),
         )
         return session.stream()
 
@@ -193,14 +207,18 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
             check_producer=asker.check_producer,
             allowance=self._gate.metering.of(asker),
         )
-        session.run(reader.read_chunk)
+        with self._call(context):
+            session.run(reader.read_chunk)
 
     @typed_errors
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
         """Run an admin action."""
         body = action.body.to_pybytes() if action.body is not None else b""
         asker = self._asker(context)
-        return self._admin.run(action.type, body, asker=asker, is_cancelled=context.is_cancelled)
+        with self._call(context):
+            return self._admin.run(
+                action.type, body, asker=asker, is_cancelled=context.is_cancelled
+            )
 
     @typed_errors
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
@@ -231,6 +249,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         """Describe every stream whose name begins with the criteria."""
         asker = self._asker(context)
         asker.check_known()
+        self._broker.check_knows_streams()
         found = [
             self._info(ReadRequest(stream=s.name), s, fl.FlightDescriptor.for_path(s.name))
             for s in self._broker.streams()
@@ -249,7 +268,13 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         allowance = self._gate.metering.of(asker)
         if allowance is not None:
             allowance.check_request()
+        if self.connections is not None:
+            self.connections.note_call(context)
         return asker
+
+    def _call(self, context: fl.ServerCallContext) -> AbstractContextManager[None]:
+        """Something that takes a while goes on inside: its connection is not idle."""
+        return nullcontext() if self.connections is None else self.connections.call(context)
 
     def _readable(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
@@ -270,6 +295,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         Raises:
             StrandlineError: there is none, or as ``ends_needed`` and ``Life.know_end``.
         """
+        if request.of_copy:
+            return self._broker.copy_of(request.stream)
         stream = self._broker.stream(request.stream)
         self._life.know_end(ends_needed(request, stream), context.is_cancelled)
         return stream
@@ -277,7 +304,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def _info(
         self, request: ReadRequest, stream: Stream, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
-        here = Here(self._location(), self._scheme)
+        here = Here(self._broker, self._location(), self._scheme)
         return flight_info(request, stream, descriptor=descriptor, here=here)
 
     def _location(self) -> str:

@@ -368,6 +368,8 @@ class Connection(asyncio.Protocol):
         )
         if call.status is None and not self._is_identified:
             self._is_identified = not self._listener.is_open(bytes(headers.get(b":path", b"")))
+            if self._is_identified:
+                self._listener.note_identified(self)
 
     def _reset(self, stream_id: int) -> None:
         """The client takes a call back."""

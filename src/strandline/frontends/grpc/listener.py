@@ -7,7 +7,6 @@ by trying elsewhere or later, and waits for no slow client.
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 from collections.abc import Mapping
 from typing import Final
@@ -16,6 +15,7 @@ from strandline.broker.access import Access, Asker
 from strandline.broker.seldom import Seldom
 from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import InvalidConfigError, StrandlineError
+from strandline.frontends.connections import ConnectionLimit
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.connection import Connection
 from strandline.frontends.grpc.methods import Direct, Method
@@ -81,7 +81,7 @@ class GrpcListener:
         self._telemetry = telemetry
         self._connections: set[Connection] = set()
         self._unflushed: list[Connection] = []
-        self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._limit = metering.connections if metering is not None else ConnectionLimit()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._server: asyncio.Server | None = None
@@ -98,7 +98,7 @@ class GrpcListener:
         Raises:
             InvalidConfigError: the address cannot be had, or a certificate is of no use.
         """
-        loop, host = asyncio.get_running_loop(), config.host
+        loop, host = asyncio.get_running_loop(), config.grpc.host or config.host
         self.buffered_bytes_max = config.limits.pending_bytes
         tls = None
         if config.tls.is_on:
@@ -220,7 +220,11 @@ class GrpcListener:
         self._connections.add(connection)
         self._all_gone.clear()
         self._telemetry.count_listener(LISTENER, connections=1)
-        return len(self._connections) <= self._connections_max
+        return self._limit.admit(connection, connection.drop)
+
+    def note_identified(self, connection: Connection) -> None:
+        """A client has shown who it is."""
+        self._limit.note_identified(connection)
 
     def flush_soon(self, connection: Connection) -> None:
         """Let a connection send what its calls have, at the turn's end or in the next round."""
@@ -236,6 +240,7 @@ class GrpcListener:
     def forget(self, connection: Connection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
+        self._limit.forget(connection)
         if not self._connections:
             self._all_gone.set()
         self._telemetry.count_listener(LISTENER, connections=-1)

@@ -21,15 +21,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
+from strandline.frontends.connections import HTTP_SHARE
 from strandline.frontends.http.app import build_app
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView
 from strandline.frontends.round_budget import SPENT, RoundBudget
 from strandline.frontends.tls import keep_current, load_tls
+from strandline.storage.descriptors import current_shares
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
-"""Beyond these uvicorn answers 503, health included."""
+"""Beyond these uvicorn answers 503, health included; fewer where descriptors are few."""
 HEADER_BYTES_MAX = 16 << 10
 REQUEST_S = 8.0
 """For a whole request, from when the connection began or was last answered."""
@@ -95,7 +97,7 @@ class HttpFrontEnd:
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             http=partial(_Connection, RoundBudget()),  # type: ignore[arg-type]  # only called
             lifespan="off",
-            limit_concurrency=CONNECTIONS_MAX,
+            limit_concurrency=_connections_max(),
             log_config=None,
             log_level="error",
             proxy_headers=False,
@@ -149,7 +151,7 @@ class _Connection(H11Protocol):
         self.timer = self.loop.call_later(REQUEST_S, transport.abort)
         super().connection_made(transport)
         self.since_s = self.loop.time()
-        while len(self.connections) >= CONNECTIONS_MAX:
+        while len(self.connections) >= _connections_max():
             oldest = min(self.connections, key=_since)
             self.connections.discard(oldest)
             oldest.transport.abort()
@@ -191,6 +193,10 @@ class _Connection(H11Protocol):
         self.timer.cancel()
         if not self.transport.is_closing():
             self.timer = self.loop.call_later(seconds, self.transport.abort)
+
+
+def _connections_max() -> int:
+    return min(CONNECTIONS_MAX, current_shares().connections // HTTP_SHARE)
 
 
 def _since(connection: Any) -> float:

@@ -18,6 +18,7 @@ from strandline.errors import (
     NotAllowedError,
     QuotaExceededError,
     StrandlineError,
+    UnavailableError,
 )
 from strandline.frontends.metering import WAIT_S_MAX, Allowance
 from strandline.frontends.nats.flow import QUOTA, MessageReader
@@ -55,7 +56,10 @@ PONG: Final = b"PONG\r\n"
 CONTROLS_MAX: Final = 10_000
 """Operations without a message among them until the listener next looks at its clients."""
 NOBODY: Final = "Authorization Violation"
-"""What nats-server says to who is not let in."""
+"""nats-server's error for a client that is not authorized."""
+TRY_AGAIN: Final = "Stale Connection"
+"""After this error stock clients connect again, perhaps to another server. After one that they do
+not know they give up, and after several authorization violations too."""
 
 
 class ClientOptions(msgspec.Struct, frozen=True):
@@ -197,8 +201,8 @@ class PublisherConnection(MessageReader):
         try:
             if self._guard is not None:
                 self._guard.refresh()
-        except StrandlineError:
-            self.fail(NOBODY)
+        except StrandlineError as error:
+            self.fail(_farewell(error))
         return self.is_open
 
     def check_identity(self) -> None:
@@ -206,8 +210,8 @@ class PublisherConnection(MessageReader):
         try:
             if self._guard is not None:
                 self._guard.check_current()
-        except StrandlineError:
-            self.fail(NOBODY)
+        except StrandlineError as error:
+            self.fail(_farewell(error))
 
     def end_silent(self) -> None:
         """Close the connection of a client that has not identified itself."""
@@ -234,8 +238,8 @@ class PublisherConnection(MessageReader):
             self._guard.connect(claims, certificate_name(self._transport))
         except UNDECODABLE:
             self.fail("Parser Error")
-        except StrandlineError:
-            self.fail(NOBODY)
+        except StrandlineError as error:
+            self.fail(_farewell(error))
         else:
             self.parser.payload_max = self._listener.payload_max
             self._count_for(self._guard.asker)
@@ -372,6 +376,8 @@ class PublisherConnection(MessageReader):
             self.fail("Parser Error")
         if self._guard is not None and self.is_open:
             self._identify(options)
+        if self.is_open:
+            self._listener.metering.connections.note_identified(self)
 
     def _subscribe(self, subject: bytes, sid: bytes) -> None:
         try:
@@ -410,3 +416,8 @@ class PublisherConnection(MessageReader):
         self._buffered_bytes = size
         if size and listener.buffered_bytes > listener.buffered_bytes_max:
             self.fail("too many half-sent messages on this server")
+
+
+def _farewell(error: StrandlineError) -> str:
+    """Return the error text for a client that may not, or cannot now, stay."""
+    return TRY_AGAIN if isinstance(error, UnavailableError) else NOBODY

@@ -8,7 +8,6 @@ here; what one does costs the others nothing but its share of the loop.
 import asyncio
 import contextlib
 import logging
-import resource
 import secrets
 import ssl
 from typing import Final
@@ -85,7 +84,6 @@ class IngestListener:
         self._connections: set[PublisherConnection] = set()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
-        self._connections_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._server: asyncio.Server | None = None
         self._pinger: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
@@ -195,7 +193,7 @@ class IngestListener:
         self._all_gone.clear()
         self._broker.reads(connection)
         self._broker.telemetry.count_listener("ingest", connections=1)
-        return len(self._connections) <= self._connections_max
+        return self.metering.connections.admit(connection, connection.abort)
 
     def expect(self, connection: PublisherConnection) -> None:
         """Give a new connection some time to identify itself."""
@@ -207,6 +205,7 @@ class IngestListener:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        self.metering.connections.forget(connection)
         if not self._connections:
             self._all_gone.set()
         self._broker.telemetry.count_listener("ingest", connections=-1)

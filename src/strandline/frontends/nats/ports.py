@@ -43,6 +43,11 @@ class BrokerPort(Protocol):
         ...
 
     @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens of the metadata may still be acted upon."""
+        ...
+
+    @property
     def telemetry(self) -> Telemetry:
         """Counters."""
         ...

@@ -266,9 +266,11 @@ async def test_too_many_subscriptions(broker, ingest, client):
 async def test_too_many_connections(broker, ingest, client, until):
     """Connections beyond the limit are turned away politely."""
     listener = await ingest()
-    listener._connections_max = 2
+    limit = listener.metering.connections
+    limit.connections_max = 2
     for _ in range(2):
         await client(listener.port)
+    await until(lambda: not limit._strangers)
     raw = await client(listener.port, options=None)
     assert await raw.line() == b"-ERR 'maximum connections exceeded'"
     await until(lambda: len(listener._connections) == 2)

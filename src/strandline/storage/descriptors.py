@@ -1,0 +1,129 @@
+"""How the process's file descriptors are shared out, and the storage's share of them.
+
+A listener takes descriptors for whoever connects. If it could take all of them, strangers would
+keep the broker from opening the next segment.
+
+Rules: everything but the storage may have ``DescriptorShares.others`` descriptors: the process's
+soft limit is kept at so many more than the storage has. The storage opens beyond the soft limit, up
+to the hard one. Any thread.
+"""
+
+import errno
+import resource
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+UNLIMITED: Final = 1 << 20
+"""Taken for the limit where the system has none."""
+PROCESS: Final = 64
+"""For the event loop, child processes, other brokers, NATS servers and gRPC itself."""
+JOURNAL: Final = 32
+"""For the journal's files, and those that are open for a moment."""
+
+
+class DescriptorShares(NamedTuple):
+    """What each part of a process may have at most."""
+
+    limit: int
+    """All of them together."""
+    others: int
+    """Everything but the storage."""
+    connections: int
+    """Connections of clients, on all listeners together."""
+    maps: int
+    """Segments that stay mapped for readers."""
+    unsynced: int
+    """Sealed segments that no checkpoint has synced yet, before one is due."""
+    partitions: int
+    """Partitions, each of which may have its active segment open."""
+
+
+def shares_of(limit: int) -> DescriptorShares:
+    """Share out ``limit`` descriptors."""
+    others = limit * 3 // 8
+    maps = max(8, min(256, limit // 16))
+    unsynced = max(8, min(1024, limit // 16))
+    partitions = limit - others - maps - unsynced - JOURNAL
+    return DescriptorShares(limit, others, others - PROCESS, maps, unsynced, partitions)
+
+
+def current_shares() -> DescriptorShares:
+    """Share out as many descriptors as this process may have."""
+    if STORAGE_DESCRIPTORS.shares is not None:
+        return STORAGE_DESCRIPTORS.shares
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return shares_of(soft if soft >= 0 else UNLIMITED)
+
+
+class StorageDescriptors:
+    """The reserve of descriptors that only the storage can have; off until ``begin``."""
+
+    def __init__(self) -> None:
+        # Reentrant: files are also closed by the garbage collector, at any moment.
+        self._lock = threading.RLock()
+        self._held = 0
+        self.shares: DescriptorShares | None = None
+
+    @property
+    def held(self) -> int:
+        """How many long-lived files the storage has open."""
+        return self._held
+
+    def begin(self) -> DescriptorShares:
+        """Keep the storage's share from everything else in this process, up to the hard limit."""
+        with self._lock:
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self.shares = shares_of(hard if hard >= 0 else UNLIMITED)
+            self._restrict()
+            return self.shares
+
+    def end(self) -> None:
+        """Keep nothing any more."""
+        with self._lock:
+            self.shares = None
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    def note_opened(self) -> None:
+        """The storage has opened a file that stays open."""
+        with self._lock:
+            self._held += 1
+            self._restrict()
+
+    def note_closed(self) -> None:
+        """The storage has closed such a file."""
+        with self._lock:
+            self._held -= 1
+            self._restrict()
+
+    def open(self, action: Callable[[], T]) -> T:
+        """Do what needs a descriptor for the storage.
+
+        Raises:
+            OSError: as ``action``; of too many open files only if the storage has no share left.
+        """
+        try:
+            return action()
+        except OSError as error:
+            if error.errno != errno.EMFILE or self.shares is None:
+                raise
+        with self._lock:
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            try:
+                return action()
+            finally:
+                self._restrict()
+
+    def _restrict(self) -> None:
+        if self.shares is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            soft = self.shares.others + self._held
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, self.shares.limit), hard))
+
+
+STORAGE_DESCRIPTORS: Final = StorageDescriptors()
+"""Descriptors belong to the process, so this does, too."""

@@ -1,0 +1,62 @@
+"""The storage can open its files whatever else takes descriptors in the process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from strandline.storage.descriptors import PROCESS, shares_of
+
+FLOODED = """
+import os, resource, socket, sys
+from pathlib import Path
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS
+from strandline.storage.disk import Disk, OpenFile
+
+folder, disk = Path(sys.argv[1]), Disk()
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))
+shares = STORAGE_DESCRIPTORS.begin()
+first = OpenFile(folder / "first", disk=disk, write=True, create=True)
+strangers = []
+try:
+    while True:
+        strangers.append(socket.socket())
+except OSError:
+    pass
+assert len(strangers) <= shares.others, len(strangers)
+files = []
+for number in range(shares.partitions):
+    file = OpenFile(folder / str(number), disk=disk, write=True, create=True)
+    disk.pwrite(file.fd, bytes(4096), 0)
+    files.append(file)
+maps = [disk.map(files[0].fd, 4096) for _ in range(shares.maps)]
+assert len(disk.listing(folder)) == shares.partitions + 1
+disk.sync_directory(folder)
+assert disk.read_bytes(folder / "1") == bytes(4096)
+assert 0 < disk.descriptors_left() < 100
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+assert (soft - STORAGE_DESCRIPTORS.held, hard) == (shares.others, 512)
+try:
+    strangers.append(socket.socket())
+except OSError:
+    print("refused")
+del file
+files.clear(), maps.clear()
+assert STORAGE_DESCRIPTORS.held == 1
+"""
+
+
+def test_no_stranger_takes_the_descriptors_of_the_storage(tmp_path):
+    """All its files open while sockets take what they can get, and no socket gets more for it."""
+    command = (sys.executable, "-c", FLOODED, str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+
+
+@pytest.mark.parametrize("limit", [256, 512, 1024, 20_000, 1 << 20])
+def test_the_shares_add_up(limit):
+    """No part can take what another was promised, and each has something."""
+    shares = shares_of(limit)
+    assert shares.others + shares.maps + shares.unsynced + shares.partitions < limit
+    assert shares.connections == shares.others - PROCESS
+    assert min(shares) > 0
