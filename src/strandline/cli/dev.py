@@ -68,12 +68,15 @@ def dev(
         subprocess.Popen(
             [*serve, str(file)],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
         for file in files
     ]
+    for number, broker in enumerate(brokers, 1):
+        threading.Thread(target=_pass_log_on, args=(number, broker), daemon=True).start()
     try:
         with _interrupted_by_sigterm():
             for number, broker in enumerate(brokers, 1):
@@ -97,6 +100,13 @@ def _write_settings(
     path.touch(mode=0o600)
     path.write_text(settings_text({"log_level": log_level, **settings}, title), "utf-8")
     return path
+
+
+def _pass_log_on(number: int, broker: "subprocess.Popen[str]") -> None:
+    """Print what a broker logs, each line with its number."""
+    assert broker.stderr is not None, "piped"
+    for line in broker.stderr:
+        note(f"broker {number}: {line.rstrip()}")
 
 
 def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:
