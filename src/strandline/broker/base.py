@@ -278,6 +278,11 @@ class BrokerBase(ABC):
         return self._image
 
     @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides who leads what."""
+        return True
+
+    @property
     def flight_address(self) -> str:
         """Where clients of the cluster find this broker; empty: it stands alone."""
         return ""
