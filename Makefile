@@ -33,8 +33,11 @@ KILLS ?= 50
 BROKERS ?= 1
 KILL_TESTS := kill_rounds cluster_processes cluster_clients transactions_kill consumer_groups_kills
 KILL_SEED ?= $(SEED)
+MUTANT_SEED ?= 1
+COUNT ?= 200
+MINUTES ?= 60
 
-.PHONY: help demo test check bench bench-cluster sim sim-mutants fuzz kills chaos pipelines
+.PHONY: help demo test check bench bench-cluster sim sim-mutants mutants fuzz kills chaos pipelines
 .PHONY: crash-pipelines
 .PHONY: docs setup format clean
 
@@ -69,6 +72,10 @@ sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repea
 
 sim-mutants: $(READY) ## Is each seeded bug found, and in how many seeds? (SECONDS=n for each)
 	@$(BIN)/python -m strandline.testing.sim bugs --seconds $(SECONDS)
+
+mutants: $(READY) ## Make single mistakes from a seed: do tests notice? (COUNT=n MINUTES=n)
+	@nice $(BIN)/python tests/mutation --seed $(MUTANT_SEED) --count $(COUNT) \
+		--minutes $(MINUTES) $(ARGS)
 
 fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n ARGS='-k storage')
 	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"

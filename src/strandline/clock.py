@@ -10,7 +10,7 @@ from strandline.types import TimestampNs
 
 
 class Clock(Protocol):
-    """Where the shells get the time from."""
+    """The source of time for everything outside the cores."""
 
     def now_ns(self) -> TimestampNs:
         """Unix time in nanoseconds; may step backwards when the machine's clock is set."""
@@ -33,12 +33,30 @@ class SystemClock:
         return time.monotonic() * 1000
 
 
+class SteadyTime:
+    """Unix time that advances with the monotonic clock: setting the wall clock does not move it.
+
+    Args:
+        clock: says what time it is now; from then on only its monotonic time counts.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start_ns = clock.now_ns()
+        self._start_ms = clock.monotonic_ms()
+
+    def now_ns(self) -> TimestampNs:
+        """Unix time in nanoseconds; never runs backwards."""
+        elapsed_ms = self._clock.monotonic_ms() - self._start_ms
+        return TimestampNs(self._start_ns + int(elapsed_ms * 1e6))
+
+
 class ManualClock:
     """A clock that moves only when told to, for tests."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         self._now_ns = now_ns
-        self._start_ns = now_ns
+        self._elapsed_ms = 0.0
 
     def now_ns(self) -> TimestampNs:
         """The time last set, in Unix nanoseconds."""
@@ -46,7 +64,7 @@ class ManualClock:
 
     def monotonic_ms(self) -> float:
         """Milliseconds since the clock was made."""
-        return (self._now_ns - self._start_ns) / 1e6
+        return self._elapsed_ms
 
     def advance_ms(self, milliseconds: float) -> None:
         """Move the time forward.
@@ -56,3 +74,8 @@ class ManualClock:
         """
         assert milliseconds >= 0, "a manual clock does not run backwards"
         self._now_ns += int(milliseconds * 1e6)
+        self._elapsed_ms += milliseconds
+
+    def set_wall_clock(self, now_ns: int) -> None:
+        """Set the Unix time, forward or back; the monotonic clock does not notice."""
+        self._now_ns = now_ns

@@ -24,7 +24,7 @@ NAME_BYTES_MAX = 200
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream is; fixed at creation."""
+    """Settings of a stream, fixed at creation."""
 
     name: str
     subject: str
@@ -71,7 +71,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def acks_in_force(self) -> Acks:
-        """What acks mean, with the default resolved."""
+        """Return the ack level, with the default resolved."""
         if self.acks is not None:
             return self.acks
         return "replicated" if self.replicas > 1 else "disk"
@@ -91,7 +91,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class GrpcStreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What streams that Liftbridge's clients create are, unless they say otherwise."""
+    """Defaults of streams that Liftbridge's clients create."""
 
     retention_bytes: int = 0
     retention_records: int = 0
@@ -111,9 +111,13 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     port: int = -1
     """Port of the Liftbridge API, by custom 9292; 0 picks a free one, -1 turns it off."""
+    host: str = ""
+    """Address that the gRPC listeners bind; empty: ``host``."""
     advertised_host: str = ""
     """What Liftbridge's clients are told to dial; empty: ``cluster.advertised_host``, or else
-    ``host``."""
+    the address bound."""
+    advertised_port: int = 0
+    """Port that they are told to dial; 0: ``grpc.port``."""
     namespace: str = "liftbridge-default"
     """First token of the subjects of the streams that the API keeps for itself."""
     cursor_partitions: int = 1
@@ -189,7 +193,7 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may do what; see docs/security.md."""
+    """Access control settings; see docs/security.md."""
 
     enabled: bool = False
     """Refuse everything that no rule allows to who asks, and who has not shown who it is."""
@@ -278,7 +282,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a broker is told at start."""
+    """Settings of a broker, read at start."""
 
     data_dir: str = "strandline-data"
     host: str = "127.0.0.1"

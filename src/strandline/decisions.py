@@ -1,4 +1,4 @@
-"""What a coordinator wants done, in order, and what it answers, whatever it coordinates.
+"""Effects and answers common to all coordinators, in order.
 
 Rules: decisions are plain values. An effect other than ``Store`` is given only when everything that
 the coordinator had decided before it is stored: nobody hears of a decision that a crash could undo.
@@ -55,7 +55,7 @@ Decision = Store[EntryT] | Answer | Refuse | Forget
 
 
 class State(Protocol[EntryT]):
-    """What the entries of a coordinator add up to."""
+    """State built from the entries of a coordinator."""
 
     def apply(self, entry: EntryT, /) -> None:
         """Take a change over."""
@@ -109,7 +109,7 @@ class DecisionLog(Generic[EntryT, EffectT]):
             self._out.append(self._held.popleft()[1])
 
     def taken(self) -> list[Store[EntryT] | EffectT | Forget]:
-        """What is to be done now, in order."""
+        """Return the effects to carry out now, in order."""
         out, self._out = self._out, []
         return out
 

@@ -80,7 +80,7 @@ class PartitionSample(NamedTuple):
 
 
 class GroupSample(NamedTuple):
-    """How far a consumer group has come in a partition; what is not known here is None."""
+    """Progress of a consumer group in a partition; unknown values are None."""
 
     group: str
     stream: str

@@ -1,14 +1,26 @@
 """Rules on three real brokers: given at one, kept by all, checked where a request arrives."""
 
+import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.errors import NotAllowedError, StrandlineError, UnauthenticatedError
+from strandline.errors import (
+    NotAllowedError,
+    StrandlineError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.protocol.status import from_flight
+from strandline.protocol.tickets import ReadRequest
+from strandline.protocol.wire import encode
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
@@ -17,6 +29,8 @@ AUTH = {"STRANDLINE_AUTH__ENABLED": "true", "STRANDLINE_AUTH__ADMIN_TOKEN": ADMI
 IDS = (1, 2, 3)
 PATIENCE_S = 90
 TIMEOUT_S = 40
+LEASE_BOUND_S = 5
+"""As docs/security.md says."""
 DENIED = pb.PublishAsyncError.PERMISSION_DENIED
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -222,6 +236,67 @@ def test_a_quota_set_at_one_broker_holds_at_all(cluster, tokens):
         for opened in places.values():
             for channel, _ in opened:
                 channel.close()
+
+
+@pytest.fixture
+def cut_off(cluster, tokens):
+    """Cuts the first broker off and takes a token back, of which that broker has not heard.
+
+    First it stands still while the others decide, then they do while it goes on.
+    """
+    stopped = set()
+
+    def send(number, what):
+        cluster.servers[number].signal(what)
+        (stopped.add if what == signal.SIGSTOP else stopped.discard)(number)
+
+    def cut(token):
+        send(1, signal.SIGSTOP)
+        with cluster.client(2, ADMIN) as admin:
+            until(lambda: admin.access.revoke_token(token.split("_")[1]) is None)
+        send(2, signal.SIGSTOP)
+        send(3, signal.SIGSTOP)
+        send(1, signal.SIGCONT)
+
+    yield cut
+    for number in sorted(stopped):
+        send(number, signal.SIGCONT)
+    for number in IDS:
+        until(lambda n=number: publish(cluster.api(n), b"healed", tokens["writer"]) == "stored")
+
+
+def follow(address, token, ended):
+    """Read a copy without an end, with a plain Flight client; note the error it ends with."""
+    headers = [(b"authorization", f"Bearer {token}".encode())]
+    ticket = fl.Ticket(encode(ReadRequest(stream="shared", follow=True)))
+    with fl.connect(f"grpc+tcp://{address}") as client:
+        try:
+            client.do_get(ticket, fl.FlightCallOptions(headers=headers)).read_all()
+        except (fl.FlightError, pa.ArrowException) as error:
+            ended.append(from_flight(error, address=address))
+
+
+def test_a_broker_that_is_cut_off_acts_on_no_revoked_token_for_long(cluster, tokens, cut_off):
+    """What is under way ends within the bound of docs/security.md; its administrator goes on."""
+    with cluster.client(1, ADMIN) as admin:
+        token = admin.access.create_token("reader")
+    until(lambda: cluster.client(1, token).close() is None)
+    address, ended = cluster.servers[1].flight, []
+    reading = threading.Thread(target=follow, args=(address, token, ended))
+    reading.start()
+    cut_off(token)
+    reading.join(LEASE_BOUND_S)
+    assert not reading.is_alive(), "a read goes on"
+    assert isinstance(ended[0], UnauthenticatedError | UnavailableError)
+    time.sleep(LEASE_BOUND_S)  # all of it: until then frames of before the cut may be read
+    with pytest.raises((UnauthenticatedError, UnavailableError)):
+        cluster.client(1, token)
+    with pytest.raises(grpc.RpcError) as caught:
+        cluster.api(1).FetchMetadata(pb.FetchMetadataRequest(), **bearing(token))
+    refused = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE}
+    assert caught.value.code() in refused
+    with cluster.client(1, ADMIN) as admin:
+        assert admin.server_info()
 
 
 def test_brokers_tokens_are_no_way_in(cluster, tokens):

@@ -248,6 +248,29 @@ def test_a_wrong_partition_spoils_nothing_else(client, name):
     assert client.append_batch(name, table, partition=np.int64(1)).ranges == ((1, 6, 1),)
 
 
+def test_callbacks_append_past_a_full_buffer(client, name):
+    """Two producers whose callbacks append to each other: nobody else could make room for them."""
+    client.create_stream(name)
+    appended, over = [], threading.Event()
+    sizes = {"linger_ms": 0, "buffer_bytes": 100, "delivery_timeout_s": 15}
+    with client.producer(name, **sizes) as one, client.producer(name, **sizes) as other:
+
+        def answer(to):
+            def append(_future):
+                appended.extend([to.append(bytes(200)), to.append(bytes(200))])
+                if len(appended) >= 40:
+                    over.set()
+                else:
+                    appended[-1].add_done_callback(answer(one if to is other else other))
+
+            return append
+
+        for first, second in ((one, other), (other, one)):
+            first.append(b"begin").add_done_callback(answer(second))
+        assert over.wait(12), "a callback waits for itself"
+    assert all(future.result(20) is not None for future in appended)
+
+
 def test_a_callback_cannot_wait_for_itself(client, name):
     """It is told so, and others' flushes do not wait for it either."""
     client.create_stream(name)
@@ -374,6 +397,14 @@ def numbers(reader) -> list[int]:
         ({"records_max": 15}, range(15)),
         ({"starts": {0: 95}}, range(95, 100)),
         ({"batch_bytes": 4096}, range(100)),
+        ({"start": -10}, range(90, 100)),
+        ({"start": -1000}, range(100)),
+        ({"start": -10, "subject": "n.odd"}, range(91, 100, 2)),
+        ({"start": -10, "order": "descending"}, range(99, 89, -1)),
+        ({"order": "descending"}, range(99, -1, -1)),
+        ({"order": "descending", "start": 13, "stop": 31}, range(30, 12, -1)),
+        ({"order": "descending", "records_max": 15}, range(99, 84, -1)),
+        ({"order": "descending", "keys": ["3"], "records_max": 3}, [98, 93, 88]),
     ],
 )
 def test_reads_give_exactly_what_was_asked(client, numbered, arguments, expected):
@@ -401,7 +432,10 @@ def test_reads_by_time(client, numbered):
     [
         ({"start": 101}, OffsetOutOfRangeError, "starts at 0 and its high watermark is 100"),
         ({"stop": 101}, OffsetOutOfRangeError, "starts at 0 and its high watermark is 100"),
-        ({"start": -1}, OffsetOutOfRangeError, "negative"),
+        ({"stop": -1}, OffsetOutOfRangeError, "negative"),
+        ({"start": -1, "stop": 4}, InvalidRequestError, "leave 'stop' out"),
+        ({"order": "descending", "follow": True}, InvalidRequestError, "leave 'follow'"),
+        ({"order": "downwards"}, InvalidRequestError, "order"),
         ({"start": 9, "stop": 4}, InvalidRequestError, "before start"),
         ({"partition": 1}, UnknownPartitionError, "0 to 0"),
         ({"columns": ["values"]}, InvalidRequestError, "columns are: partition"),
@@ -564,6 +598,25 @@ def test_a_subscription_gives_records_as_objects(client, name):
     with client.subscribe(name, starts=subscription.positions) as resumed:
         client.append(name, b"next", key=b"a")
         assert next(resumed).value == b"next"
+
+
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [(2, b"c"), ("earliest", b"a"), ("latest", b"new"), (datetime(2000, 1, 1, tzinfo=UTC), b"a")],
+)
+def test_a_subscription_to_one_partition_begins_where_it_is_told(client, start, first):
+    """At an offset, a word or a time of that partition; others are not read."""
+    name = f"one-{first.decode()}-{type(start).__name__}"
+    client.create_stream(name, partitions=3)
+    for partition, values_of in ((0, "xyz"), (1, "abcd"), (2, "u")):
+        for value in values_of:
+            client.append(name, value, partition=partition)
+    with client.subscribe(name, partition=1, start=start) as subscription:
+        client.append(name, b"elsewhere", partition=0)
+        client.append(name, b"new", partition=1)
+        record = next(subscription)
+        assert (record.partition, record.value) == (1, first)
+        assert subscription.positions == {1: record.offset + 1}
 
 
 def test_a_closed_subscription_wakes_its_reader(client, name):

@@ -1,12 +1,20 @@
 """Error classes: stable codes."""
 
-from strandline.errors import CorruptBatchError, all_error_classes
+from strandline.errors import CorruptBatchError, UnavailableError, all_error_classes
+from strandline.protocol.status import from_body, to_body
+from strandline.storage.segment_reads import RetiredSegmentError
 
 
 def test_every_error_has_a_code_of_its_own():
     """Codes tell error classes apart across the wire, so none is shared."""
     codes = [cls.code for cls in all_error_classes()]
     assert len(set(codes)) == len(codes)
+
+
+def test_a_class_without_a_code_travels_as_its_parent():
+    """Storage has such a class; "unavailable" still means the plain one on the other side."""
+    error = from_body(to_body(RetiredSegmentError("removed just now")))
+    assert type(error) is UnavailableError
 
 
 def test_damage_names_file_and_position():

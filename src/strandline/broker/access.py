@@ -3,7 +3,9 @@
 Rules: safe on any thread, as it reads one image and changes nothing of it. Where ``auth.enabled``
 is off everybody may do everything, and asking costs a look at a flag. A decision is made anew at
 every question, so that what is revoked ends also what is under way. A broker that its cluster does
-not count on may lack rules: what it refuses may be allowed elsewhere, and it says so.
+not count on may lack rules: what it refuses may be allowed elsewhere, and it says so. One that is
+cut off may not know what was revoked: what rules or tokens of the metadata allow, it allows for a
+lease, and only what its own settings say after that.
 """
 
 from collections.abc import Callable
@@ -42,6 +44,11 @@ class Guarded(Protocol):
     @property
     def image(self) -> MetadataImage:
         """The metadata as it is now."""
+        ...
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the metadata here may still be acted upon."""
         ...
 
 
@@ -84,7 +91,26 @@ class Access:
         """
         if not self.is_on:
             return Asker(self, Identity(ANONYMOUS))
-        return Asker(self, self.judged(lambda policy, now_ns: policy.identify(shown, now_ns)))
+        identity = self.judged(lambda policy, now_ns: policy.identify(shown, now_ns))
+        self.check_lease(identity)
+        return Asker(self, identity)
+
+    def is_leased(self, identity: Identity) -> bool:
+        """Whether what the metadata allows somebody may be acted upon now."""
+        is_own = identity.token_id is None and self._settings.is_admin(identity.principal)
+        return is_own or self._broker_id == ALONE or self._broker.has_lease
+
+    def check_lease(self, identity: Identity) -> None:
+        """Refuse what only the metadata allows while it may be out of date.
+
+        Raises:
+            UnavailableError: this broker is cut off from its cluster.
+        """
+        if not self.is_leased(identity):
+            raise UnavailableError(
+                "this broker is cut off from its cluster and may not know which tokens and rules "
+                "were revoked; ask another broker, or retry when it is back"
+            )
 
     def check_producer(self, principal: Principal, producer_id: int) -> None:
         """Refuse a producer id that was given to another principal.
@@ -153,6 +179,11 @@ class Asker:
         """Who it is; nobody in particular where access is not checked."""
         return self._identity.principal
 
+    @property
+    def is_leased(self) -> bool:
+        """As ``Access.is_leased``, for those who keep what was decided."""
+        return not self._is_on or self._access.is_leased(self._identity)
+
     def check(self, resource: Resource, *operations: Operation) -> None:
         """Refuse who may do none of some operations, each of which would do.
 
@@ -168,6 +199,7 @@ class Asker:
             policy.check_current(self._identity, now_ns)
             policy.check(self.principal, operations, resource)
 
+        self._access.check_lease(self._identity)
         self._access.judged(decide)
 
     def check_producer(self, producer_id: int) -> None:
@@ -195,12 +227,15 @@ class Asker:
             policy.check_current(self._identity, now_ns)
             policy.check_known(self.principal)
 
+        self._access.check_lease(self._identity)
         self._access.judged(decide)
 
     def may(self, resource: Resource, *operations: Operation) -> bool:
         """Whether it may do one of some operations."""
         if not self._is_on:
             return True
+        if not self.is_leased:
+            return False
         policy = self._access.policy
         return any(policy.allows(self.principal, each, resource) for each in operations)
 

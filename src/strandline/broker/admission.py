@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from strandline.broker.responder import Responder
 from strandline.broker.seldom import Seldom
-from strandline.clock import Clock
+from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
 from strandline.errors import CorruptBatchError, NotLeaderError, StrandlineError
 from strandline.types import TimestampNs
@@ -24,6 +24,8 @@ class Admission:
     def __init__(self, limits: LimitsConfig, *, clock: Clock, wake: Callable[[], None]) -> None:
         self.limits = limits
         self.clock = clock
+        self.steady = SteadyTime(clock)
+        """For windows, which must not follow a wall clock that is set."""
         self.wake = wake
         self.refusal: StrandlineError | None = None
         self.pending_bytes = 0

@@ -33,6 +33,7 @@ from strandline.errors import (
     LogPoisonedError,
     ShuttingDownError,
     StrandlineError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.metadata.image import MetadataImage, unknown_stream_message
@@ -160,12 +161,24 @@ class BrokerBase(ABC):
         if self.telemetry.journal_poisoned:
             return "storage failed: nothing is stored until it is reopened"
         if not self.is_ready:
-            return "starting or stopping"
+            return self._why_not_serving
         if self.telemetry.disk_full:
             return "the disk is full: publishes are refused"
         if self.disk.descriptors_left() < DESCRIPTORS_MIN:
             return "hardly any file descriptors are left: raise 'ulimit -n' and start it again"
-        return ""
+        return self._why_not_encrypting
+
+    @property
+    def _why_not_serving(self) -> str:
+        return "starting or stopping"
+
+    @property
+    def _why_not_encrypting(self) -> str:
+        here = [partition for partition in self.partitions() if partition.elsewhere is None]
+        missing = [error for partition in here if (error := partition.key_refusal) is not None]
+        if not missing:
+            return ""
+        return f"{len(missing)} partitions take no records; the first: {missing[0].message}"
 
     def refresh_telemetry(self) -> None:
         """Bring up to date what is only looked at, not counted; before each scrape."""
@@ -189,18 +202,39 @@ class BrokerBase(ABC):
         Raises:
             UnknownStreamError: there is none; the message lists what there is, but where access is
                 controlled, for who asks may not know of the others.
+            UnavailableError: this broker cannot tell whether there is one.
         """
         try:
             return self._streams[name]
         except KeyError:
+            self.check_knows_streams()
             if name in self._image.streams:
-                raise UnknownStreamError(
-                    f"stream {name!r} is not known here yet: this broker has just started, or "
-                    "could not open it, as its log says then; retry"
-                ) from None
+                raise UnavailableError(f"stream {name!r} is not open here yet; retry") from None
             hides = self.config.auth.enabled or is_internal(name)
             others = [] if hides else [n for n in self._image.streams if not is_internal(n)]
             raise UnknownStreamError(unknown_stream_message(name, others)) from None
+
+    @property
+    def why_streams_unknown(self) -> UnavailableError | None:
+        """Why this broker cannot tell which streams there are; None: it can."""
+        return None
+
+    def check_knows_streams(self) -> None:
+        """Refuse to say that there is no stream where that is not known.
+
+        Raises:
+            UnavailableError: this broker cannot tell which streams there are.
+        """
+        if (why := self.why_streams_unknown) is not None:
+            raise why
+
+    def copy_of(self, name: str) -> Stream:
+        """The stream, as far as it is on this broker's disk; not on the loop's thread.
+
+        Raises:
+            UnknownStreamError, UnavailableError: as ``stream``.
+        """
+        return self.stream(name)
 
     def partitions(self) -> list[Partition]:
         """Every partition of every stream."""
@@ -244,6 +278,11 @@ class BrokerBase(ABC):
         return self._image
 
     @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides who leads what."""
+        return True
+
+    @property
     def flight_address(self) -> str:
         """Where clients of the cluster find this broker; empty: it stands alone."""
         return ""
@@ -252,6 +291,33 @@ class BrokerBase(ABC):
     def flight_addresses(self) -> tuple[str, ...]:
         """Where clients find the brokers of the cluster; none: this one stands alone."""
         return self._image.flight_addresses(sorted(self._image.brokers))
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens known here may be acted upon; any thread."""
+        return True
+
+    @property
+    def metadata_index(self) -> int:
+        """How far the cluster's metadata is known here: it only grows; 0 alone. Any thread."""
+        return 0
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether this broker is in touch with those who decide about metadata; any thread."""
+        return True
+
+    def check_quorum(self) -> None:
+        """Refuse what only the newest metadata can tell, such as who leads a partition.
+
+        Raises:
+            UnavailableError: this broker has lost the majority of its cluster.
+        """
+        if not self.has_quorum:
+            raise UnavailableError(
+                "this broker has lost the majority of its cluster and does not know who leads "
+                "now; ask another broker. Are most of the cluster's brokers up?"
+            )
 
     def _wake(self) -> None:
         self.turn.wake()

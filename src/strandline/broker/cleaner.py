@@ -14,14 +14,19 @@ from contextlib import contextmanager
 
 from strandline.broker.partition import Partition
 from strandline.broker.reclaimer import SpaceReclaimer
-from strandline.clock import Clock
+from strandline.clock import Clock, SteadyTime
 from strandline.config import StreamConfig
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.protocol.put import PRODUCER_MEMORY_S
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
-from strandline.storage.retention import RetentionPolicy, retention_start, seal_if_old
+from strandline.storage.retention import (
+    RetentionPolicy,
+    WriteTimes,
+    retention_start,
+    seal_if_old,
+)
 from strandline.telemetry import Telemetry
 from strandline.types import Offset
 
@@ -69,6 +74,8 @@ class Cleaner:
         """In a cluster: told up to where a copy has had its time. All copies of a partition let go
         of it together, by the metadata; a broker alone does at once."""
         self._compactors: dict[Log, Compactor] = {}
+        self._steady = SteadyTime(clock)
+        self._write_times: dict[Log, WriteTimes] = {}
 
     async def run(self) -> None:
         """Clean for ever; what fails is logged and tried again in the next round."""
@@ -92,15 +99,21 @@ class Cleaner:
                 logger.error("cleaning %s: %s", partition.name, error)  # noqa: TRY400  no trace
         live = {partition.log for partition in self._partitions()}
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
+        self._write_times = {log: t for log, t in self._write_times.items() if log in live}
 
     async def _retain(self, partition: Partition) -> None:
         """Delete what is too old or too much, of what is committed."""
-        policy, now_ns = retention_policy(partition.config), self._clock.now_ns()
+        policy = retention_policy(partition.config)
         if not any(policy):
             return
         log = partition.log
-        seal_if_old(log, policy, now_ns=now_ns)
-        start = await asyncio.to_thread(retention_start, log, policy, now_ns=now_ns)
+        now_ns = int(self._clock.monotonic_ms() * 1e6)
+        times = self._write_times.setdefault(log, WriteTimes())
+        times.note(log, wall_ns=self._clock.now_ns(), monotonic_ns=now_ns)
+        seal_if_old(log, policy, now_ns=now_ns, written_ns=times.of)
+        start = await asyncio.to_thread(
+            retention_start, log, policy, now_ns=now_ns, written_ns=times.of
+        )
         if start is None or partition.log is not log:
             return
         start = min(start, partition.high_watermark)
@@ -126,7 +139,8 @@ class Cleaner:
                 numbers_ms=PRODUCER_MEMORY_S * 1000,
             )
             self._compactors[log] = compactor
-        now_ns = self._clock.now_ns()
+        # Null values that were kept too short cannot be brought back: take the earlier time.
+        now_ns = min(self._clock.now_ns(), self._steady.now_ns())
         if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):
             return
         async with self._lock:

@@ -31,6 +31,10 @@ class StreamKeys:
         self._masters = masters
         self._image = image
 
+    def of(self, image: Callable[[], MetadataImage]) -> "StreamKeys":
+        """The same master keys with the keys of streams in another image."""
+        return StreamKeys(self._masters, image)
+
     def first(self, config: StreamConfig) -> tuple[WrappedKey, ...]:
         """The data key of a stream that is being made; none if it is not encrypted.
 

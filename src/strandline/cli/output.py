@@ -220,7 +220,10 @@ def progress(title: str, total: int | None, *, unit: str = "records") -> Iterato
     if not console.is_terminal:
         note(f"{title} ...")
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    # Standard output is the result's: Rich would otherwise print it above the bar, on this console.
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, redirect_stdout=False
+    ) as bar:
         task = bar.add_task(title, total=total)
         yield lambda done: bar.advance(task, done)
 

@@ -1,7 +1,8 @@
 """``strandline publish``: records from an argument, a file or standard input."""
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -9,6 +10,7 @@ import typer
 
 from strandline.cli.output import (
     SERVER_DEFAULT,
+    Advance,
     OutputFormat,
     OutputOption,
     ServerOption,
@@ -18,9 +20,11 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.values import parse_header
+from strandline.errors import StrandlineError, UnavailableError
 
 if TYPE_CHECKING:
     from strandline.client.results import Ack, AckFuture
+    from strandline.protocol.admin import StreamInfo
 
 EPILOG = examples(
     "strandline publish orders 'one espresso' --key table-7 --header lang=en",
@@ -28,6 +32,8 @@ EPILOG = examples(
     "seq 1000 | strandline publish orders          # a record per line",
 )
 REPORT_EVERY = 1000
+WAITING_MAX = 100_000
+"""Records whose outcome is not known yet; a producer's buffer is full before that."""
 
 
 @reports_errors
@@ -77,6 +83,8 @@ def publish(
         raise typer.BadParameter("--message-id names one record; give VALUE or --file")
     headers = [parse_header(text) for text in header or ()]
     with strandline.connect(server) as client, client.producer(stream) as producer:
+        if subject is not None:
+            _check_subject(subject, client.stream_info(stream))
 
         def append(record: bytes) -> "AckFuture[Ack]":
             return producer.append(
@@ -93,18 +101,78 @@ def publish(
             result = append(record).result()
             _print_one(stream, result, output)
             return
-        records = _lines(lines)
         with progress("publishing", None) as advance:
-            count = 0
-            for record in records:
-                append(record)
-                count += 1
-                if count % REPORT_EVERY == 0:
-                    advance(REPORT_EVERY)
-            producer.flush()
-            advance(count % REPORT_EVERY)
+            count = _publish_lines(_lines(lines), append, advance)
     text = f"{count:,} records are in {stream}, as safe as it promises"
     print_done(text, {"stream": stream, "records": count}, output=output)
+
+
+def _publish_lines(
+    lines: Iterator[bytes], append: Callable[[bytes], "AckFuture[Ack]"], advance: Advance
+) -> int:
+    """Append each line as a record and wait for all acks; returns how many there are.
+
+    Raises:
+        StrandlineError: a record was refused, or may not be stored; it names the line, and how many
+            records were stored nevertheless. No line is read any more then.
+    """
+    waiting: deque[AckFuture[Ack]] = deque()
+    count = stored = 0
+    failed: tuple[int, StrandlineError] | None = None
+
+    def settle() -> None:
+        """Look at the oldest outcome."""
+        nonlocal stored, failed
+        number = count - len(waiting) + 1
+        try:
+            waiting.popleft().result()
+            stored += 1
+        except StrandlineError as error:
+            failed = failed or (number, error)
+
+    for record in lines:
+        try:
+            waiting.append(append(record))
+        except StrandlineError as error:
+            failed = (count + 1, error)
+            break
+        count += 1
+        if count % REPORT_EVERY == 0:
+            advance(REPORT_EVERY)
+        while waiting and (waiting[0].done() or len(waiting) > WAITING_MAX):
+            settle()
+        if failed is not None:
+            break
+    while waiting:
+        settle()
+    advance(count % REPORT_EVERY)
+    if failed is None:
+        return count
+    number, reason = failed
+    reason.args = (f"line {number}: {reason.message}; records stored: {stored:,}",)
+    raise reason
+
+
+def _check_subject(subject: str, stream: "StreamInfo") -> None:
+    """Refuse a subject that the stream would not store if it were published through NATS.
+
+    Raises:
+        InvalidSubjectError: it is another, or none at all.
+    """
+    from strandline.errors import InvalidSubjectError
+    from strandline.record.subjects import subject_matches, validate_subject
+
+    validate_subject(subject)
+    rest, _, last = subject.rpartition(".")
+    is_suffixed = stream.config.partition_rule == "suffix" and last.isdigit()
+    if subject_matches(stream.subject, subject) or (
+        is_suffixed and subject_matches(stream.subject, rest)
+    ):
+        return
+    raise InvalidSubjectError(
+        f"stream '{stream.name}' stores '{stream.subject}', not '{subject}': give a subject that "
+        "matches, or another stream"
+    )
 
 
 def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:
@@ -115,8 +183,18 @@ def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:
-    """Lines without their ends, from the file or from standard input."""
+    """Lines without their line feeds, from the file or from standard input; all else is kept.
+
+    Raises:
+        UnavailableError: it cannot be read.
+    """
     source: BinaryIO = file.open("rb") if file is not None else sys.stdin.buffer
-    with source:
-        for line in source:
-            yield line.rstrip(b"\r\n")
+    try:
+        with source:
+            for line in source:
+                yield line.removesuffix(b"\n")
+    except OSError as error:
+        place = "standard input" if file is None else repr(str(file))
+        raise UnavailableError(
+            f"cannot read {place}: {error.strerror}; give VALUE, --file or --lines"
+        ) from error

@@ -160,7 +160,10 @@ def rows(batch: Any) -> list[Record]:
 
 
 def print_json_record(record: Record) -> None:
-    """A record as one JSON object; bytes that are not UTF-8 become ``<name>_base64``."""
+    """A record as one JSON object; bytes that are not UTF-8 become ``<name>_base64``.
+
+    So do the values of all headers of a record if one of them is not.
+    """
     shown: Record = {}
     for name, value in record.items():
         if isinstance(value, bytes):
@@ -170,7 +173,12 @@ def print_json_record(record: Record) -> None:
             else:
                 shown[name] = text
         elif name == "headers":
-            shown[name] = [[key, _lossy(content)] for key, content in value or ()]
+            texts = [[key, _utf8(content)] for key, content in value or ()]
+            if any(text is None for _, text in texts):
+                coded = [[key, base64.b64encode(content).decode()] for key, content in value]
+                shown[f"{name}_base64"] = coded
+            else:
+                shown[name] = texts
         else:
             shown[name] = value
     print_json(shown)
@@ -201,11 +209,10 @@ def _column_text(name: str, value: Any) -> str:
     if name == "offset":
         return f"{value:>10}"
     if name == "headers":
-        return printable(" ".join(f"{key}={_lossy(content)}" for key, content in value or ()))
+        return printable(" ".join(f"{key}={_escaped(content)}" for key, content in value or ()))
     if value is None:
         return "-"
-    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    return printable(text)
+    return printable(_escaped(value) if isinstance(value, bytes) else str(value))
 
 
 def printable(text: str) -> str:
@@ -220,8 +227,8 @@ def _time_text(nanoseconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
 
 
-def _lossy(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", "replace")
+def _escaped(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
 
 
 def _utf8(value: bytes) -> str | None:

@@ -66,11 +66,11 @@ def parse_place(text: str, now: datetime | None = None) -> Place:
 
 
 def parse_header(text: str) -> tuple[str, bytes]:
-    """A header: ``name=value`` or ``name: value``."""
+    """A header: ``name=value``, whose value is taken as it is, or ``name: value``."""
     name, separator, value = text.partition("=" if "=" in text else ":")
     if not separator or not name.strip():
         raise typer.BadParameter(f"{text!r} is no header; give name=value")
-    return name.strip(), value.strip().encode()
+    return name.strip(), (value if separator == "=" else value.lstrip(" ")).encode()
 
 
 def _scaled(text: str, units: dict[str, int], expected: str) -> int:

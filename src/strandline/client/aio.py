@@ -5,6 +5,7 @@ loop.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from strandline.client.aio_reading import AsyncReader, AsyncSubscription
 from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
 from strandline.client.arguments import wait
 from strandline.client.client import TIMEOUT_S, Client, connect
+from strandline.client.deadline import within
 from strandline.client.producer import Headers, Producer
 from strandline.client.reading import Place
 from strandline.client.results import Ack, BatchAck
@@ -73,9 +75,9 @@ class AsyncClient:
         """Delete a stream; as ``Client.delete_stream``."""
         await asyncio.to_thread(self._client.delete_stream, name)
 
-    async def stream_info(self, name: str) -> StreamInfo:
+    async def stream_info(self, name: str, *, of_leaders: bool = True) -> StreamInfo:
         """Describe a stream; as ``Client.stream_info``."""
-        return await asyncio.to_thread(self._client.stream_info, name)
+        return await asyncio.to_thread(self._client.stream_info, name, of_leaders=of_leaders)
 
     async def list_streams(self) -> list[StreamInfo]:
         """All streams; as ``Client.list_streams``."""
@@ -114,23 +116,23 @@ class AsyncClient:
         timeout_s: float = 35.0,
     ) -> Ack:
         """Append one record; as ``Client.append``. Gather many: they share batches."""
-        wait_s = wait(timeout_s, "timeout_s")
-        appender = await asyncio.to_thread(self._client.appender, stream)
-        future = await asyncio.to_thread(
-            appender.append,
-            value,
-            key=key,
-            subject=subject,
-            headers=headers,
-            partition=partition,
-            message_id=message_id,
-        )
+        with within(wait(timeout_s, "timeout_s")) as deadline_s:
+            appender = await asyncio.to_thread(self._client.appender, stream)
+            future = await asyncio.to_thread(
+                appender.append,
+                value,
+                key=key,
+                subject=subject,
+                headers=headers,
+                partition=partition,
+                message_id=message_id,
+            )
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
             raise RequestTimeoutError(
-                f"no ack within {wait_s:g} s; whether it was stored is unknown"
+                f"no ack within {timeout_s:g} s; whether it was stored is unknown"
             ) from error
 
     async def append_batch(
@@ -210,6 +212,10 @@ class AsyncClient:
     async def close(self) -> None:
         """End the connection and what belongs to it; as ``Client.close``."""
         await asyncio.to_thread(self._client.close)
+
+    async def abandon(self) -> None:
+        """End at once, and give up what is in flight; as ``Client.abandon``."""
+        await asyncio.to_thread(self._client.abandon)
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,16 +4,19 @@ One that stands alone is asked for everything, and failures are told at once. In
 broker answers questions and takes orders, so the next one is asked when one is away, until
 ``timeout_s``; what belongs to a partition is asked of its leader.
 
-Rules: a change that may have happened is never sent again. Safe to use from several threads.
+Rules: a change that may have happened is never sent again; metadata that is older than what was
+seen before is not believed, as long as another broker may know more. Safe to use from several
+threads.
 """
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from strandline.client.arguments import check_number
 from strandline.client.connection import Connection
+from strandline.client.deadline import within
 from strandline.client.retry import Backoff, is_connection_loss, is_refusal, is_worth_a_retry
 from strandline.client.tls import Credentials
 from strandline.errors import (
@@ -27,7 +30,10 @@ from strandline.errors import (
 from strandline.protocol import admin
 
 ATTEMPT_S = 3.0
-"""How long one broker of several may take to answer."""
+"""How long one broker of several may take to answer what changes nothing: a leader of a moment ago
+does within two seconds, the others from memory."""
+STALE_S = 3.0
+"""How long metadata is refused that is older than what was seen before."""
 T = TypeVar("T")
 
 Routes = dict[int, admin.PartitionInfo]
@@ -65,6 +71,10 @@ class Brokers:
         self._known: tuple[str, ...] = ()
         self._home = self._seeds[0]
         self._is_closed = False
+        self._newest_index = 0
+        """The newest metadata that any broker has answered with."""
+        self._stale_since_s: float | None = None
+        """Since when all answers have been older."""
 
     @property
     def home(self) -> str:
@@ -104,7 +114,7 @@ class Brokers:
                 f"replica 'this' is that of one broker, and {len(self._seeds)} are named: "
                 "connect to one address"
             )
-        [info] = self._attempt(self._seeds[0], admin.SERVER_INFO, (None, admin.ServerInfo, 0.0))
+        [info] = self._attempt(self._seeds[0], _Call(admin.SERVER_INFO, None, admin.ServerInfo))
         return info.address or self._seeds[0]
 
     def learn(self, info: admin.ServerInfo) -> None:
@@ -128,7 +138,9 @@ class Brokers:
         Raises:
             StrandlineError: what the last broker answered, or that none did in time.
         """
-        return self._run(name, body, kind, wait_s=wait_s, is_change=False)
+        with within(self._timeout_s + wait_s) as deadline_s:
+            call = _Call(name, body, kind, wait_s)
+            return self._run(call, deadline_s=deadline_s, is_change=False)
 
     def change(self, name: str, body: object, kind: type[T]) -> list[T]:
         """Run an action that changes something, at any broker.
@@ -137,9 +149,10 @@ class Brokers:
             DisconnectedError, RequestTimeoutError: whether it was done is not known.
             StrandlineError: as ``ask``; it was not done.
         """
-        if self.is_cluster:
-            self.server_info()  # so that a broker which is there is asked
-        return self._run(name, body, kind, wait_s=0.0, is_change=True)
+        with within(self._timeout_s) as deadline_s:
+            if self.is_cluster:
+                self.server_info()  # so that a broker which is there is asked
+            return self._run(_Call(name, body, kind), deadline_s=deadline_s, is_change=True)
 
     def server_info(self) -> admin.ServerInfo:
         """Version and limits of a broker, and which brokers there are."""
@@ -152,6 +165,7 @@ class Brokers:
 
         Raises:
             UnknownStreamError: there is none.
+            UnavailableError: no broker is in touch with the majority of the cluster.
         """
         body = admin.StreamInfoRequest(name=stream)
         [info] = self.ask(admin.STREAM_INFO, body, admin.StreamInfo)
@@ -160,6 +174,11 @@ class Brokers:
         if not copies.issubset(self._known):
             self._known = tuple(sorted(copies.union(self._known)))
         return {each.partition: each for each in info.partitions}
+
+    def ask_another(self) -> None:
+        """Let another broker answer next: what this one said led to no leader that answers."""
+        ring = tuple(dict.fromkeys((*self._known, *self._seeds, self._home)))
+        self._home = ring[(ring.index(self._home) + 1) % len(ring)]
 
     def know(self, partitions: Iterable[tuple[str, int]]) -> bool:
         """Whether some of them know these, created a moment ago, though not all do yet."""
@@ -176,21 +195,22 @@ class Brokers:
             return dict.fromkeys(routes, self._home)
         return {number: each.leader for number, each in routes.items()}
 
-    def _run(
-        self, name: str, body: object, kind: type[T], *, wait_s: float, is_change: bool
-    ) -> list[T]:
-        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
+    def _run(self, call: "_Call[T]", *, deadline_s: float, is_change: bool) -> list[T]:
+        backoff = Backoff()
         while True:
             failure: StrandlineError | None = None
             for address in self._order():
                 try:
-                    found = self._attempt(address, name, (body, kind, wait_s))
+                    found = self._attempt(address, call, is_change=is_change)
+                    self._check_newest(address, found)
                 except StrandlineError as error:
                     # What a broker says tells more than that another one does not answer.
                     if failure is None or not is_connection_loss(error):
                         failure = error
                     if not self._may_ask_another(error, is_change=is_change):
                         raise _told_before(error, failure) from None
+                    if time.monotonic() >= deadline_s:
+                        raise failure from None
                 else:
                     self._home = address
                     return found
@@ -207,14 +227,41 @@ class Brokers:
         yield home
         yield from dict.fromkeys(a for a in (*self._known, *self._seeds) if a != home)
 
-    def _attempt(self, address: str, name: str, call: tuple[Any, type[T], float]) -> list[T]:
-        body, kind, wait_s = call
+    def _check_newest(self, address: str, found: list[T]) -> None:
+        """Refuse metadata that is older than what was seen, as of a broker that is cut off.
+
+        Raises:
+            UnavailableError: it is older, and has been for less than ``STALE_S``.
+        """
+        index = max(
+            (each.metadata_index for each in found if isinstance(each, admin.StreamInfo)), default=0
+        )
+        now_s = time.monotonic()
+        if not index:
+            return
+        if index >= self._newest_index:
+            self._newest_index, self._stale_since_s = index, None
+            return
+        self._stale_since_s = self._stale_since_s or now_s
+        if now_s - self._stale_since_s < STALE_S:
+            raise UnavailableError(
+                f"{address} knows the metadata up to entry {index} only, others up to "
+                f"{self._newest_index}; retry"
+            )
+        # Nobody knows more any longer: the cluster was recovered by force, without the newest.
+        self._newest_index, self._stale_since_s = index, None
+
+    def _attempt(self, address: str, call: "_Call[T]", *, is_change: bool = False) -> list[T]:
         connection = self.connection(address)
-        timeout_s = min(self._timeout_s, ATTEMPT_S) if self.is_cluster else self._timeout_s
-        if name not in _QUICK:
-            timeout_s = self._timeout_s
+        limit_s = ATTEMPT_S if self.is_cluster and not is_change else self._timeout_s
         try:
-            return connection.action(name, body, kind, wait_s=wait_s, timeout_s=timeout_s)
+            return connection.action(
+                call.name,
+                call.body,
+                call.kind,
+                wait_s=call.wait_s,
+                timeout_s=min(limit_s, self._timeout_s),
+            )
         except StrandlineError as error:
             if is_connection_loss(error) and self.is_cluster:
                 connection.reset()
@@ -254,29 +301,48 @@ class Brokers:
             NotLeaderError: a partition has no leader for too long.
             StrandlineError: what a leader answered.
         """
-        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
-        while True:
-            leaders = self.leaders(self.routes(stream))
-            by_leader = group(
-                {n: at for n, at in leaders.items() if numbers is None or n in numbers}
-            )
-            try:
-                if "" in by_leader:
-                    raise NotLeaderError(f"{stream}/{by_leader[''][0]} has no leader now; retry")
-                return [
-                    (led, self._attempt(leader, name, (body(led), kind, 0.0))[0])
-                    for leader, led in by_leader.items()
-                ]
-            except StrandlineError as error:
-                now_s = time.monotonic()
-                backoff.failed(now_s)
-                # A stream that was created a moment ago is not known everywhere yet.
-                is_passing = is_worth_a_retry(error) or isinstance(
-                    error, RequestTimeoutError | UnknownStreamError
-                )
-                if not (self.is_cluster and is_passing) or backoff.not_before_s >= deadline_s:
-                    raise
-                time.sleep(backoff.wait_s(now_s))
+        backoff = Backoff()
+        with within(self._timeout_s) as deadline_s:
+            while True:
+                try:
+                    leaders = self.leaders(self.routes(stream))
+                    return self._ask_each(
+                        {n: at for n, at in leaders.items() if numbers is None or n in numbers},
+                        lambda led: _Call(name, body(led), kind),
+                        stream=stream,
+                    )
+                except StrandlineError as error:
+                    now_s = time.monotonic()
+                    backoff.failed(now_s)
+                    # A stream that was created a moment ago is not known everywhere yet.
+                    is_passing = is_worth_a_retry(error) or isinstance(
+                        error, RequestTimeoutError | UnknownStreamError
+                    )
+                    if not (self.is_cluster and is_passing) or backoff.not_before_s >= deadline_s:
+                        raise
+                    self.ask_another()
+                    time.sleep(backoff.wait_s(now_s))
+
+    def _ask_each(
+        self,
+        leaders: dict[int, str],
+        call: Callable[[tuple[int, ...]], "_Call[T]"],
+        *,
+        stream: str,
+    ) -> list[tuple[tuple[int, ...], T]]:
+        by_leader = group(leaders)
+        if "" in by_leader:
+            raise NotLeaderError(f"{stream}/{by_leader[''][0]} has no leader now; retry")
+        return [(led, self._attempt(leader, call(led))[0]) for leader, led in by_leader.items()]
+
+
+class _Call(NamedTuple, Generic[T]):
+    """An action, as ``Connection.action`` takes it."""
+
+    name: str
+    body: Any
+    kind: type[T]
+    wait_s: float = 0.0
 
 
 def _told_before(error: StrandlineError, before: StrandlineError) -> StrandlineError:
@@ -284,10 +350,6 @@ def _told_before(error: StrandlineError, before: StrandlineError) -> StrandlineE
     if error is before:
         return error
     return type(error)(f"{error.message}; before that: {before.message}")
-
-
-_QUICK = frozenset({admin.SERVER_INFO, admin.STREAM_INFO, admin.LIST_STREAMS, admin.OFFSETS})
-"""Actions that a broker answers from memory, a leader of a moment ago within two seconds."""
 
 
 def group(leaders: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

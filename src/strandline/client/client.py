@@ -4,6 +4,7 @@ It finds leaders by itself: any broker's address will do, several are better whi
 """
 
 import threading
+import time
 import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from strandline.client.access import AccessControl
 from strandline.client.arguments import wait
 from strandline.client.brokers import Brokers
 from strandline.client.consumer import Consumer, Options
+from strandline.client.deadline import within
 from strandline.client.enlisted import Enlisted
 from strandline.client.groups import Groups
 from strandline.client.leaving import leave
@@ -161,16 +163,16 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             RequestTimeoutError: no ack in time; whether the record was stored is unknown.
             StrandlineError: it was not stored.
         """
-        wait_s = wait(timeout_s, "timeout_s")
-        future = self.appender(stream).append(
-            value,
-            key=key,
-            subject=subject,
-            headers=headers,
-            partition=partition,
-            message_id=message_id,
-        )
-        return _wait(future, wait_s)
+        with within(wait(timeout_s, "timeout_s")) as deadline_s:
+            future = self.appender(stream).append(
+                value,
+                key=key,
+                subject=subject,
+                headers=headers,
+                partition=partition,
+                message_id=message_id,
+            )
+        return _wait(future, deadline_s, timeout_s=timeout_s)
 
     def append_batch(
         self,
@@ -192,9 +194,9 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             RequestTimeoutError: no ack in time; whether the rows were stored is unknown.
             StrandlineError: not all rows were stored; a note says how many were.
         """
-        wait_s = wait(timeout_s, "timeout_s")
-        future = self.appender(stream).append_batch(data, partition=partition)
-        return _wait(future, wait_s)
+        with within(wait(timeout_s, "timeout_s")) as deadline_s:
+            future = self.appender(stream).append_batch(data, partition=partition)
+        return _wait(future, deadline_s, timeout_s=timeout_s)
 
     def producer(
         self,
@@ -322,6 +324,14 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             for producer in producers:
                 closing.callback(producer.close)
 
+    def abandon(self) -> None:
+        """As ``close``, but at once: what is under way is given up, its outcome unknown."""
+        with self._lock:
+            producers, self._appenders = [*self._producers, *self._enlisted], {}
+        for producer in producers:
+            producer.abandon()
+        self._brokers.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -338,10 +348,10 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         return f"Client({self.address!r})"
 
 
-def _wait(future: AckFuture[R], timeout_s: float) -> R:
+def _wait(future: AckFuture[R], deadline_s: float, *, timeout_s: float) -> R:
     """The result of a future, its timeout as an error of ours."""
     try:
-        return future.result(timeout_s)
+        return future.result(max(0.0, deadline_s - time.monotonic()))
     except TimeoutError as error:
         raise RequestTimeoutError(
             f"no ack within {timeout_s:g} s; whether it was stored is unknown"

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.allocator import keep_freed_memory
+from strandline.client.deadline import limited
 from strandline.client.tls import Credentials, token_given
 from strandline.errors import (
     ClientClosedError,
@@ -165,7 +166,7 @@ class Connection:
         data = b"" if body is None else encode(body)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         headers = self._credentials.headers
-        options = fl.FlightCallOptions(timeout=limit_s + wait_s, headers=headers)
+        options = fl.FlightCallOptions(timeout=limited(limit_s + wait_s), headers=headers)
         with self.translated():
             results = list(self.flight().do_action(fl.Action(name, data), options))
         return [decode(result.body.to_pybytes(), kind, what="answer") for result in results]
@@ -192,13 +193,14 @@ class Connection:
         # On a thread: pyarrow waits where neither Ctrl-C nor a deadline reaches, and a deadline of
         # gRPC's would end the whole read, not only the wait for its beginning.
         threading.Thread(target=begin, name="strandline-begin", daemon=True).start()
+        limit_s = limited(self._timeout_s)
         with self.translated():
             try:
-                return beginning.result(self._timeout_s)
+                return beginning.result(limit_s)
             except TimeoutError as error:
                 beginning.add_done_callback(_cancel)
                 raise RequestTimeoutError(
-                    f"{self.address} did not answer a read within {self._timeout_s:g} s"
+                    f"{self.address} did not answer a read within {limit_s:.3g} s"
                 ) from error
 
     def put(

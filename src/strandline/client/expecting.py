@@ -10,6 +10,7 @@ import time
 
 from strandline.client.batching import Record, RecordLot
 from strandline.client.brokers import Brokers
+from strandline.client.deadline import within
 from strandline.client.lots import batch_of_records
 from strandline.client.put_stream import PutStream
 from strandline.client.results import Ack, AckFuture
@@ -62,16 +63,18 @@ class ExpectingAppender:
         lot: RecordLot[AckFuture[Ack]] = RecordLot(partition, now_s=0, deadline_s=0)
         lot.records.append(record)
         tag = BatchTag(sequence=0, partition=partition, expected_offset=expected_offset)
-        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return self._attempt(stream, lot, tag, deadline_s=deadline_s)
-            except NotLeaderError:  # for certain it was not stored
-                now_s = time.monotonic()
-                backoff.failed(now_s)
-                if backoff.not_before_s >= deadline_s:
-                    raise
-                time.sleep(backoff.wait_s(now_s))
+        backoff = Backoff()
+        with within(self._timeout_s) as deadline_s:
+            while True:
+                try:
+                    return self._attempt(stream, lot, tag, deadline_s=deadline_s)
+                except NotLeaderError:  # for certain it was not stored
+                    now_s = time.monotonic()
+                    backoff.failed(now_s)
+                    if backoff.not_before_s >= deadline_s:
+                        raise
+                    self._brokers.ask_another()
+                    time.sleep(backoff.wait_s(now_s))
 
     def _attempt(
         self,

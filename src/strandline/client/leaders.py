@@ -97,6 +97,7 @@ class Leaders:
         self._note_loss(error)
         if not self._waiting:
             self._backoff.failed(time.monotonic())
+            self._brokers.ask_another()
         self._waiting.update(partitions)
         self._begin_to_look()
 
@@ -173,6 +174,7 @@ class Leaders:
                     self._is_looking = False
                     return
                 self._backoff.failed(time.monotonic())
+            self._brokers.ask_another()
 
     def _ask(self) -> dict[int, str]:
         """Who leads now; with one broker alone there is nobody to ask."""

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from strandline.client.brokers import Brokers
+from strandline.client.deadline import within
 from strandline.client.retry import Backoff, is_connection_loss
 from strandline.errors import NotLeaderError, StrandlineError, UnknownStreamError
 
@@ -51,18 +52,20 @@ class Office:
         Raises:
             StrandlineError: what it answered, or that it did not in time.
         """
-        backoff, deadline_s = Backoff(), time.monotonic() + timeout_s
-        while True:
-            try:
-                return self._attempt(name, body, kind, deadline_s=deadline_s)
-            except StrandlineError as error:
-                self._address = ""
-                now_s = time.monotonic()
-                backoff.failed(now_s)
-                is_passing = error.retriable or self._is_early(error, streams)
-                if not is_passing or backoff.not_before_s >= deadline_s:
-                    raise
-                time.sleep(backoff.wait_s(now_s))
+        backoff = Backoff()
+        with within(timeout_s) as deadline_s:
+            while True:
+                try:
+                    return self._attempt(name, body, kind)
+                except StrandlineError as error:
+                    self._address = ""
+                    now_s = time.monotonic()
+                    backoff.failed(now_s)
+                    is_passing = error.retriable or self._is_early(error, streams)
+                    if not is_passing or backoff.not_before_s >= deadline_s:
+                        raise
+                    self._brokers.ask_another()
+                    time.sleep(backoff.wait_s(now_s))
 
     def _is_early(self, error: StrandlineError, streams: Collection[str]) -> bool:
         """Whether a stream is only not known there yet."""
@@ -73,12 +76,11 @@ class Office:
         """Run an action that answers nothing; as ``ask``."""
         self.ask(name, body, object, timeout_s=timeout_s)
 
-    def _attempt(self, name: str, body: object, kind: type[T], *, deadline_s: float) -> list[T]:
+    def _attempt(self, name: str, body: object, kind: type[T]) -> list[T]:
         address = self._address or self._found()
         connection = self._brokers.connection(address)
-        left_s = max(0.1, deadline_s - time.monotonic())
         try:
-            answers = connection.action(name, body, kind, timeout_s=min(left_s, ATTEMPT_S))
+            answers = connection.action(name, body, kind, timeout_s=ATTEMPT_S)
         except StrandlineError as error:
             if is_connection_loss(error):
                 connection.reset()

@@ -17,7 +17,9 @@ import msgspec
 import pyarrow as pa
 
 from strandline.client.brokers import Brokers, group
+from strandline.client.deadline import within
 from strandline.client.local import begin_read
+from strandline.client.office import ATTEMPT_S
 from strandline.client.read_checks import check_places, knows, may_come, numbers_of
 from strandline.client.reading import BatchStream
 from strandline.client.retry import Patience, is_passing
@@ -31,7 +33,7 @@ from strandline.errors import (
 )
 from strandline.protocol import admin
 from strandline.protocol.admin import PartitionInfo
-from strandline.protocol.tickets import Bound, ReadRequest
+from strandline.protocol.tickets import Bound, ReadRequest, counts_from_end
 from strandline.record.schema import project
 
 Replica = Literal["leader", "any", "this"]
@@ -96,7 +98,8 @@ class ReadPlaces:
         """The place in each partition; "earliest" stays, it is where the log begins by then."""
         if starts is not None:
             return dict(starts)
-        if isinstance(bound, int) or (bound == "earliest" and not self._request.follow):
+        is_fixed = isinstance(bound, int) and not counts_from_end(bound)
+        if is_fixed or (bound == "earliest" and not self._request.follow):
             return dict.fromkeys(numbers, bound)
         return dict(self._offsets(bound, numbers))
 
@@ -230,8 +233,11 @@ class ReadPlaces:
         """
         while True:
             try:
-                [address] = self._places((number,))
-                return self._open(address, (number,))
+                left_s = patience.left_s(time.monotonic())
+                with within(left_s):
+                    [address] = self._places((number,))
+                    with within(max(ATTEMPT_S, left_s / 2)):
+                        return self._open(address, (number,))
             except StrandlineError as error:
                 self._is_cancelled.wait(self._pause_s(patience, error))
 

@@ -67,6 +67,13 @@ class Reopening:
         ]
         self._next_s = now_s + min(pauses_s)
 
+    def left_s(self, now_s: float) -> float:
+        """How long an attempt to open all of them may take."""
+        return min(
+            self._patience.setdefault(number, Patience(self._timeout_s)).left_s(now_s)
+            for number in self.closed
+        )
+
     def wait_s(self, now_s: float) -> float | None:
         """How long until the next attempt; None: there is nothing to open."""
         return max(0.0, self._next_s - now_s) if self.closed else None

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.client.brokers import Brokers, Routes
+from strandline.client.deadline import within
+from strandline.client.office import ATTEMPT_S
 from strandline.client.read_places import Place, ReadPlaces, Replica
 from strandline.client.reading import PUMPED_BATCHES, BatchStream, EndlessReader, arrow_reader
 from strandline.client.reopening import Reopening
@@ -115,7 +117,11 @@ class RoutedRead(ReadPlaces):
         offsets, numbers = batch.column("offset"), batch.column("partition")
         runs = pc.run_end_encode(numbers)
         for end, number in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
-            self._positions[number] = offsets[end - 1].as_py() + 1
+            last = offsets[end - 1].as_py()
+            if self._request.order == "descending":
+                self._stops[number] = last
+            else:
+                self._positions[number] = last + 1
             self._read.add(number)
         if self._left is not None:
             self._left -= batch.num_rows
@@ -230,6 +236,19 @@ class RoutedRead(ReadPlaces):
         Raises:
             StrandlineError: one of them could not for too long, or there is no point in waiting.
         """
+        left_s = reopening.left_s(time.monotonic())
+        with within(left_s):
+            failure = self._begin_each(reopening, inbox, attempt_s=max(ATTEMPT_S, left_s / 2))
+        if reopening.closed:
+            left = tuple(reopening.closed)
+            failure = failure or self._nowhere(min(left))
+            self._check_passing(failure)
+            reopening.failed(left, failure, time.monotonic())
+
+    def _begin_each(
+        self, reopening: Reopening, inbox: "queue.Queue[_Part]", *, attempt_s: float
+    ) -> StrandlineError | None:
+        """Begin to follow partitions at every broker that has some; why that failed at one."""
         failure: StrandlineError | None = None
         places: dict[str, tuple[int, ...]] = {}
         try:
@@ -238,15 +257,12 @@ class RoutedRead(ReadPlaces):
             failure = error
         for address, numbers in places.items():
             try:
-                self._begin_at(address, numbers, reopening=reopening, inbox=inbox)
+                with within(attempt_s):
+                    self._begin_at(address, numbers, reopening=reopening, inbox=inbox)
             except StrandlineError as error:  # the others may be reached all the same
                 failure = error
                 self._check_passing(error)
-        if reopening.closed:
-            left = tuple(reopening.closed)
-            failure = failure or self._nowhere(min(left))
-            self._check_passing(failure)
-            reopening.failed(left, failure, time.monotonic())
+        return failure
 
     def _begin_at(
         self,

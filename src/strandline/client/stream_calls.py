@@ -12,6 +12,7 @@ import msgspec
 
 from strandline.client.arguments import offsets_by_number, wait
 from strandline.client.brokers import Brokers, group
+from strandline.client.deadline import within
 from strandline.client.reading import Place, bound_of
 from strandline.client.retry import is_worth_a_retry
 from strandline.config import StreamConfig, decode_config
@@ -68,24 +69,30 @@ class StreamCalls(ABC):
         self._forget_appender(name)
         self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name), admin.StreamInfo)
 
-    def stream_info(self, name: str) -> admin.StreamInfo:
+    def stream_info(self, name: str, *, of_leaders: bool = True) -> admin.StreamInfo:
         """A stream's configuration and the extent of its partitions, as their leaders know it.
+
+        Args:
+            name: of the stream.
+            of_leaders: whether the leaders are asked; False: as any broker knows it, at once.
 
         Raises:
             UnknownStreamError: there is none.
             NotLeaderError: a partition has no leader for too long.
             UnavailableError: a new leader does not know its end for too long.
         """
-        info = self._described(name)
-        if not self._brokers.is_cluster:
-            return info
+        with within(self._brokers.timeout_s):
+            info = self._described(name)
+            if not (self._brokers.is_cluster and of_leaders):
+                return info
+            found = self._brokers.ask_leaders(
+                name,
+                admin.STREAM_INFO,
+                admin.StreamInfo,
+                body=lambda led: admin.StreamInfoRequest(name=name, led=led),
+            )
         parts = {each.partition: each for each in info.partitions}
-        for numbers, answer in self._brokers.ask_leaders(
-            name,
-            admin.STREAM_INFO,
-            admin.StreamInfo,
-            body=lambda led: admin.StreamInfoRequest(name=name, led=led),
-        ):
+        for numbers, answer in found:
             parts |= {number: answer.partitions[number] for number in numbers}
         return msgspec.structs.replace(info, partitions=tuple(parts[n] for n in sorted(parts)))
 
@@ -166,7 +173,8 @@ class StreamCalls(ABC):
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
-                found = self._wait_once(stream, beyond, wait_s=left_s)
+                with within(left_s + self._brokers.timeout_s):
+                    found = self._wait_once(stream, beyond, wait_s=left_s)
             except StrandlineError as error:
                 is_passing = is_worth_a_retry(error) and self._brokers.is_cluster
                 if not is_passing or time.monotonic() >= deadline_s:

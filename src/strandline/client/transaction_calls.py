@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from strandline.client.arguments import milliseconds
 from strandline.client.brokers import Brokers
+from strandline.client.deadline import within
+from strandline.client.office import ATTEMPT_S
 from strandline.client.retry import Backoff, is_connection_loss, is_worth_a_retry
 from strandline.errors import (
     RequestTimeoutError,
@@ -119,26 +121,28 @@ class CoordinatorCalls:
         Raises:
             StrandlineError: what the coordinator refuses, or why it was not reached in time.
         """
-        backoff, deadline_s = Backoff(), time.monotonic() + self._timeout_s
-        while True:
-            address = self._address or self._brokers.home
-            connection = self._brokers.connection(address)
-            try:
-                return connection.action(name, body, kind, timeout_s=self._timeout_s)
-            except StrandlineError as error:
-                now_s = time.monotonic()
-                backoff.failed(now_s)
-                is_passing = is_worth_a_retry(error) or isinstance(
-                    error, RequestTimeoutError | StillLoadingError
-                )
-                if isinstance(error, UnknownStreamError | UnknownPartitionError):
-                    is_passing = self._brokers.know((at.stream, at.partition) for at in partitions)
-                if not is_passing or backoff.not_before_s >= deadline_s:
-                    raise
-                if is_connection_loss(error):
-                    connection.reset()
-            time.sleep(backoff.wait_s(now_s))
-            self._address = self._find()
+        backoff = Backoff()
+        with within(self._timeout_s) as deadline_s:
+            while True:
+                connection = self._brokers.connection(self._address or self._brokers.home)
+                try:
+                    return connection.action(name, body, kind, timeout_s=ATTEMPT_S)
+                except StrandlineError as error:
+                    now_s = time.monotonic()
+                    backoff.failed(now_s)
+                    is_passing = is_worth_a_retry(error) or isinstance(
+                        error, RequestTimeoutError | StillLoadingError
+                    )
+                    if isinstance(error, UnknownStreamError | UnknownPartitionError):
+                        places = ((at.stream, at.partition) for at in partitions)
+                        is_passing = self._brokers.know(places)
+                    if not is_passing or backoff.not_before_s >= deadline_s:
+                        raise
+                    if is_connection_loss(error):
+                        connection.reset()
+                self._brokers.ask_another()
+                time.sleep(backoff.wait_s(now_s))
+                self._address = self._find()
 
     def _find(self) -> str | None:
         """Where any broker says that the coordinator is; None: nobody knows."""

@@ -189,7 +189,7 @@ class Leader:
                 del self.followers[gone]
 
     def _stored_by(self, voter: BrokerId) -> Index:
-        """How far the log is on a voter's disk."""
+        """Return the last index that a voter has on its disk."""
         if voter == self._state.me:
             return self._state.log.stable_index
         return self.followers[voter].match
@@ -293,5 +293,5 @@ class Leader:
 
 
 def _size(entry: Entry) -> int:
-    """What an entry counts against the limit of pending proposals."""
+    """Return the bytes that an entry counts against the limit of pending proposals."""
     return len(entry.data) + ENTRY_OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""What the log holds, and what members of the group say to each other.
+"""Log entries and the messages between members of the group.
 
 Values only. Indexes count entries from 1, 0 means "before the first"; terms count elections from 1.
 Every message carries the sender's term, by which the receiver tells old from new.
@@ -19,7 +19,7 @@ Index = NewType("Index", int)
 
 
 class Kind(IntEnum):
-    """What an entry is for."""
+    """The purpose of an entry."""
 
     NOTHING = 0
     """The first entry of each leader: once it is committed, so is everything before it."""
@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True):
-    """Who belongs to the group.
+    """The voters and learners of the group.
 
     Attributes:
         voters: elect and commit, by majority.
@@ -68,7 +68,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HardState(msgspec.Struct, frozen=True, array_like=True):
-    """What a member must remember of elections before it answers anybody."""
+    """Election state that must be on disk before a member answers (Raft §5.1: term and vote)."""
 
     term: Term = Term(0)
     vote: BrokerId | None = None

@@ -1,4 +1,4 @@
-"""How far a follower is, as its leader knows."""
+"""A leader's view of one follower's log."""
 
 from dataclasses import dataclass
 

@@ -88,7 +88,7 @@ class Raft:
 
     @property
     def leader(self) -> BrokerId | None:
-        """Who leads, as far as this member knows."""
+        """The leader known to this member."""
         match self.role:
             case Leader():
                 return self.state.me
@@ -163,7 +163,7 @@ class Raft:
     # Outputs
 
     def ready(self) -> Ready:
-        """What is to be done now; false if nothing."""
+        """Return the work to do now; it is falsy when there is none."""
         return self.state.take_ready()
 
     def persisted(self, ready: Ready) -> None:

@@ -1,4 +1,4 @@
-"""What a member wants done, and in which order.
+"""The work that a member asks for, in the order that is safe.
 
 1. Send ``early`` at any time: nothing in it promises what is not on disk yet.
 2. Make ``hard_state``, ``snapshot`` and ``entries`` durable, together or in this order.

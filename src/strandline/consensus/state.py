@@ -1,4 +1,4 @@
-"""What a member is and remembers in every role, and its outbox.
+"""State that a member keeps in every role, and its outgoing messages.
 
 Invariants:
 - the term only grows; within a term the vote is given once and never taken back;
@@ -133,7 +133,7 @@ class State:
         return ready
 
     def mark_persisted(self, ready: Ready) -> None:
-        """What ``ready`` held is on disk."""
+        """Note that the contents of the last ``Ready`` are on disk."""
         assert self._is_out, "each Ready is reported once"
         self._is_out = False
         if ready.hard_state is not None:

@@ -22,7 +22,7 @@ def assign(
     partitions: Mapping[str, int],
     current: Mapping[str, Collection[PartitionName]],
 ) -> Readers:
-    """Who is to read what.
+    """Return which member reads which partitions.
 
     Args:
         subscriptions: streams by member.

@@ -125,7 +125,7 @@ class GroupCoordinator:
         self._log.rewrite_if_due()
 
     def _done(self, request: ev.Request) -> object:
-        """What a request is answered with.
+        """Return the answer to a request.
 
         Raises:
             StrandlineError: it is refused.

@@ -1,4 +1,4 @@
-"""What the coordinator of consumer groups wants done besides what any does (``decisions``)."""
+"""Effects of the group coordinator besides those of every coordinator (``decisions``)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +19,7 @@ Effect = Decision[Entry] | Expired
 
 
 class Assigned(NamedTuple):
-    """What a member may consume."""
+    """The partitions that a member may consume."""
 
     epoch: int
     partitions: Partitions

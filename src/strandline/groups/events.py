@@ -1,4 +1,4 @@
-"""What happens to the coordinator of consumer groups: requests, what became of entries, and time.
+"""Events of the group coordinator: requests, outcomes of entries, and time.
 
 A request's ``token`` comes back with its answer. Rules: plain values.
 """

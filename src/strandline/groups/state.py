@@ -1,4 +1,4 @@
-"""What the coordinator of consumer groups keeps, and the entries that change it.
+"""State of the group coordinator, and the entries that change it.
 
 The state is exactly what its entries say, applied in the order in which they were stored, so a
 coordinator that begins anew knows what the one before it knew: members, what each may consume, and
@@ -42,7 +42,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def held(self) -> Partitions:
-        """What nobody else may consume now."""
+        """Return the partitions that nobody else may consume now."""
         return self.assigned | self.revoking
 
 
@@ -138,7 +138,7 @@ class Group:
         return self.positions.get(partition.stream, {}).get(partition.partition)
 
     def positions_of(self, partitions: Partitions) -> Positions:
-        """What was committed for these partitions."""
+        """Return the committed offsets of these partitions."""
         found: Positions = {}
         for name in sorted(partitions):
             offset = self.position(name)

@@ -27,7 +27,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Mark(enum.Enum):
-    """What becomes of a transaction."""
+    """The decision about a transaction."""
 
     BEGIN = "begin"
     """Positions are taken from here on, and wait for the end."""

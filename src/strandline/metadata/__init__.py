@@ -1,4 +1,4 @@
-"""What brokers know besides records: each other, streams, partitions and who leads them.
+"""Cluster metadata: brokers, streams, partitions and their leaders.
 
 Pure: an immutable image (``image.py``) and commands (``commands.py``) that turn one image into the
 next (``apply.py``, which asks ``brokers.py``, ``streams.py`` and, for one partition,

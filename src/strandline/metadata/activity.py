@@ -11,15 +11,22 @@ from typing import Final
 
 import msgspec
 
-from strandline.metadata.commands import Command, CreateStream, ForgetEvents
+from strandline.metadata.commands import (
+    Command,
+    CreateStream,
+    ForgetEvents,
+    PausePartitions,
+    SetReadonly,
+)
 from strandline.metadata.image import Event, MetadataImage, Told
+from strandline.metadata.states import affected
 
 ACTIVITY_STREAM: Final = "__activity"
 EVENTS_MAX: Final = 1_000
 """More than nobody stores for so long; the oldest are forgotten, which the ids show."""
 
 
-def noted(image: MetadataImage, command: Command) -> MetadataImage:
+def noted(before: MetadataImage, image: MetadataImage, command: Command) -> MetadataImage:
     """The image after a command, with the event that tells of it."""
     if not isinstance(command, Told):
         return image
@@ -28,6 +35,11 @@ def noted(image: MetadataImage, command: Command) -> MetadataImage:
     if isinstance(command, CreateStream):
         # Where copies are is large, and nobody's news; keys are nobody's business.
         command = msgspec.structs.replace(command, assignment=(), keys=())
+    elif isinstance(command, SetReadonly | PausePartitions):
+        numbers = affected(before, command)
+        if not numbers:
+            return image  # it was resumed already
+        command = msgspec.structs.replace(command, partitions=numbers)
     event = Event(image.next_event_id, command)
     return msgspec.structs.replace(
         image, events=(*image.events, event)[-EVENTS_MAX:], next_event_id=event.id + 1

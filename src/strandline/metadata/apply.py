@@ -150,7 +150,7 @@ def was_seen(session: SessionImage, entry: Proposed) -> bool:
 
 
 def recorded_outcome(session: SessionImage, entry: Proposed) -> Outcome:
-    """What is answered to a command that was applied or passed before."""
+    """Return the recorded outcome of a command that was applied or passed over before."""
     if entry.sequence == session.sequence and entry.sequence > 0:
         return session.outcome
     why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
@@ -176,7 +176,7 @@ def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, Out
 def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
     kind = type(command)
     if kind in _WHOLE:
-        return activity.noted(_WHOLE[kind](image, command), command), Outcome()
+        return activity.noted(image, _WHOLE[kind](image, command), command), Outcome()
     if kind in _ANSWERING:
         return _ANSWERING[kind](image, command)
     if isinstance(command, AllocateProducerIds):

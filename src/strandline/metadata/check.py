@@ -1,4 +1,4 @@
-"""What must be true of every image, and of every step from one to the next, as code.
+"""Invariants of every image, and of every step from one image to the next.
 
 For tests, simulators and doubts in operation: each function returns sentences about what is wrong,
 none if nothing is. It judges images alone and shares no code with what makes them.
@@ -16,7 +16,7 @@ COUNTERS = ("next_log_id", "next_producer_id", "next_client_id", "next_event_id"
 
 
 def check_image(image: MetadataImage) -> list[str]:
-    """What is wrong with an image."""
+    """Return the violated invariants of an image."""
     return [*_check_numbers(image), *_check_brokers(image), *_check_partitions(image)]
 
 
@@ -100,7 +100,7 @@ def _check_service(
 
 
 def check_step(before: MetadataImage, after: MetadataImage) -> list[str]:
-    """What is wrong with one image as the next of another."""
+    """Return the violated invariants of a step from one image to the next."""
     return [*_check_counters(before, after), *_check_histories(before, after)]
 
 
@@ -143,7 +143,7 @@ def _check_histories(before: MetadataImage, after: MetadataImage) -> Iterator[st
 
 
 def check_settled(image: MetadataImage) -> list[str]:
-    """What a controller that has nothing more to propose should not have left."""
+    """Return the work that an idle controller should have proposed."""
     wrong = []
     for name, partition in image.partitions():
         able = [b for b in partition.isr if image.brokers[b].may_lead]

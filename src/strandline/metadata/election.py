@@ -1,4 +1,4 @@
-"""Who should lead: choices, made before they are proposed; applying checks what must hold.
+"""Leader election: choices made before they are proposed; applying them checks the invariants.
 
 Rules, in this order: a replica in the ISR before one that is last known safe, never any other
 (an operator orders that by name, elsewhere); one whose disk takes records; one that stays, before
@@ -91,7 +91,7 @@ def leader_change(
 def whom_to_ask(
     image: MetadataImage, commands: Iterable[Command]
 ) -> dict[BrokerId, tuple[LogId, ...]]:
-    """Whose log ends would help to choose better than the commands do that replace lost leaders.
+    """Return the replicas whose log ends would improve the choice of a new leader.
 
     Those of every candidate, where there are several; no brokers that the commands fence.
     """
@@ -111,7 +111,7 @@ def whom_to_ask(
 
 
 def unclean_election(image: MetadataImage, name: PartitionName, leader: BrokerId) -> LeaderChange:
-    """What an operator orders by name if nobody who surely has every record will come back.
+    """Return the command for an unclean election that an operator ordered by name.
 
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.

@@ -85,7 +85,7 @@ def with_more_partitions(image: MetadataImage, name: str) -> MetadataImage:
 
 
 def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, Assignment]:
-    """Who reads which partitions.
+    """Return the assignment of partitions to members.
 
     Stream by stream in the order of their names, each partition goes to the member that has the
     fewest so far; among equals to the first by name.

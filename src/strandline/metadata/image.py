@@ -67,6 +67,9 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Everything is to be moved off it; outlives a restart."""
     is_stopping: bool = False
     """Its leaderships are to be handed over before it stops; ends with its next start."""
+    stored_index: int = 0
+    """The metadata log is on its disk at least up to this entry: if it comes with less, its data
+    directory is an older copy, which lacks what it has acknowledged."""
     is_impaired: bool = False
     """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
     the broker reports that its disk has worked again for a while."""
@@ -258,7 +261,7 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, streams=streams)
 
     def flight_addresses(self, brokers: Iterable[BrokerId]) -> tuple[str, ...]:
-        """Where clients reach those brokers that are in service."""
+        """Return the client addresses of brokers that are in service."""
         known = [self.brokers[broker] for broker in brokers if broker in self.brokers]
         return tuple(b.flight_address for b in known if b.flight_address and not b.is_fenced)
 

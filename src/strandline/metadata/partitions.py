@@ -1,4 +1,4 @@
-"""What may happen to one partition: leadership, ISR and replicas, each change checked and counted.
+"""Changes of one partition: leadership, ISR and replicas, each checked and counted.
 
 Rules:
 - every change raises the version, and a new leader, or none, also raises the leader epoch;
@@ -133,7 +133,7 @@ def elect(
 
 
 def log_start_after_loss(_partition: PartitionImage) -> Offset:
-    """Where a log starts, as far as metadata knows, whose leader may lack records."""
+    """Return the log start offset for a leader that may lack records."""
     return Offset(0)
 
 
@@ -179,7 +179,7 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
 
 
 def filling_with(partition: PartitionImage, new: Iterable[BrokerId]) -> Replicas:
-    """Who is filling, and some whose copies begin now."""
+    """Return the replicas that are catching up, with those that begin now."""
     return tuple(sorted({*partition.filling, *new}))
 
 
@@ -205,7 +205,7 @@ def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
 
 
 def why_move_waits(partition: PartitionImage, *, min_isr: int) -> str:
-    """What keeps a reassignment from being finished; empty if nothing does."""
+    """Return what keeps a reassignment from finishing; empty if nothing does."""
     staying = [b for b in partition.isr if b in partition.target]
     late = [b for b in partition.adding if b not in partition.isr]
     if late:
@@ -238,7 +238,7 @@ def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
 
 
 def safe_outside(partition: PartitionImage, isr: Replicas, *, min_isr: int) -> Replicas:
-    """Who, outside a new ISR, has everything committed: see the rules above."""
+    """Return replicas outside a new ISR that have everything committed (KIP-966)."""
     if len(isr) >= min_isr:
         return ()
     known = {*partition.isr, *partition.last_known_safe}

@@ -1,4 +1,4 @@
-"""Where replicas go: computed before a command is proposed, the same for the same image.
+"""Replica placement: computed before a command is proposed, the same for the same image.
 
 Rules: the first of a partition's replicas is its preferred leader: the broker that is preferred
 least often, then the one with the fewest replicas, then the smallest id. The others are those with
@@ -41,7 +41,7 @@ class Loads:
         return self._brokers[broker].rack or f"\0{broker}"
 
     def best(self, allowed: Iterable[BrokerId], beside: Iterable[BrokerId]) -> BrokerId | None:
-        """Where the next replica of a partition goes, given those it has.
+        """Return the broker for the next replica of a partition, given those it has.
 
         Args:
             allowed: brokers that may take it.
@@ -58,7 +58,7 @@ class Loads:
         return min((b for b in allowed if b not in taken), key=cost, default=None)
 
     def first(self, allowed: Iterable[BrokerId]) -> BrokerId:
-        """Who is the next preferred leader."""
+        """Return the next preferred leader."""
         return min(allowed, key=lambda b: (self.preferred[b], self.replicas[b], b))
 
     def leader_first(self, replicas: Iterable[BrokerId]) -> Replicas:
@@ -111,7 +111,7 @@ def rotated(replicas: Replicas, number: int) -> Replicas:
 def well_placed(
     image: MetadataImage, partition: PartitionImage, *, replicas: int, loads: Loads
 ) -> Replicas:
-    """Where the rules would have a partition, if as little as possible is to move.
+    """Return a partition's replicas by the rules, moving as little as possible.
 
     Who keeps it now stays, unless out of service, drained, or in the rack of another that stays
     while there is a free one.

@@ -1,4 +1,4 @@
-"""What travels between client and broker over Arrow Flight: tickets, actions, puts and errors.
+"""The Arrow Flight protocol between client and broker: tickets, actions, puts and errors.
 
 Both ends import it; it knows neither of them.
 """

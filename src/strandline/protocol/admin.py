@@ -151,6 +151,8 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     config: StreamConfig
     created_ns: int
     partitions: tuple[PartitionInfo, ...]
+    metadata_index: int = 0
+    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
 
     @property
     def name(self) -> str:
@@ -178,6 +180,6 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
 
 
 class ProducerInfo(Answer, frozen=True, kw_only=True):
-    """Who an idempotent producer is."""
+    """The identity of an idempotent producer."""
 
     producer_id: int

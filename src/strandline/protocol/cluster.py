@@ -71,7 +71,7 @@ class DrainBroker(Message, frozen=True, kw_only=True):
 
 
 class Reassign(Message, frozen=True, kw_only=True):
-    """Where partitions of a stream are to be kept.
+    """A request to move partitions of a stream.
 
     Attributes:
         stream: which.
@@ -86,7 +86,7 @@ class Reassign(Message, frozen=True, kw_only=True):
 
 
 class ElectLeader(Message, frozen=True, kw_only=True):
-    """Who is to lead a partition; ``is_unclean``: even if committed records are lost by that."""
+    """The new leader of a partition; ``is_unclean``: even if committed records are lost by that."""
 
     stream: Name
     partition: PartitionNumber = 0
@@ -112,7 +112,8 @@ class BrokerInfo(Answer, frozen=True, kw_only=True):
 
     id: int
     state: str
-    """``live``, ``fenced`` (not heard of), ``draining`` or ``stopping``."""
+    """``live``, ``fenced`` (not heard of), ``impaired`` (its disk takes no records), ``draining``,
+    ``stopping``, or ``unknown`` where the broker that was asked has no controller."""
     flight_address: str
     rack: str
     is_voter: bool = False
@@ -120,7 +121,7 @@ class BrokerInfo(Answer, frozen=True, kw_only=True):
 
 
 class CopiesInfo(Answer, frozen=True, kw_only=True):
-    """Who leads a partition and who copies it."""
+    """The leader and the replicas of a partition."""
 
     stream: str
     partition: int
@@ -153,3 +154,6 @@ class ClusterStatus(Answer, frozen=True, kw_only=True):
     partitions: tuple[CopiesInfo, ...]
     removed: tuple[int, ...] = ()
     """Brokers that were removed; their numbers are not used again."""
+    age_ms: int = 0
+    """For how long the broker that was asked has known of no controller: the rest is as old. 0: it
+    is current."""

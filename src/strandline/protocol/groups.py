@@ -89,7 +89,7 @@ class GroupHeartbeat(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Assignment(Answer, frozen=True, kw_only=True):
-    """What a member may consume; what it holds beyond that it is to give up."""
+    """The partitions a member may consume; it gives up any others that it holds."""
 
     epoch: int
     partitions: dict[str, tuple[int, ...]]

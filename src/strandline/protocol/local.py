@@ -1,4 +1,4 @@
-"""Where the records of a read lie in files, for a reader on the broker's own machine.
+"""Files and positions of a read's records, for a reader on the broker's own machine.
 
 | action | body | results |
 |---|---|---|

@@ -51,7 +51,7 @@ NUMBERED_RECORDS_MAX = 65_535
 
 
 class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a DoPut call appends."""
+    """The target of a DoPut call."""
 
     stream: Name
     partition: PartitionNumber | None = None
@@ -83,7 +83,7 @@ class BatchTag(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AckedRange(NamedTuple):
-    """Where rows went: to ``records`` offsets from ``offset``."""
+    """The offsets that rows got: ``records`` of them from ``offset`` on."""
 
     partition: int
     offset: int

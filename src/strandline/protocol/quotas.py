@@ -32,7 +32,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
 
 
 class SetQuota(Message, frozen=True, kw_only=True):
-    """What a principal may use of each broker; 0: as much as there is."""
+    """Limits of a principal at each broker; 0 means no limit."""
 
     principal: _Principal
     publish_bytes_per_s: _Limit = 0

@@ -58,7 +58,7 @@ _Fingerprint = Annotated[str, msgspec.Meta(max_length=FINGERPRINT_BYTES_MAX)]
 
 
 class ProducerRef(Message, frozen=True, array_like=True):
-    """Who writes in a transaction."""
+    """The producer of a transaction."""
 
     producer_id: Count
     epoch: Count

@@ -32,7 +32,7 @@ class Readable(Protocol):
 
     @property
     def stable_offset(self) -> Offset:
-        """Where reading ends."""
+        """The end of a read."""
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
         """Whole batches from the one that holds ``offset``; empty if there is nothing to see."""
@@ -60,7 +60,7 @@ class Delivery(NamedTuple):
 
 
 class Cursor(Generic[PartitionT]):
-    """Where a read is in one partition.
+    """The position of a read in one partition.
 
     Args:
         request: the read.

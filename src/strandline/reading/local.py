@@ -62,7 +62,7 @@ def local_cursor(
 
 
 def local_batches(cursor: "Cursor[LocalPartition]") -> Iterator[pa.RecordBatch]:
-    """What the cursor reads; it stands behind what was yielded whenever that ends.
+    """Yield the cursor's batches; whenever it stops, the cursor is just after the last one yielded.
 
     Raises:
         UnavailableError, CorruptBatchError, DataLossError: the rest cannot be read here.

@@ -40,7 +40,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Attributes(IntFlag):
-    """What the columns of a batch hold; the bits of the header's attributes field."""
+    """Flags of a batch: the bits of the header's attributes field."""
 
     KEYS = 1
     HEADERS = 2
@@ -87,7 +87,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def producer(self) -> ProducerStamp:
-        """Who numbered the records; ``NO_PRODUCER`` as the id: nobody."""
+        """Producer id, epoch and first sequence of a batch; the id ``NO_PRODUCER`` means none."""
         return ProducerStamp(self.producer_id, self.producer_epoch, self.base_sequence)
 
     @property

@@ -1,4 +1,4 @@
-"""What both encoders share: columns in order, each padded to 8 bytes, joined and sealed.
+"""Column layout shared by both encoders: in order, each padded to 8 bytes, joined, checksummed.
 
 The layout is in docs/format.md. ``parts`` is a batch in the making: the place of its header, then
 what each column adds. ``seal`` joins it once, in place, and checksums it.
@@ -42,7 +42,7 @@ PADDING = [bytes(-length % 8) for length in range(8)]
 
 
 class Shape(NamedTuple):
-    """What the header says of the columns."""
+    """Header fields that describe the columns."""
 
     attributes: int
     record_count: int
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What the leader adds to records when it makes them a batch."""
+    """Fields that the leader adds when it encodes records as a batch."""
 
     base_offset: int
     leader_epoch: int

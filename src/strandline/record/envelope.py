@@ -50,7 +50,7 @@ class AckError(IntEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What a publisher wraps; fields in the order of their protobuf numbers."""
+    """A published message; fields in the order of their protobuf numbers."""
 
     offset: int = 0
     """The expected offset, where a stream checks it."""
@@ -68,7 +68,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
-    """What the publisher gets back; fields in the order of their protobuf numbers."""
+    """An acknowledgement; fields in the order of their protobuf numbers."""
 
     stream: str = ""
     partition_subject: str = ""

@@ -45,7 +45,7 @@ def project(columns: Sequence[str] | None, *, with_partition: bool = False) -> p
 
 @lru_cache(maxsize=256)
 def _schema_of(names: tuple[str, ...]) -> pa.Schema:
-    """As ``project``; made once for each choice, since a read asks for it at every batch."""
+    """Return the projection of ``project``, cached because a read asks for it at every batch."""
     unknown = [name for name in names if name not in COLUMNS and name != "partition"]
     if unknown:
         valid = ", ".join(("partition", *COLUMNS))

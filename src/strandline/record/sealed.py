@@ -46,7 +46,7 @@ assert SEAL_BYTES % 8 == 0, "sealed batches stay aligned"
 
 
 class Seal(NamedTuple):
-    """What is needed, besides the data key, to open a batch."""
+    """Parameters that decrypting a batch needs besides the data key."""
 
     key_number: int
     nonce: bytes

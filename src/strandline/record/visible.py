@@ -19,7 +19,7 @@ Counts = Callable[[int, int], bool]
 
 
 def always_counts(_producer_id: int, _base_offset: int) -> bool:
-    """What counts where there are no transactions."""
+    """Return True: without transactions every record is visible."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""What a replica wants done. Plain values; a broker carries them out in the order of the list.
+"""Effects: work that a replica asks for, as plain values that a broker executes in order.
 
 Ordering rules, which the safety of the protocol rests on:
 

@@ -1,4 +1,4 @@
-"""Where each leader epoch of a log begins, so that two logs can find where they agree.
+"""First offset of each leader epoch, by which two logs find where they diverge (KIP-101).
 
 Batches carry the epoch of the leader that wrote them, and an epoch has one leader; so two logs that
 have the same epoch at an offset are the same up to there (the induction of KIP-101).

@@ -1,4 +1,4 @@
-"""What a replica is told. Times are milliseconds of a clock that never goes back.
+"""Events: inputs of a replica. Times are milliseconds of the monotonic clock.
 
 The broker's duties are written at each event; the safety of the protocol rests on them.
 """

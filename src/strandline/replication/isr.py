@@ -37,7 +37,7 @@ class InSync:
 
     @property
     def counted(self) -> Members:
-        """Whose sync a record needs: everybody who may be in the ISR."""
+        """Return the replicas whose sync a record needs: all that may be in the ISR."""
         if self.proposed is None:
             return self.members
         return tuple(sorted({*self.members, *self.proposed}))

@@ -211,7 +211,7 @@ class Leader:
         return [self._replicate(progress, event.batches, event.buffers, now_ms=now_ms)]
 
     def peer_lost(self, broker: BrokerId) -> list[Effect]:
-        """What was under way to the follower is lost; it fetches when it is back.
+        """Forget what was in flight to the follower; it fetches again when it has reconnected.
 
         Perhaps with a new disk: then it counts its sessions from the beginning, and the number of
         the last one must not make us deaf to it. Nothing of that one comes any more.
@@ -251,7 +251,7 @@ class Leader:
         return effects
 
     def _stream(self, progress: Progress, now_ms: int) -> list[Effect]:
-        """What to send to one follower now."""
+        """Return the messages to send to one follower now."""
         log = self.log
         if progress.phase is Phase.STREAMING and progress.next_offset < log.log_start_offset:
             progress.misplace()
@@ -380,12 +380,12 @@ class Leader:
         return effects
 
     def _commit(self) -> list[Effect]:
-        """What is committed, if that is more than it was."""
+        """Advance the high watermark, if more is committed than before."""
         offset = self._committed()
         return [Committed(offset)] if self.log.advance(offset) else []
 
     def _committed(self) -> Offset:
-        """What every replica that may be in the ISR has synced, if the ISR is large enough."""
+        """Return the offset that all possible ISR members have synced, if they are enough."""
         if len(self.isr.members) < self.min_isr:
             return self.log.high_watermark
         durable = [

@@ -1,4 +1,4 @@
-"""What the replicas of one partition say to each other, and how it looks in a frame.
+"""Messages between the replicas of one partition, and their encoding in frames.
 
 A follower opens with ``Fetch``; the leader fences it, finds out whether the logs agree, and either
 says where they part (``Diverged``, ``StartAt``) or streams ``Replicate``; the follower answers

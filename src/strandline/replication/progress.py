@@ -1,4 +1,4 @@
-"""What a leader knows of one follower, and what is on its way there.
+"""A leader's view of one follower, and the batches in flight to it.
 
     SILENT ──Fetch, logs agree──► STREAMING ──its end fell below our log start──► MISPLACED
        ▲                             │ ▲                                             │
@@ -95,7 +95,7 @@ class Progress:
         self.session = session
 
     def misplace(self) -> None:
-        """What the follower needs next was removed here: it has to start at our log start."""
+        """Note that the follower must restart at our log start: its next offset was removed."""
         self._stop()
         self.phase = Phase.MISPLACED
         self.wants_ack = True

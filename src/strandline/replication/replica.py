@@ -195,7 +195,7 @@ class Replica:
         event: Appended | BatchesRead | IsrChanged | IsrRefused | Resign,
         now_ms: int,
     ) -> list[Effect]:
-        """What only a leader is told. What metadata said to an earlier leadership is dropped."""
+        """Handle events for a leader; those meant for an earlier leadership are dropped."""
         match event:
             case Appended():
                 return leader.appended(event, now_ms)
@@ -316,7 +316,7 @@ class Replica:
         self._repairs.forget_outside(self.log.log_start_offset, self.log.log_end_offset)
 
     def _holders(self, next_offset: Offset) -> list[BrokerId]:
-        """Who is known to hold the same batches as we below ``next_offset``, the best first.
+        """Return replicas known to hold the same batches below ``next_offset``, best first.
 
         What is committed is the same everywhere, and retention may have left it anywhere.
         """
@@ -346,7 +346,7 @@ class Replica:
 
 
 def _to_leader(leader: Leader, sender: BrokerId, message: Message, *, now_ms: int) -> list[Effect]:
-    """What a follower may say; the rest was meant for an earlier role."""
+    """Handle a follower's message; others were meant for an earlier role."""
     match message:
         case Fetch():
             return leader.fetch(sender, message, now_ms)
@@ -359,7 +359,7 @@ def _to_leader(leader: Leader, sender: BrokerId, message: Message, *, now_ms: in
 def _to_follower(
     follower: Follower, message: Message, buffers: tuple[Buffer, ...], *, now_ms: int
 ) -> list[Effect]:
-    """What a leader may say."""
+    """Handle a leader's message; others were meant for an earlier role."""
     match message:
         case Replicate():
             return follower.replicate(message, buffers, now_ms)

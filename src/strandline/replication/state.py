@@ -1,4 +1,4 @@
-"""What a replica knows of its own log, whichever role it has; roles come and go, this stays.
+"""State of a replica's own log, which outlives its roles.
 
 Invariants:
 - ``log_start_offset <= high_watermark <= log_end_offset``;

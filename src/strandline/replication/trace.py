@@ -1,4 +1,4 @@
-"""What replicas do, told with vector clocks: two lines an event, in the format ShiViz reads.
+"""Trace of replicas with vector clocks: two lines an event, in the format that ShiViz reads.
 
     broker-1.4 {"broker-1.4":7,"broker-2.1":3}
     orders/0: commits to 12
@@ -59,7 +59,7 @@ class TracedReplica(Replica):
     trace: Trace
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """As ``Replica.step``."""
+        """Step the replica as ``Replica.step`` does, and trace it."""
         epoch, durable = self.epoch, self.log.durable_offset
         effects = super().step(event, now_ms)
         told = _told_event(event)

@@ -48,7 +48,7 @@ ANYTHING: Final = "*"
 
 
 class Resource(NamedTuple):
-    """What an operation is about."""
+    """A resource: the object of an operation."""
 
     kind: Kind
     name: str
@@ -110,7 +110,7 @@ def _check_name_pattern(pattern: str) -> None:
 
 
 class _Patterns:
-    """What one principal may do one operation on, of one kind that has names."""
+    """The resources of one kind on which a principal may do one operation."""
 
     __slots__ = ("internal_prefixes", "names", "prefixes")
 
@@ -173,7 +173,7 @@ class Acls:
         return principal.name in self._known
 
     def patterns(self, principal: Principal, operation: Operation, kind: Kind) -> tuple[str, ...]:
-        """What it may do an operation on, as patterns; for an admin the one that stands for all."""
+        """Return patterns of the resources on which it may do an operation; for admins all."""
         if self.is_admin(principal):
             return (">",) if kind == "subject" else (ANYTHING,)
         return self._patterns.get((principal.name, operation, kind), ())

@@ -26,7 +26,7 @@ _OF_BROKERS = Rule(BROKERS.name, "publish", "stream", "*")
 
 
 class Shown(NamedTuple):
-    """What a client shows to say who it is."""
+    """Credentials that a client presents."""
 
     token: str | None = None
     certificate: str | None = None
@@ -34,19 +34,23 @@ class Shown(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who somebody was found to be, and by which token, if by one."""
+    """The principal of a client, and the token that proved it, if any."""
 
     principal: Principal
     token_id: str | None = None
 
 
 class Settings(NamedTuple):
-    """What the broker's own settings say, whatever the metadata does."""
+    """Access settings of the broker itself, which hold whatever the metadata says."""
 
     admin_sha256: bytes = b""
     """Of the token that may do everything; empty: there is none."""
     admins: frozenset[str] = frozenset()
     """Principals who may do everything."""
+
+    def is_admin(self, principal: Principal) -> bool:
+        """Whether the settings alone let it do everything."""
+        return principal == BOOTSTRAP_ADMIN or principal.name in self.admins
 
 
 class Policy:
@@ -68,7 +72,7 @@ class Policy:
         self.acls = Acls([*rules, *own, _OF_BROKERS])
 
     def identify(self, shown: Shown, now_ns: int) -> Identity:
-        """Who shows this.
+        """Return the identity behind credentials.
 
         Raises:
             UnauthenticatedError: nothing that says who it is, or something that is not so.

@@ -15,7 +15,7 @@ INTERNAL_PREFIX: Final = "__"
 
 
 class Principal(NamedTuple):
-    """Who asks."""
+    """The principal of a request."""
 
     name: str
 

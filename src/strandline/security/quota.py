@@ -24,7 +24,7 @@ WAIT_MS_MAX: Final = 60_000.0
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one principal may use of each broker; 0: as much as there is."""
+    """Limits of one principal at each broker; 0 means no limit."""
 
     publish_bytes_per_s: int = 0
     read_bytes_per_s: int = 0
@@ -90,7 +90,7 @@ class Bucket:
 
 
 class Meter:
-    """What one principal uses of one broker.
+    """Usage of one principal at one broker.
 
     Connections are counted always, so that a quota set later knows of those there are; bytes and
     requests only while a quota limits them.

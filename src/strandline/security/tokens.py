@@ -31,7 +31,7 @@ _TEXT = re.compile(rf"{PREFIX}_([0-9a-f]{{8}})_[A-Za-z0-9_-]{{43}}")
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a token."""
+    """The stored form of a token."""
 
     id: str
     principal: str
@@ -59,7 +59,7 @@ def token_id(text: str) -> str | None:
 
 
 def fingerprint(text: str) -> bytes:
-    """What is kept of a token's text."""
+    """Return the stored hash of a token's text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 

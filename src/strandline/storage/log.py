@@ -148,7 +148,8 @@ class Log(LogDurability):
             return True
         if active.first_timestamp == TIMESTAMP_MIN:
             return False  # only fillers yet
-        span = extent.last_timestamp - active.first_timestamp
+        # A clock that was wrong for the first record must not keep the segment open.
+        span = abs(extent.last_timestamp - active.first_timestamp)
         return span > self.segment_age_ms * 1_000_000 > 0
 
     def roll(self) -> None:

@@ -206,19 +206,42 @@ class LogReads:
         """
         return pa.py_buffer(batches) if self.sealer is None else self.sealer.open(batches)
 
-    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
+    def offset_since(self, timestamp_ns: TimestampNs) -> Offset:
+        """Return where records since ``timestamp_ns`` begin, searched from the end backwards.
+
+        The result may be too early, not too late. A single record with a wrong timestamp moves it
+        by a segment or two; it would move that of ``offset_for_timestamp`` to the record.
+        """
+        newest: list[int] = []
+        start = self.log_start_offset
+        for segment in reversed([each for each in self._layout.segments if each.size]):
+            segment.timestamps()
+            newest.append(segment.max_timestamp)
+            # A segment that is older than the one before it was written by a clock set back.
+            if len(newest) > 1 and newest[-1] <= newest[-2] < timestamp_ns:
+                start = max(start, Offset(segment.next_offset))
+                break
+        return self.offset_for_timestamp(timestamp_ns, start=start)
+
+    def offset_for_timestamp(
+        self, timestamp_ns: TimestampNs, *, start: Offset | None = None
+    ) -> Offset:
         """The offset of the first record whose timestamp is at or after ``timestamp_ns``.
+
+        Args:
+            timestamp_ns: Unix time.
+            start: looked for from here on; None: in the whole log.
 
         Returns:
             The log end offset if there is none. Damaged batches are passed over; of one that does
             not open the first offset is taken, which is not too late.
         """
+        first = max(start or 0, self.log_start_offset)
 
         def find(layout: Layout) -> Offset:
-            start = self.log_start_offset
             for segment in layout.segments:
-                if segment.next_offset > start:
-                    found = first_record_at(segment, timestamp_ns, start=start, opened=self.opened)
+                if segment.next_offset > first:
+                    found = first_record_at(segment, timestamp_ns, start=first, opened=self.opened)
                     if found is not None:
                         return Offset(found)
             return Offset(layout.segments[-1].next_offset)

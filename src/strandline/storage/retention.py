@@ -1,16 +1,16 @@
-"""Which records have had their time.
+"""Which records have had their time: decisions as pure functions, and carrying them out.
 
 Rules: age and size go by whole segments, oldest first, and never touch the active one (an active
 segment that is too old throughout is sealed first); a record count is kept exactly, by moving the
 log start offset. The time is told, not read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from strandline.storage.log import Log
 from strandline.storage.segment import Segment
-from strandline.types import Offset, TimestampNs
+from strandline.types import Offset
 
 
 class RetentionPolicy(NamedTuple):
@@ -26,14 +26,68 @@ class SegmentFacts(NamedTuple):
 
     next_offset: int
     size: int
-    max_timestamp: TimestampNs
+    written_ns: int
+    """When it was last written."""
+
+
+def newest_timestamp(segment: Segment) -> int:
+    """When a segment was last written, if no clock was ever wrong.
+
+    Loads the time index, which is read from disk on first use.
+    """
+    segment.timestamps()
+    return segment.max_timestamp
+
+
+class WriteTimes:
+    """When the segments of one log were last written, by the monotonic clock.
+
+    So a wall clock that is set forward deletes nothing early, and a timestamp far in the future
+    keeps nothing for ever. Segments of an earlier run of the process are as old as their timestamps
+    say, but not younger than when they were first seen here.
+    """
+
+    def __init__(self) -> None:
+        self._wall_ahead_ns: int | None = None
+        """How far the wall clock is ahead of the monotonic one: the least that was seen."""
+        self._first_end = 0
+        self._first_ns = 0
+        self._last_ns = 0
+        self._written: dict[int, tuple[int, int]] = {}
+        """By base offset: where a segment of this run ended when it was written last, and when."""
+
+    def note(self, log: Log, *, wall_ns: int, monotonic_ns: int) -> None:
+        """Look at the log now; what has changed was written since it was last looked at."""
+        ahead_ns = wall_ns - monotonic_ns
+        if self._wall_ahead_ns is None:
+            self._wall_ahead_ns = ahead_ns
+            self._first_end, self._first_ns = log.log_end_offset, monotonic_ns
+        self._wall_ahead_ns = min(self._wall_ahead_ns, ahead_ns)
+        written: dict[int, tuple[int, int]] = {}
+        for segment in reversed(log.segments):
+            if segment.next_offset <= self._first_end:
+                break
+            known = self._written.get(segment.base_offset)
+            if known is None or known[0] != segment.next_offset:
+                when_ns = max(self._last_ns, segment.max_timestamp - ahead_ns)
+                known = (segment.next_offset, min(when_ns, monotonic_ns))
+            written[segment.base_offset] = known
+        self._written, self._last_ns = written, monotonic_ns
+
+    def of(self, segment: Segment) -> int:
+        """When a segment was last written, in monotonic nanoseconds."""
+        assert self._wall_ahead_ns is not None, "note the log first"
+        known = self._written.get(segment.base_offset)
+        if known is not None:
+            return known[1]
+        return min(newest_timestamp(segment) - self._wall_ahead_ns, self._first_ns)
 
 
 def start_by_age(sealed: Iterable[SegmentFacts], *, oldest_ns: int) -> int:
     """The offset before which all segments hold only records older than ``oldest_ns``; or 0."""
     start = 0
     for facts in sealed:
-        if facts.max_timestamp >= oldest_ns:
+        if facts.written_ns >= oldest_ns:
             break
         start = facts.next_offset
     return start
@@ -50,8 +104,20 @@ def start_by_bytes(sealed: Iterable[SegmentFacts], *, total: int, bytes_max: int
     return start
 
 
-def seal_if_old(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> None:
+def seal_if_old(
+    log: Log,
+    policy: RetentionPolicy,
+    *,
+    now_ns: int,
+    written_ns: Callable[[Segment], int] = newest_timestamp,
+) -> None:
     """Seal the active segment if the policy keeps nothing of it; on the thread that owns the log.
+
+    Args:
+        log: the partition's.
+        policy: its limits.
+        now_ns: by the clock of ``written_ns``.
+        written_ns: when a segment was last written.
 
     Raises:
         DiskFullError: no space to write it; call again later.
@@ -59,12 +125,24 @@ def seal_if_old(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> No
     """
     active = log.segments[-1]
     oldest_ns = now_ns - policy.age_ms * 1_000_000
-    if policy.age_ms and active.size and active.max_timestamp < oldest_ns:
+    if policy.age_ms and active.size and written_ns(active) < oldest_ns:
         log.roll()
 
 
-def retention_start(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -> Offset | None:
+def retention_start(
+    log: Log,
+    policy: RetentionPolicy,
+    *,
+    now_ns: int,
+    written_ns: Callable[[Segment], int] = newest_timestamp,
+) -> Offset | None:
     """The first offset that the policy keeps, if that is not the log's start; any thread.
+
+    Args:
+        log: the partition's.
+        policy: its limits.
+        now_ns: by the clock of ``written_ns``.
+        written_ns: when a segment was last written.
 
     Raises:
         UnavailableError: an index cannot be read.
@@ -72,20 +150,19 @@ def retention_start(log: Log, policy: RetentionPolicy, *, now_ns: TimestampNs) -
     start = 0
     if policy.age_ms:
         oldest_ns = now_ns - policy.age_ms * 1_000_000
-        start = start_by_age(map(_facts, log.segments[:-1]), oldest_ns=oldest_ns)
+        # Lazily: time indexes are read only as far as needed.
+        sealed = (
+            SegmentFacts(each.next_offset, each.size, written_ns(each))
+            for each in log.segments[:-1]
+        )
+        start = start_by_age(sealed, oldest_ns=oldest_ns)
     if policy.bytes_max:
-        sealed = map(_sizes, log.segments[:-1])
-        start = max(start, start_by_bytes(sealed, total=log.size_bytes, bytes_max=policy.bytes_max))
+        sizes = map(_sizes, log.segments[:-1])
+        start = max(start, start_by_bytes(sizes, total=log.size_bytes, bytes_max=policy.bytes_max))
     if policy.records_max:
         start = max(start, log.log_end_offset - policy.records_max)
     return Offset(start) if start > log.log_start_offset else None
 
 
-def _facts(segment: Segment) -> SegmentFacts:
-    """Asks for the time index, which is read from disk on first use: only as far as needed."""
-    segment.timestamps()
-    return SegmentFacts(segment.next_offset, segment.size, segment.max_timestamp)
-
-
 def _sizes(segment: Segment) -> SegmentFacts:
-    return SegmentFacts(segment.next_offset, segment.size, TimestampNs(0))
+    return SegmentFacts(segment.next_offset, segment.size, 0)

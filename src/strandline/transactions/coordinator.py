@@ -80,7 +80,7 @@ class Coordinator:
         return sum(each.status.is_undecided for each in self.state.transactions.values())
 
     def resume(self) -> list[Effect]:
-        """What is owed from before this object began."""
+        """Return the markers that were pending before this coordinator began."""
         for transaction in list(self.state.transactions.values()):
             if transaction.status.is_marking and transaction.places:
                 self._log.give(*self._markers.owed(transaction))

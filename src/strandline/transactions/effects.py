@@ -1,4 +1,4 @@
-"""What the coordinator of transactions wants done besides what any does (``decisions``)."""
+"""Effects of the transaction coordinator besides those of every coordinator (``decisions``)."""
 
 import enum
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from strandline.transactions.state import Entry, Place, Producer, Publication
 
 
 class MarkerKind(enum.Enum):
-    """What a marker says to a partition."""
+    """The content of a marker for a partition."""
 
     BEGIN = "begin"
     """Records of this producer and epoch are let in from here on."""

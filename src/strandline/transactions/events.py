@@ -1,4 +1,4 @@
-"""What happens to the coordinator: requests, what became of its own effects, and time.
+"""Events of the coordinator: requests, outcomes of its own effects, and time.
 
 A request's ``token`` comes back with its answer. Rules: plain values.
 """

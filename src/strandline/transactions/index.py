@@ -1,4 +1,4 @@
-"""What one partition knows of transactions: which are open, which were aborted, how far to read.
+"""Index of one partition's transactions: open ones, aborted ones, and the last stable offset.
 
 Fed with the committed batches of the log, in order: first a transaction's BEGIN marker, then its
 records, then its COMMIT or ABORT marker. So every replica, and every restart, comes to the same.
@@ -96,7 +96,7 @@ class TransactionIndex:
         return not (self._open or self._ended)
 
     def stable_offset(self, high_watermark: Offset) -> Offset:
-        """How far may be read: up to the first record of an open transaction."""
+        """Return the last stable offset: no open transaction begins before it."""
         for first in self._open.values():
             return min(first.first, high_watermark)
         return high_watermark

@@ -18,7 +18,7 @@ PATIENCE_MS = 5_000
 
 @dataclass(slots=True)
 class _Waiter:
-    """Who waits for the end of some transactions."""
+    """A request that waits for the end of some transactions."""
 
     token: object
     value: object
@@ -28,7 +28,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Adding:
-    """Who waits for partitions to let records in."""
+    """A request that waits for partitions to admit records."""
 
     token: object
     places: set[Place]
@@ -36,7 +36,7 @@ class _Adding:
 
 @dataclass(slots=True)
 class _Debt:
-    """What is owed to the partitions of one transaction."""
+    """Markers that the partitions of one transaction still need."""
 
     owed: set[Place] = field(default_factory=set)
     begun: set[Place] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""What the coordinator keeps, and the entries that change it.
+"""State of the coordinator, and the entries that change it.
 
 The state is exactly what its entries say, applied in the order in which they were stored, so a
 coordinator that begins anew knows what the one before it knew. One entry is one atomic decision:
@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Producer(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Who writes: the epoch is another one in every transaction."""
+    """The producer of a transaction; its epoch differs in every transaction."""
 
     producer_id: int
     epoch: int
@@ -43,7 +43,7 @@ class Producer(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Status(enum.Enum):
-    """Where a transaction is; it only moves downwards."""
+    """The phase of a transaction; it only moves downwards."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -71,7 +71,7 @@ class Status(enum.Enum):
 
     @property
     def completed(self) -> "Status":
-        """What it is when every marker is written."""
+        """Return the final phase, when every marker is written."""
         return Status.COMMITTED if self.is_commit else Status.ABORTED
 
 
@@ -108,7 +108,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a transaction; small, since a publication may decide thousands."""
+    """The outcome of a transaction; small, since a publication may decide thousands."""
 
     id: str
     status: Status

@@ -167,6 +167,9 @@ def test_a_partition_tells_when_things_happened(lift, api, stream):
         1,
         1,
     )
+    lift.subscribe(stream, resume=True).stand().cancel()
+    again = lift.partition(stream).pauseTimestamps
+    assert again.firstTimestamp == found.pauseTimestamps.firstTimestamp < again.latestTimestamp
     absent = pb.FetchPartitionMetadataRequest(stream=stream, partition=9)
     assert lift.refusal(api.FetchPartitionMetadata, absent) == (
         grpc.StatusCode.NOT_FOUND,
@@ -174,10 +177,25 @@ def test_a_partition_tells_when_things_happened(lift, api, stream):
     )
 
 
+def test_a_paused_partition_counts_for_no_broker(lift, api, stream):
+    """The load of a broker is what it keeps and leads just now."""
+
+    def counts():
+        brokers = api.FetchMetadata(pb.FetchMetadataRequest(), timeout=TIMEOUT_S).brokers
+        return sum(b.partitionCount for b in brokers), sum(b.leaderCount for b in brokers)
+
+    copies = len(lift.stubs)
+    kept, led = counts()
+    api.PauseStream(pb.PauseStreamRequest(name=stream), timeout=TIMEOUT_S)
+    assert counts() == (kept - 2 * copies, led - 2)
+    lift.subscribe(stream, resume=True).stand().cancel()
+    assert counts() == (kept - copies, led - 1)
+
+
 # Publishing
 
 
-def test_an_ack_tells_where_the_record_is(api, stream):
+def test_an_ack_tells_where_the_record_is(lift, api, stream):
     """Offset, subjects, policy and times; the response has neither error nor correlation id."""
     request = pb.PublishRequest(
         stream=stream,
@@ -195,6 +213,11 @@ def test_an_ack_tells_where_the_record_is(api, stream):
     assert (ack.offset, ack.correlationId, ack.ackInbox) == (0, "c", "inbox")
     assert (ack.ackPolicy, ack.ackError) == (pb.ALL, pb.Ack.OK)
     assert 0 < ack.receptionTimestamp <= ack.commitTimestamp
+    if lift.leader(stream) == "0":  # others may answer before they have the record
+        reading = lift.subscribe(stream, partition=1, startPosition=pb.EARLIEST)
+        reading.wait(1)
+        assert reading.messages[0].timestamp == ack.receptionTimestamp
+        reading.cancel()
     assert not response.HasField("asyncError")
     assert response.correlationId == ""
 

@@ -18,7 +18,7 @@ from strandline.metadata.apply import apply
 from strandline.metadata.commands import AllocateProducerIds
 from strandline.metadata.image import BrokerImage, MetadataImage
 from strandline.security.acl import CLUSTER, Resource, Rule
-from strandline.security.policy import Shown
+from strandline.security.policy import Identity, Shown
 from strandline.security.principal import Principal
 from strandline.security.producer_ids import producer_id_of
 from strandline.security.tokens import Token, fingerprint, token_text
@@ -33,7 +33,7 @@ ORDERS = Resource("stream", "orders")
 @pytest.fixture
 def broker():
     """A broker's metadata and clock, and nothing more."""
-    return SimpleNamespace(image=MetadataImage(), clock=ManualClock())
+    return SimpleNamespace(image=MetadataImage(), clock=ManualClock(), has_lease=True)
 
 
 def access(broker, **auth) -> Access:
@@ -127,6 +127,47 @@ def test_a_broker_that_is_out_of_service_refuses_for_now(broker):
         door.identify(Shown(TEXT))
     with pytest.raises(NotAllowedError):
         door.identify(Shown(None, "app")).check(ORDERS, "read")
+
+
+def test_a_lease_that_is_over_ends_what_the_metadata_allows(broker):
+    """Nobody new is let in and nobody goes on, except by what the broker's own settings say."""
+    auth = AuthConfig(enabled=True, admin_token=SECRET, admins=("boss", "tom"))
+    door = Access(BrokerConfig(auth=auth, cluster=ClusterConfig(broker_id=1)), broker)
+    by_token = Token(id="00010204", principal="tom", sha256=fingerprint("x"), created_ns=1)
+    live = BrokerImage(id=1, directory_id="d", incarnation="i", is_fenced=False)
+    broker.image = MetadataImage(brokers={1: live})
+    change(broker, Grant((READ,)), AddToken(TOKEN), AddToken(by_token))
+    app, certified = door.identify(Shown(TEXT)), door.identify(Shown(None, "app"))
+    own = [door.identify(Shown(SECRET)), door.identify(Shown(None, "boss"))]
+    app.check(ORDERS, "read")
+    broker.has_lease = False
+    for asker in (app, certified):
+        for question in (lambda who=asker: who.check(ORDERS, "read"), asker.check_known):
+            with pytest.raises(UnavailableError, match="cut off from its cluster"):
+                question()
+        assert not asker.may(ORDERS, "read")
+    for shown in (Shown(TEXT), Shown(None, "app")):
+        with pytest.raises(UnavailableError):
+            door.identify(shown)
+    for asker in own:
+        asker.check(ORDERS, "read")
+        assert asker.may(CLUSTER, "admin")
+    door.identify(Shown(SECRET)).check(CLUSTER, "admin")
+    token_of_admin = Identity(Principal("tom"), by_token.id)
+    with pytest.raises(UnavailableError):  # his token may have been revoked
+        door.check_lease(token_of_admin)
+    with pytest.raises(UnauthenticatedError):
+        door.identify(Shown("wrong" * 9))
+    broker.has_lease = True
+    app.check(ORDERS, "read")
+    assert app.may(ORDERS, "read")
+
+
+def test_a_broker_alone_needs_no_lease(broker):
+    """Nobody else revokes anything."""
+    change(broker, Grant((READ,)), AddToken(TOKEN))
+    broker.has_lease = False
+    access(broker).identify(Shown(TEXT)).check(ORDERS, "read")
 
 
 def test_the_policy_is_made_anew_only_when_it_may_have_changed(broker):

@@ -154,6 +154,7 @@ async def test_without_its_key_a_broker_starts_and_says_what_is_missing(
     assert answers.codes == {"refused": "encryption_key"}
     assert OLD.id in answers.errors["refused"].message
     assert partition.refusal.code == "encryption_key"
+    assert "1 partitions take no records" in broker.why_not_ready
     with pytest.raises(EncryptionKeyError, match=OLD.id):
         partition.read(0, 1 << 20)
     other = await make_stream(broker, "other")
@@ -163,6 +164,7 @@ async def test_without_its_key_a_broker_starts_and_says_what_is_missing(
     kit.put(partition, answers, "again")
     await answers.wait(3)
     assert answers.acks == {"taken": 0, "again": 3}
+    assert not broker.why_not_ready
     assert len(kit.values(partition)) == 4
 
 

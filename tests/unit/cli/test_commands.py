@@ -115,6 +115,13 @@ def test_one_record_goes_in_and_comes_out(run, stream):
     assert "one espresso" in run("read", stream).stdout
 
 
+def test_a_subject_that_the_stream_does_not_store_is_refused(run, stream):
+    """Through NATS it would not reach the stream either; the message says what would."""
+    refused = run("publish", stream, "x", "--subject", "other", code=1)
+    assert f"stream '{stream}' stores '{stream}.>', not 'other'" in refused.stderr
+    assert lines(run("read", stream, "-o", "json")) == []
+
+
 def test_a_repeat_with_a_message_id_is_stored_once(run, stream):
     """The second publish says that the record was stored earlier."""
     command = ("publish", stream, "x", "--subject", f"{stream}.a", "--message-id", "1")
@@ -124,14 +131,81 @@ def test_a_repeat_with_a_message_id_is_stored_once(run, stream):
 
 
 def test_lines_become_records(run, stream, tmp_path):
-    """Standard input and files are split into records; only line ends are lost."""
+    """Standard input and files are split into records; only line feeds are lost."""
     file = tmp_path / "lines.txt"
-    file.write_bytes(b"a\r\nb\n\nlast")
+    file.write_bytes(b"a\r\r\nb\n\nlast")
     run("publish", stream, "--lines", str(file), "--subject", f"{stream}.x")
     result = run("publish", stream, "--subject", f"{stream}.x", "-o", "json", stdin="c\nd\n")
     assert lines(result) == [{"stream": stream, "records": 2}]
     values = [record["value"] for record in lines(run("read", stream, "-o", "json"))]
-    assert values == ["a", "b", "", "last", "c", "d"]
+    assert values == ["a\r\r", "b", "", "last", "c", "d"]
+
+
+def test_values_of_one_line_survive_a_copy(run, stream):
+    """What ``read --format raw`` prints, ``publish`` stores again, whatever the bytes."""
+    values = b"\r\n\n\xff\x00\r\r\n \n"
+    run("publish", stream, "--subject", f"{stream}.a", "--partition", "0", stdin=values)
+    raw = run("read", stream, "--format", "raw").stdout_bytes
+    assert raw == values
+    run("publish", stream, "--subject", f"{stream}.a", "--partition", "1", stdin=raw)
+    assert run("read", stream, "--partition", "1", "--format", "raw").stdout_bytes == values
+
+
+@pytest.mark.parametrize("where", ["stdin", "file"])
+def test_a_line_that_is_refused_is_named(run, stream, tmp_path, where):
+    """With its number and how many records were stored, which a reader finds."""
+    text = b"one\n" + b"x" * 2_000_000 + b"\nthree\n"
+    (tmp_path / "lines").write_bytes(text)
+    source = {"stdin": text} if where == "stdin" else {}
+    flags = () if where == "stdin" else ("--lines", str(tmp_path / "lines"))
+    said = run("publish", stream, "--subject", f"{stream}.a", *flags, code=1, **source).stderr
+    assert "line 2: record of 2000000 bytes" in said
+    found = lines(run("read", stream, "-o", "json"))
+    assert f"records stored: {len(found)} (record_too_large)" in said
+    assert [record["value"] for record in found] == ["one"]
+
+
+def test_lines_that_the_broker_refuses_are_named(run, stream):
+    """What comes back later is told as what is refused at once; reading goes no further."""
+    text = "".join(f"{number}\n" for number in range(5000))
+    wrong = run("publish", stream, "--subject", f"{stream}..a", code=1, stdin=text).stderr
+    assert "line 1: " in wrong
+    assert "records stored: 0" in wrong
+    assert lines(run("read", stream, "-o", "json")) == []
+
+
+def run_with_closed(stream, url, *arguments):
+    """Run a command without one of its standard streams."""
+    shell = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}[stream]
+    command = [sys.executable, "-m", "strandline.cli", *arguments, "--server", url]
+    script = f'exec "$@" {shell}'
+    return subprocess.run(
+        ["sh", "-c", script, "sh", *command], check=False, capture_output=True, text=True
+    )
+
+
+def test_a_closed_standard_stream_is_an_error_of_one_line(url, stream):
+    """No traceback, and no success where the result went nowhere."""
+    done = run_with_closed("stdin", url, "publish", stream, "--subject", f"{stream}.a")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: cannot read standard input: Bad file descriptor; give VALUE" in done.stderr
+    done = run_with_closed("stdout", url, "stream", "list")
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot use standard output: Bad file descriptor (unavailable)\n"
+    done = run_with_closed("stderr", url, "stream", "list")
+    assert (done.returncode, stream in done.stdout) == (0, True)
+    assert run_with_closed("stderr", url, "read", "nothing").returncode == 1
+
+
+def test_a_read_into_a_file_has_all_records(url, run, stream, tmp_path):
+    """Its progress is shown at the terminal, and takes nothing of the output with it."""
+    text = "".join(f"{number}\n" for number in range(300))
+    run("publish", stream, "--subject", f"{stream}.a", "--partition", "0", stdin=text)
+    for flags, count in ((("--format", "raw"), 300), (("-o", "json"), 300), ((), 300)):
+        out, shown = on_a_terminal("read", stream, *flags, "--server", url)
+        assert len(out.splitlines()) == count
+        assert "reading" in shown
+    assert on_a_terminal("read", stream, "--format", "raw", "--server", url)[0] == text
 
 
 def test_a_file_is_one_record(run, stream, tmp_path):

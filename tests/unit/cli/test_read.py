@@ -48,6 +48,16 @@ def test_bytes_that_are_no_text_are_base64(capsys):
     assert json.loads(capsys.readouterr().out) == {"value_base64": "/wA="}
 
 
+def test_header_values_that_are_no_text_are_base64(capsys):
+    """All of the record's, so that their order is kept; on a line they are shown escaped."""
+    headers = [("a", b"1"), ("b", b"\xff"), ("a", b"")]
+    print_json_record({"headers": headers})
+    expected = {"headers_base64": [["a", "MQ=="], ["b", "/w=="], ["a", ""]]}
+    assert json.loads(capsys.readouterr().out) == expected
+    print_table_record({"headers": headers})
+    assert capsys.readouterr().out == "a=1 b=\\xff a=\n"
+
+
 def test_a_record_as_a_line(record, capsys):
     """The columns stand beside each other, null as a dash."""
     print_table_record(record)

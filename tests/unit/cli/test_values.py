@@ -76,6 +76,7 @@ def test_headers_keep_what_follows_the_first_separator():
     """Both notations are taken; the value may contain the separator."""
     assert parse_header("trace=a=b") == ("trace", b"a=b")
     assert parse_header("Nats-Msg-Id: 17") == ("Nats-Msg-Id", b"17")
+    assert parse_header("indent=  x ") == ("indent", b"  x ")
     for text in ("", "novalue", "=x"):
         with pytest.raises(typer.BadParameter):
             parse_header(text)

@@ -19,7 +19,7 @@ class Brokers:
     def __init__(self, *answers):
         self.is_cluster = True
         self.answers = list(answers)
-        self.asked = 0
+        self.asked = self.asked_another = 0
 
     def server_info(self):
         """What a broker alone is asked."""
@@ -37,6 +37,10 @@ class Brokers:
     def leaders(self, routes):
         """Routes are leaders here."""
         return routes
+
+    def ask_another(self):
+        """It is only one that answers."""
+        self.asked_another += 1
 
 
 class Kit:

@@ -9,6 +9,7 @@ from strandline.metadata.commands import (
     CreateStream,
     DeleteStream,
     ForgetEvents,
+    PausePartitions,
     SetReadonly,
 )
 from strandline.metadata.image import MetadataImage
@@ -43,6 +44,26 @@ def test_events_are_kept_once_there_is_a_stream_for_them():
     )
     assert told(image) == [(1, "CreateStream"), (2, "SetReadonly"), (3, "DeleteStream")]
     assert decode_image(encode_image(image)) == image
+
+
+def test_an_event_names_the_partitions_that_changed():
+    """Also where the order named none, for all, and where one partition resumed others."""
+    three = CreateStream(StreamConfig(name="t", subject="t", partitions=3), now_ns=1)
+    image = after(
+        create("__activity"),
+        three,
+        PausePartitions("t", (), True, 2, True),
+        PausePartitions("t", (1,), False, 3),
+        PausePartitions("t", (1,), False, 4),
+        PausePartitions("t", (2,), True, 5),
+        SetReadonly("t", (), is_on=True, now_ns=6),
+    )
+    assert [event.command.partitions for event in image.events[2:]] == [
+        (0, 1, 2),
+        (0, 1, 2),
+        (2,),
+        (0, 1, 2),
+    ]
 
 
 def test_what_is_stored_is_forgotten():

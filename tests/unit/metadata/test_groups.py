@@ -154,7 +154,7 @@ def test_partitions_become_readonly_and_writable():
         2: (True, (20, 20)),
     }
     image = applied(SetReadonly("a", (1,), False, 30), image=image)
-    assert image.streams["a"].states[1].readonly_ns == (10, 20)
+    assert image.streams["a"].states[1].readonly_ns == (10, 30)
     assert not image.streams["a"].states[1].is_readonly
 
 
@@ -172,6 +172,28 @@ def test_resuming_one_may_resume_all():
         True,
         False,
     ]
+
+
+def test_the_last_order_to_pause_decides_whether_one_resumes_all():
+    """For every partition of the stream that is paused, whichever order paused it."""
+    image = applied(PausePartitions("a", (0,), True, 5), PausePartitions("a", (1,), True, 6, True))
+    image = applied(PausePartitions("a", (0,), False, 7), image=image)
+    states = image.streams["a"].states
+    assert {n: (s.is_paused, s.paused_ns) for n, s in states.items()} == {
+        0: (False, (5, 7)),
+        1: (False, (6, 7)),
+    }
+    image = applied(PausePartitions("a", (0,), True, 8, True), image=image)
+    image = applied(PausePartitions("a", (1,), True, 9), image=image)
+    image = applied(PausePartitions("a", (0,), False, 10), image=image)
+    assert image.streams["a"].states[1].is_paused
+
+
+def test_resuming_what_is_not_paused_changes_nothing():
+    """Its times stay as they were."""
+    image = applied(PausePartitions("a", (0,), True, 5), PausePartitions("a", (0,), False, 6))
+    again = applied(PausePartitions("a", (0, 1), False, 7), image=image)
+    assert again.streams["a"].states == image.streams["a"].states
 
 
 @pytest.mark.parametrize("kind", [SetReadonly, PausePartitions])

@@ -11,10 +11,11 @@ import msgspec
 
 from strandline.broker.broker import PRODUCER_IDS
 from strandline.broker.cluster import figures
+from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
@@ -27,6 +28,7 @@ from strandline.broker.stream import Stream
 from strandline.broker.transactions.office import MarkerDone
 from strandline.config import StreamConfig, bracketed
 from strandline.errors import (
+    CorruptBatchError,
     InvalidConfigError,
     RequestTimeoutError,
     ShuttingDownError,
@@ -79,6 +81,11 @@ class ClusterBroker(FollowingBroker):
         self.membership.announce(self._flight_address)
 
     @property
+    def is_controller(self) -> bool:
+        """As ``Broker``."""
+        return self.membership.quorum.is_leading
+
+    @property
     def flight_address(self) -> str:
         """As ``Broker``; empty until the front ends listen."""
         return self._flight_address
@@ -95,6 +102,21 @@ class ClusterBroker(FollowingBroker):
         if not self._flight_address:
             raise UnavailableError("this broker does not know yet where brokers are reached; retry")
         return (self._flight_address,)
+
+    @property
+    def has_lease(self) -> bool:
+        """As ``Broker``: for ``CUT_OFF_MS`` after the last contact with those who decide."""
+        return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
+
+    @property
+    def metadata_index(self) -> int:
+        """As ``Broker``: the last entry of the metadata that streams here go by."""
+        return self.membership.image_index
+
+    @property
+    def has_quorum(self) -> bool:
+        """As ``Broker``; an election takes less time than it takes this to be False."""
+        return self.membership.has_controller
 
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
@@ -119,17 +141,20 @@ class ClusterBroker(FollowingBroker):
         self._store_of_quorum = QuorumStore(
             self.data_dir, disk=self.disk, log=self._storage.logs[LOG_ID]
         )
-        self.membership = Membership(
-            self.config,
-            self._store_of_quorum,
-            self.turn,
-            identity=self._identity,
-            clock=self.clock,
-            telemetry=self.telemetry,
-            wake=self._wake,
-            on_image=self._follow,
-            on_removed=self._removed,
-        )
+        try:
+            self.membership = Membership(
+                self.config,
+                self._store_of_quorum,
+                self.turn,
+                identity=self._identity,
+                clock=self.clock,
+                telemetry=self.telemetry,
+                wake=self._wake,
+                on_image=self._follow,
+                on_removed=self._removed,
+            )
+        except CorruptBatchError as error:
+            raise corrupt_metadata(error, self._identity.broker, self.data_dir) from error
         self._storage_watch = StorageWatch(
             self.data_dir,
             self.disk,
@@ -148,7 +173,8 @@ class ClusterBroker(FollowingBroker):
         self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
         self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = self._is_releasing = False
-        self._unopened = {}
+        self._has_followed = False
+        self._unopened, self._remembered = {}, {}
         self._parted = set()
         self._retry = None
 
@@ -193,6 +219,20 @@ class ClusterBroker(FollowingBroker):
             return why or figures.why_behind(self.membership.replicas)
         first = next(iter(self._unopened.values()))
         return f"{len(self._unopened)} copies here cannot be opened; the first: {first.message}"
+
+    @property
+    def _why_not_serving(self) -> str:
+        if self.membership.is_removed:
+            me = self.membership.me
+            return f"broker {me} was removed from the cluster: stop it, its data is of no use"
+        if self._is_stopping:
+            return "stopping"
+        if self.membership.why_refused:
+            return f"the cluster refuses this broker: {self.membership.why_refused}"
+        return (
+            "it has not joined the cluster since its start: no broker that leads the metadata "
+            "was reached. Are most of the cluster's brokers up?"
+        )
 
     def refresh_telemetry(self) -> None:
         """As ``Broker``, and the cluster's figures."""
@@ -340,6 +380,8 @@ class ClusterBroker(FollowingBroker):
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
+        if owner:  # the client comes back here at once, and has to be known
+            await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
 
     def _check_member(self) -> None:

@@ -59,14 +59,20 @@ def behind(partition: PartitionImage) -> set[BrokerId]:
 
 def why_behind(replicas: Replicas) -> str:
     """Why this broker does not do its part yet; empty: it does."""
-    me, late, to_lead, lost = replicas.me, 0, 0, 0
+    me, late, to_lead, lost, too_few = replicas.me, 0, 0, 0, 0
     for log_id, driver in replicas.drivers.items():
         given = replicas.given(log_id)
         late += given is None or me in behind(given)
         to_lead += given is not None and given.leader == me and driver.replica.leader is None
         lost += not replicas.has_way(log_id)
+        too_few += driver.replica.refusal is Refusal.NOT_ENOUGH_REPLICAS
     if lost:
         return f"no controller: {lost} of {len(replicas.drivers)} copies here take no records"
+    if too_few:
+        return (
+            f"{too_few} partitions led here take no records: fewer of their copies are in sync "
+            "than min_isr asks for"
+        )
     if late:
         return f"{late} of {len(replicas.drivers)} copies here are not in sync yet"
     return f"{to_lead} leaderships here have not begun yet" if to_lead else ""

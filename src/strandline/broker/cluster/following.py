@@ -11,19 +11,23 @@ import logging
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.assignment import not_leader
+from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership
 from strandline.broker.cluster.operations import Operations
+from strandline.broker.cluster.remembered import remembered
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermarks import save_watermarks
 from strandline.broker.opening import log_plan
 from strandline.broker.partition import Partition
-from strandline.broker.quorum_store import LOG_ID
+from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
 from strandline.config import StreamConfig
+from strandline.consensus.messages import Members
 from strandline.errors import StrandlineError, UnavailableError, UnknownStreamError
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
+from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.storage.log import Log
 from strandline.storage.log_birth import note_birth
 from strandline.storage.log_directory import delete_log_directory
@@ -33,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 WATERMARK_INTERVAL_S = 5.0
 RETRY_S = 1.0
+REMEMBER_TIMEOUT_S = 30.0
 
 
 class FollowingBroker(Broker):
@@ -42,11 +47,17 @@ class FollowingBroker(Broker):
     operations: Operations
     """Orders of operators."""
     log_starts: LogStarts
+    _identity: DirectoryIdentity
+    _store_of_quorum: QuorumStore
     skips: Skips
     _watermarks: dict[LogId, Offset]
     _has_swept: bool
     _parted: set[LogId]
     """Logs that were removed, and of which the journal still tells."""
+    _has_followed: bool
+    """Whether the cluster has told this broker, since its start, which streams there are."""
+    _remembered: dict[str, Stream]
+    """Streams as the disk tells of them, for readers of copies while the cluster tells nothing."""
     _unopened: dict[LogId, UnavailableError]
     """Why partitions that this broker should keep cannot be opened."""
     _is_releasing: bool
@@ -80,6 +91,8 @@ class FollowingBroker(Broker):
             self._announce()
             self._count_streams()
         self._sweep(image)
+        self._has_followed = True
+        self._forget_remembered()
         self.is_ready = not self._is_stopping
         self._tell_image()
         here = self._log_ids_here(image) if self._unopened else set()
@@ -87,6 +100,80 @@ class FollowingBroker(Broker):
         if self._unopened and self._retry is None:
             self._release_unopened(image)
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
+
+    # While the cluster tells nothing
+
+    @property
+    def why_streams_unknown(self) -> UnavailableError | None:
+        """As ``Broker``; it can once the cluster has told it, after its start."""
+        if self._has_followed:
+            return None
+        return UnavailableError(
+            f"broker {self.membership.me} has not heard from the cluster which streams there are; "
+            "retry, or ask another broker. Are most of the cluster's brokers up? What this broker "
+            "has on its disk can be read with replica='this'"
+        )
+
+    def copy_of(self, name: str) -> Stream:
+        """As ``Broker``; until the cluster tells which streams there are, as the disk tells it.
+
+        Raises:
+            UnavailableError: the disk tells of no such stream, or cannot be read.
+        """
+        if self._has_followed:
+            return self.stream(name)
+        return self.run_coroutine(self._remember(name)).result(REMEMBER_TIMEOUT_S)
+
+    async def _remember(self, name: str) -> Stream:
+        """Make a stream of the copies here; only readers get it."""
+        if self._has_followed:
+            return self.stream(name)
+        known = self._remembered.get(name)
+        if known is not None:
+            return known
+        founders = Members(self._identity.founders or ())
+        image = remembered(self._store_of_quorum, founders).machine.image
+        found = image.streams.get(name)
+        if found is None:
+            self.check_knows_streams()
+            return self.stream(name)
+        partitions = [
+            self._remembered_copy(PartitionName(name, number), item, image)
+            for number, item in enumerate(found.partitions)
+        ]
+        stream = self._remembered[name] = Stream(found.config, found.created_ns, partitions)
+        return stream
+
+    def _remembered_copy(
+        self, name: PartitionName, item: PartitionImage, image: MetadataImage
+    ) -> Partition:
+        """A copy that nobody leads here and that has no replica, or the absence of one."""
+        config, log = image.streams[name.stream].config, self._storage.logs.get(item.log_id)
+        if log is None or self.membership.me not in item.replicas:
+            away = self._away(name, config, item)
+            away.describe(UnavailableError(f"this broker has no copy of {name}; ask another one"))
+            return away
+        copy = Partition(
+            name,
+            config,
+            log,
+            log_id=item.log_id,
+            leader_epoch=LeaderEpoch(item.leader_epoch),
+            admission=self.admission,
+            sealer=self.keys.of(lambda: image).sealer(name, config),
+        )
+        copy.is_led = False
+        copy.high_watermark = self._noted(copy)
+        if COORDINATOR_STREAM in image.streams:
+            copy.keep_ledger(copy.log_start_offset)
+        return copy
+
+    def _forget_remembered(self) -> None:
+        """The cluster tells which streams there are: who reads copies begins anew."""
+        streams, self._remembered = self._remembered, {}
+        for stream in streams.values():
+            for partition in stream.partitions:
+                partition.close(UnavailableError(f"{partition.name} is in service again; retry"))
 
     def _bar_partitions(self) -> None:
         super()._bar_partitions()

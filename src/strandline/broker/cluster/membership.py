@@ -73,6 +73,9 @@ class Membership:
         on_removed: told that the cluster has removed this broker.
     """
 
+    why_refused = ""
+    """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+
     def __init__(
         self,
         config: BrokerConfig,
@@ -96,8 +99,9 @@ class Membership:
         self._tasks: list[asyncio.Task[None]] = []
         self._registering: asyncio.Task[None] | None = None
         self._is_told = False
-        self._seen_index = 0
-        self._is_removed = False
+        self._seen_index = self._image_index = 0
+        self.is_removed = False
+        """Whether the cluster has removed this broker."""
         self._clock = clock
         self._controller_seen_ms = 0.0
         self.incarnation = ""
@@ -263,7 +267,7 @@ class Membership:
     async def _stay_in_touch(self) -> None:
         """Register, then say now and then that this broker is there, until cancelled."""
         await self._register()
-        while not self._is_removed:
+        while not self.is_removed:
             leader = self.quorum.leader
             if self.quorum.is_leading:
                 self.office.heartbeat(self.run)
@@ -275,11 +279,28 @@ class Membership:
 
     def _look_for_controller(self) -> None:
         """Note since when nobody is known who decides; an election takes less."""
-        now_ms = self._clock.monotonic_ms()
         if self.quorum.leader is not None:
-            self._controller_seen_ms = now_ms
-        has_controller = now_ms - self._controller_seen_ms < CUT_OFF_MS
-        self.replicas.note_cut_off(has_controller=has_controller)
+            self._controller_seen_ms = self._clock.monotonic_ms()
+        self.replicas.note_cut_off(has_controller=self.has_controller)
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether somebody was known to decide about metadata a moment ago; any thread."""
+        if self.quorum.leader is not None:
+            return True
+        return self._clock.monotonic_ms() - self._controller_seen_ms < CUT_OFF_MS
+
+    @property
+    def image_age_ms(self) -> int:
+        """For how long no controller was known that would change the image; 0: one is."""
+        if self.has_controller:
+            return 0
+        return int(self._clock.monotonic_ms() - self._controller_seen_ms)
+
+    @property
+    def image_index(self) -> int:
+        """The last entry of the metadata that streams and replicas go by; any thread."""
+        return self._image_index
 
     async def _register(self) -> None:
         cluster = self._config.cluster
@@ -293,8 +314,9 @@ class Membership:
             grpc_address=self.grpc_address,
             rack=cluster.rack,
             beam_address=self.beam_address,
+            stored_index=self.quorum.index_at_start,
         )
-        while not self._is_removed:
+        while not self.is_removed:
             try:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
@@ -305,6 +327,11 @@ class Membership:
                 logger.info("broker %d is registered", self.me)
                 return
             logger.critical("the cluster refuses this broker: %s", outcome.message)
+            self.why_refused = outcome.message
+            if outcome.reason == "older_copy":
+                # It has forgotten votes that it gave: it must not give them again.
+                self.quorum.stop(UnavailableError(outcome.message))
+                return
             await asyncio.sleep(REGISTER_TIMEOUT_S)
 
     @property
@@ -345,10 +372,11 @@ class Membership:
             self._note_removal()
         elif self.is_registered:
             self._on_image(image)
+            self._image_index = self._seen_index
 
     def _note_removal(self) -> None:
-        if not self._is_removed:
-            self._is_removed = True
+        if not self.is_removed:
+            self.is_removed = True
             logger.critical(
                 "broker %d was removed from the cluster: stop it; its data is of no use", self.me
             )

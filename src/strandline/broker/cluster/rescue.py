@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from strandline.broker.cluster.identity import load_identity
-from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.opening import open_all_logs
+from strandline.broker.cluster.remembered import remembered
 from strandline.broker.lock import DataDirLock
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.config import JournalConfig
-from strandline.consensus.log import decode_members
-from strandline.consensus.messages import Kind, Members, Snapshot
+from strandline.consensus.messages import Members, Snapshot
 from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.metadata.commands import BrokerRun, Fence, encode_entry
 from strandline.metadata.image import MetadataImage
@@ -71,16 +70,7 @@ def rescue(data_dir: Path, *, disk: Disk) -> Rescued:
 
 def _decide_alone(store: QuorumStore, me: BrokerId, *, founders: tuple[BrokerId, ...]) -> Rescued:
     """Put a snapshot of everything that is known here in the place of the log."""
-    _, snapshot, entries = store.load(Members(founders))
-    machine = MetadataMachine(lambda: None)
-    machine.restore(snapshot.data)
-    members, index, term = snapshot.members, snapshot.index, snapshot.term
-    for entry in entries:
-        index, term = entry.index, entry.term
-        if entry.kind is Kind.COMMAND:
-            machine.apply(entry.data)
-        elif entry.kind is Kind.MEMBERS:
-            members = decode_members(entry.data)
+    machine, members, index, term = remembered(store, Members(founders))
     if me not in members.voters:
         raise InvalidRequestError(f"broker {me} has no vote; rescue a broker that took part")
     if members.voters == (me,):

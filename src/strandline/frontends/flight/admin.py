@@ -125,7 +125,7 @@ class AdminActions:
         if not config.name:
             raise InvalidConfigError("a stream needs a name")
         check_public(config.name)
-        return [stream_info(self._change(self._broker.create_stream(config)))]
+        return [stream_info(self._change(self._broker.create_stream(config)), self._broker)]
 
     def _delete_stream(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, admin.StreamName, what="delete_stream")
@@ -139,18 +139,21 @@ class AdminActions:
         self._change(
             self._broker.truncate_before(request.name, request.partition, Offset(request.offset))
         )
-        return [stream_info(self._broker.stream(request.name))]
+        return [stream_info(self._broker.stream(request.name), self._broker)]
 
     def _stream_info(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, admin.StreamInfoRequest, what="stream_info")
+        self._broker.check_quorum()
         stream = self._broker.stream(request.name)
         led = [stream.partition(number) for number in request.led or ()]
         self._know_end(led, context.is_cancelled, led=led)
-        return [stream_info(stream)]
+        return [stream_info(stream, self._broker)]
 
     def _list_streams(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.LIST_STREAMS)
-        return [stream_info(stream) for stream in self._broker.streams()]
+        self._broker.check_quorum()
+        self._broker.check_knows_streams()
+        return [stream_info(stream, self._broker) for stream in self._broker.streams()]
 
     def _offsets(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, admin.OffsetsRequest, what="offsets")

@@ -122,13 +122,14 @@ class _Actions:
     def add_partitions(self, body: bytes, _: ActionContext) -> list[Any]:
         """Give a stream more partitions."""
         order = decode(body, cluster.AddPartitions, what=cluster.ADD_PARTITIONS)
-        return [stream_info(self._change(self._broker.add_partitions(order.name, order.count)))]
+        changed = self._change(self._broker.add_partitions(order.name, order.count))
+        return [stream_info(changed, self._broker)]
 
 
 def cluster_status(broker: ClusterBroker) -> ClusterStatus:
     """What a broker knows of its cluster."""
     image, quorum = broker.membership.machine.image, broker.membership.quorum
-    voters = quorum.members.voters
+    voters, age_ms = quorum.members.voters, broker.membership.image_age_ms
     return ClusterStatus(
         cluster=broker.config.cluster.name,
         broker=broker.membership.me,
@@ -136,7 +137,7 @@ def cluster_status(broker: ClusterBroker) -> ClusterStatus:
         brokers=tuple(
             BrokerInfo(
                 id=b.id,
-                state=b.state,
+                state="unknown" if age_ms else b.state,
                 flight_address=b.flight_address,
                 rack=b.rack,
                 is_voter=b.id in voters,
@@ -145,6 +146,7 @@ def cluster_status(broker: ClusterBroker) -> ClusterStatus:
         ),
         partitions=_partitions(image),
         removed=image.removed,
+        age_ms=age_ms,
     )
 
 

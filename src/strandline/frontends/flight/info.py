@@ -42,9 +42,11 @@ def partition_info(partition: Partition) -> PartitionInfo:
     )
 
 
-def stream_info(stream: Stream) -> StreamInfo:
+def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
     """A stream as clients see it."""
+    index = broker.metadata_index  # before the rest, which may be newer but never older
     return StreamInfo(
+        metadata_index=index,
         config=stream.config,
         created_ns=stream.created_ns,
         partitions=tuple(partition_info(partition) for partition in stream.partitions),
@@ -90,6 +92,7 @@ def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
 class Here(NamedTuple):
     """Where clients find this broker."""
 
+    broker: Broker
     location: str
     scheme: str
     """Of this broker and, as they are set up alike, of the others of its cluster."""
@@ -107,8 +110,10 @@ def flight_info(
         here: this broker.
 
     Raises:
+        UnavailableError: it does not know, as it has lost the majority of its cluster.
         StrandlineError: as ``plan_read``.
     """
+    here.broker.check_quorum()
     plan = plan_read(request, stream)
     records = -1 if request.follow else sum(_records(extent) for extent in plan.ranges)
     return fl.FlightInfo(
@@ -117,7 +122,7 @@ def flight_info(
         [_endpoint(plan, extent, _locations(extent, here)) for extent in plan.ranges],
         records,
         -1,
-        app_metadata=encode(stream_info(stream)),
+        app_metadata=encode(stream_info(stream, here.broker)),
     )
 
 
@@ -145,6 +150,7 @@ def _endpoint(
         partition=extent.partition.name.partition,
         start=extent.start,
         stop=extent.stop,
+        order=old.order,
         follow=old.follow,
         columns=plan.schema.names,
         subject=old.subject,
@@ -156,6 +162,7 @@ def _endpoint(
         wait_ms_max=old.wait_ms_max,
         batch_bytes=old.batch_bytes,
         skip_damaged=old.skip_damaged,
+        of_copy=old.of_copy,
     )
     return fl.FlightEndpoint(
         encode(request),

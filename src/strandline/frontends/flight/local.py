@@ -43,8 +43,11 @@ class LocalActions:
     def _local_files(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, ReadRequest, what=LOCAL_FILES)
         check_request(request)
-        stream = self._broker.stream(request.stream)
-        self._life.know_end(ends_needed(request, stream), context.is_cancelled)
+        if request.of_copy:
+            stream = self._broker.copy_of(request.stream)
+        else:
+            stream = self._broker.stream(request.stream)
+            self._life.know_end(ends_needed(request, stream), context.is_cancelled)
         plan = plan_read(request, stream)
         if not self._broker.config.local_reads or self._broker.image.quotas:
             return [NOTHING]  # what is read from files cannot be metered

@@ -249,6 +249,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         """Describe every stream whose name begins with the criteria."""
         asker = self._asker(context)
         asker.check_known()
+        self._broker.check_knows_streams()
         found = [
             self._info(ReadRequest(stream=s.name), s, fl.FlightDescriptor.for_path(s.name))
             for s in self._broker.streams()
@@ -294,6 +295,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         Raises:
             StrandlineError: there is none, or as ``ends_needed`` and ``Life.know_end``.
         """
+        if request.of_copy:
+            return self._broker.copy_of(request.stream)
         stream = self._broker.stream(request.stream)
         self._life.know_end(ends_needed(request, stream), context.is_cancelled)
         return stream
@@ -301,7 +304,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def _info(
         self, request: ReadRequest, stream: Stream, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
-        here = Here(self._location(), self._scheme)
+        here = Here(self._broker, self._location(), self._scheme)
         return flight_info(request, stream, descriptor=descriptor, here=here)
 
     def _location(self) -> str:

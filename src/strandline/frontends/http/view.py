@@ -92,6 +92,11 @@ class BrokerView(Protocol):
         ...
 
     @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens of the metadata may still be acted upon."""
+        ...
+
+    @property
     def telemetry(self) -> Telemetry:
         """Its figures."""
         ...

@@ -68,12 +68,14 @@ class PublishGuard:
         self._forget()
 
     def refresh(self) -> None:
-        """Forget what was allowed if rules or tokens have changed.
+        """Forget what was allowed if rules or tokens have changed, or may have.
 
         Raises:
             StrandlineError: nothing is allowed any more.
         """
-        if self._asker is not None and self._access.policy is not self._policy:
+        if self._asker is None:
+            return
+        if self._access.policy is not self._policy or not self._asker.is_leased:
             self.check_current()
             self._forget()
 

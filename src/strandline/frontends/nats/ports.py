@@ -43,6 +43,11 @@ class BrokerPort(Protocol):
         ...
 
     @property
+    def has_lease(self) -> bool:
+        """Whether the rules and tokens of the metadata may still be acted upon."""
+        ...
+
+    @property
     def telemetry(self) -> Telemetry:
         """Counters."""
         ...
@@ -50,6 +55,11 @@ class BrokerPort(Protocol):
     @property
     def admission(self) -> AdmissionPort:
         """How full it is."""
+        ...
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides who leads what, and so is the first to know it."""
         ...
 
     async def quiesce(self) -> None:

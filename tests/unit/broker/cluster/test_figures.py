@@ -105,3 +105,26 @@ def test_copies_that_a_move_brings_in_are_not_behind():
     """A broker that is given more copies stays ready, and nothing counts as under-replicated."""
     partition = PartitionImage(log_id=1, replicas=(1, 2, 3, 4), isr=(1, 2), adding=(4,))
     assert figures.behind(partition) == {3}
+
+
+async def test_a_leader_with_too_few_copies_in_sync_is_not_ready(cluster, kit):
+    """It says how many partitions take no records, and why."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(min_isr=3)
+    leader = await cluster.leader()
+    lost = next(n for n in (1, 2, 3) if n != leader)
+    await cluster.kill(lost)
+    broker = cluster.brokers[leader]
+    await kit.until(lambda: "1 partitions led here take no records" in broker.why_not_ready)
+    await cluster.start(lost)
+    await kit.until(lambda: not broker.why_not_ready, seconds=20)
+
+
+async def test_a_broker_that_was_removed_says_so(cluster, kit):
+    """It is neither starting nor stopping, and an operator is told to stop it."""
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    operations = cluster.brokers[1].operations
+    await operations.drain(3, is_on=True)
+    await operations.remove(3)
+    await kit.until(lambda: "was removed from the cluster" in cluster.brokers[3].why_not_ready)

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from strandline.broker.broker import Broker
 from strandline.clock import SystemClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
+    StrandlineError,
     UnknownPartitionError,
     UnknownStreamError,
 )
@@ -157,10 +159,13 @@ class FakeBroker:
     """Streams by name, and a loop in a thread."""
 
     def __init__(self) -> None:
+        self.unknown: StrandlineError | None = None
         self.config = BrokerConfig(local_reads=False)  # it has no files
         self.clock = SystemClock()
         self.telemetry = Telemetry()
         self.admission = SimpleNamespace(pending_bytes=0)
+        self.metadata_index = 0
+        self.has_quorum = True
         self.flight_address = ""
         self.flight_addresses: tuple[str, ...] = ()
         self._streams: dict[str, SimpleNamespace] = {}
@@ -195,8 +200,20 @@ class FakeBroker:
 
     def stream(self, name: str) -> SimpleNamespace:
         """By name."""
+        self.check_knows_streams()
         if name not in self._streams:
             raise UnknownStreamError(f"no stream {name!r}")
+        return self._streams[name]
+
+    check_quorum = Broker.check_quorum
+
+    def check_knows_streams(self) -> None:
+        """Raise what a test has ordered."""
+        if self.unknown is not None:
+            raise self.unknown
+
+    def copy_of(self, name: str) -> SimpleNamespace:
+        """By name, also where it is not known which streams there are."""
         return self._streams[name]
 
     def streams(self) -> list[SimpleNamespace]:

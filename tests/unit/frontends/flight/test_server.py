@@ -21,6 +21,7 @@ from strandline.errors import (
     ShuttingDownError,
     StrandlineError,
     StreamExistsError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.frontends.flight.server import FlightFrontEnd
@@ -222,6 +223,24 @@ def test_actions_and_streams_can_be_listed(client, broker):
     assert len(list(client.list_flights())) == 2
     [found] = client.list_flights(b"logs")
     assert found.descriptor.path == [b"logs.a"]
+
+
+def test_a_broker_that_does_not_know_the_streams_denies_none(client, broker):
+    """Lists and reads are unavailable, retriable; its own copy can be read when it is asked for."""
+    broker.make_stream("m").partitions[0].store(b"a", b"b")
+    broker.unknown = UnavailableError("ask again")
+    asked = fl.Action(admin.LIST_STREAMS, b"")
+    ticket = fl.Ticket(encode(ReadRequest(stream="m")))
+    for call in (
+        lambda: list(client.do_action(asked)),
+        lambda: list(client.list_flights()),
+        lambda: client.do_get(ticket).read_all(),
+    ):
+        with pytest.raises(fl.FlightError) as caught:
+            call()
+        assert from_flight(caught.value, address="here").code == "unavailable"
+    ticket = fl.Ticket(encode(ReadRequest(stream="m", of_copy=True)))
+    assert client.do_get(ticket).read_all()["value"].to_pylist() == [b"a", b"b"]
 
 
 def test_flight_info_has_an_endpoint_per_partition(client, front_end, broker):

@@ -124,6 +124,8 @@ def test_a_put_ends_when_its_stream_was_recreated(broker, stream):
     """The batch that finds the old stream gone is refused, and the next needs another put."""
 
     def recreated():
+        while not stream.partitions[0].high_watermark:
+            time.sleep(0.001)
         stream.partitions[0].refuse = UnknownStreamError("stream 's' was deleted")
         broker.make_stream("s").created_ns = 2
         return Chunk(values(b"b"))

@@ -8,11 +8,11 @@ from unittest.mock import AsyncMock
 import pytest
 
 from strandline.client.results import Ack, AckFuture
-from strandline.config import BrokerConfig
-from strandline.errors import UnavailableError
+from strandline.config import BrokerConfig, StreamConfig
+from strandline.errors import DisconnectedError, NotEnoughReplicasError, UnavailableError
 from strandline.frontends.grpc.liftbridge import forward
 from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed, Link
-from strandline.metadata.image import MetadataImage
+from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.types import PartitionName
 
 HERE, THERE = PartitionName("s", 0), PartitionName("s", 1)
@@ -99,6 +99,10 @@ class Producers:
     def close(self):
         pass
 
+    def abandon(self):
+        while not self.futures.empty():
+            self.futures.get().set_exception(DisconnectedError("ended; the outcome is unknown"))
+
 
 @pytest.fixture
 def producers(monkeypatch):
@@ -147,3 +151,36 @@ async def test_the_producer_of_a_deleted_stream_is_ended(forwarder, producers):
     await publish(forwarder, producers, "a")
     assert producers.ended == ["a", "b"]
     assert producers.made == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize(("isr", "leader"), [((1,), 1), ((1, 2), 1), ((1,), None)])
+async def test_what_the_leader_would_refuse_for_want_of_copies_is_refused_here(
+    forwarder, producers, isr, leader
+):
+    """At once, instead of being tried until its time is over; an election is waited for."""
+    config = StreamConfig(name="s", subject="s", replicas=2, min_isr=2)
+    partition = PartitionImage(log_id=1, replicas=(1, 2), isr=isr, leader=leader)
+    stream = StreamImage(config=config, created_ns=1, partitions=(partition,))
+    forwarder._broker.image = MetadataImage(streams={"s": stream})
+    if len(isr) == 2 or leader is None:
+        await publish(forwarder, producers, "s")
+        return
+    outcomes = Outcomes()
+    record = Handed(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
+    forwarder.append(record, responder=outcomes, token=1)
+    _, error = outcomes.refused.get_nowait()
+    assert isinstance(error, NotEnoughReplicasError)
+    assert "fewer than 2 replicas of s/0" in error.message
+
+
+async def test_a_stop_does_not_wait_for_a_leader_that_does_not_answer(
+    forwarder, producers, monkeypatch
+):
+    """What is under way gets a moment, and is then told that its outcome is unknown."""
+    monkeypatch.setattr(forward, "STOP_WAIT_S", 0.2)
+    future, outcomes = await hand_on(forwarder, producers, "s")
+    producers.futures.put(future)
+    async with asyncio.timeout(10):
+        await forwarder.stop()
+        _, error = await outcomes.refused.get()
+    assert isinstance(error, DisconnectedError)

@@ -88,8 +88,14 @@ class Receipt:
         self._received_ns = host.broker.clock.now_ns()
 
     def ack(self, partition: PartitionName, offset: Offset) -> pb.Ack:
-        """The record is safe at ``offset``."""
+        """The record is safe at ``offset``.
+
+        A broker that handed the publish on may not have its record yet, nor the record's timestamp;
+        then it is the time at which the broker received it.
+        """
         request = self.request
+        stored = self._host.partition(partition.stream, partition.partition)
+        stamp_ns = stored.stamp_of(offset) if stored is not None else None
         return pb.Ack(
             stream=partition.stream,
             partitionSubject=self._stream_subject,
@@ -98,7 +104,7 @@ class Receipt:
             ackInbox=request.ackInbox,
             correlationId=request.correlationId,
             ackPolicy=request.ackPolicy,
-            receptionTimestamp=self._received_ns,
+            receptionTimestamp=stamp_ns or self._received_ns,
             commitTimestamp=self._host.broker.clock.now_ns(),
         )
 

@@ -83,7 +83,8 @@ class DescribeCalls:
 
     def _brokers(self) -> list[pb.Broker]:
         """Whom clients may dial: those that are there, and serve this API."""
-        partitions = self._host.broker.partitions()
+        every = self._host.broker.partitions()
+        partitions = [p for p in every if not self._host.state(p).is_paused]
         kept = Counter(b for p in partitions for b in self._host.replicas(p)[0])
         led = Counter(self._host.leader(p) for p in partitions)
         return [

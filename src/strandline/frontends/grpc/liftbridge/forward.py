@@ -29,7 +29,12 @@ from strandline.client.expecting import ExpectingAppender
 from strandline.client.producer import Producer
 from strandline.client.results import Ack
 from strandline.client.tls import Credentials
-from strandline.errors import StrandlineError, UnauthenticatedError, UnavailableError
+from strandline.errors import (
+    NotEnoughReplicasError,
+    StrandlineError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from strandline.frontends.grpc.liftbridge.own_token import own_token, wait_until_known
 from strandline.frontends.grpc.liftbridge.waking import Errand, Outcome, Waking
 from strandline.record.codec import Headers
@@ -45,6 +50,7 @@ ASK_TIMEOUT_S: Final = 10.0
 ONE_TIMEOUT_S: Final = 30.0
 """How long a record that goes by itself is tried for, as long as the others."""
 STOP_WAIT_S: Final = 1.0
+STOP_POLL_S: Final = 0.01
 A_BUG: Final = "internal error; see the broker's log"
 
 
@@ -87,6 +93,11 @@ class Link(NamedTuple):
         found = self.producers.pop(stream, None)
         if found is not None:
             found.abandon()
+
+    def abandon(self) -> None:
+        """End them at once; the outcome of what is under way is unknown."""
+        self.expecting.close()
+        self.client.abandon()
 
     def close(self) -> None:
         """End them, once what is under way is answered.
@@ -160,7 +171,7 @@ class Forwarder:
             expects: whether the stream checks expected offsets.
             expected: the offset; None: whichever is next.
         """
-        refusal = self._refusal()
+        refusal = self._refusal(record.partition)
         if refusal is not None:
             if responder is not None:
                 responder.rejected(token, refusal)
@@ -189,9 +200,18 @@ class Forwarder:
 
         self._waking.hand_on(Errand(record.partition, send, tell, wakes=record.wakes))
 
-    def _refusal(self) -> StrandlineError | None:
+    def _refusal(self, partition: PartitionName) -> StrandlineError | None:
+        """Why a record is not handed on; what the leader would refuse is refused here, at once."""
         if self._pending.total() >= PENDING_MAX:
             return UnavailableError(f"{PENDING_MAX} publishes wait for other brokers; retry later")
+        stream = self._broker.image.streams.get(partition.stream)
+        if stream is None or partition.partition >= len(stream.partitions):
+            return None  # the leader may know it
+        found, few = stream.partitions[partition.partition], stream.config.min_isr
+        if found.leader is not None and len(found.isr) < few:
+            return NotEnoughReplicasError(
+                f"fewer than {few} replicas of {partition} are in sync; retry later"
+            )
         return None
 
     def _send(self, record: Handed, done: Callable[[Outcome], None]) -> None:
@@ -281,12 +301,10 @@ class Forwarder:
         with self._sending_one:
             self._close()
 
-    def _close(self, wait_s: float = -1) -> None:
+    def _close(self) -> None:
         """End the clients; what goes by itself is not waited for."""
-        if not self._lock.acquire(timeout=wait_s):
-            return  # they are just being made, and will find that the broker stops
-        link, self._link = self._link, None
-        self._lock.release()
+        with self._lock:
+            link, self._link = self._link, None
         if link is not None:
             try:
                 link.close()
@@ -299,7 +317,18 @@ class Forwarder:
         await self._waking.stop()
         for thread in (self._thread, self._single):
             thread.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._close, STOP_WAIT_S)
+        deadline_s = self._loop.time() + STOP_WAIT_S
+        while self._pending and self._loop.time() < deadline_s:  # noqa: ASYNC110  once, at the end
+            await asyncio.sleep(STOP_POLL_S)
+        await asyncio.to_thread(self._abandon)
+
+    def _abandon(self) -> None:
+        if not self._lock.acquire(timeout=STOP_WAIT_S):
+            return  # they are just being made, and will find that the broker stops
+        link, self._link = self._link, None
+        self._lock.release()
+        if link is not None:
+            link.abandon()
 
 
 def _connect(broker: Broker) -> Link:

@@ -14,6 +14,7 @@ from strandline.broker.stream import Stream
 from strandline.config import GrpcConfig
 from strandline.errors import (
     PausedError,
+    UnavailableError,
     UnknownPartitionError,
     UnknownStreamError,
 )
@@ -55,7 +56,7 @@ class Host:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that clients are told to dial."""
-        return advertised_host(self.broker.config), self.port
+        return advertised_host(self.broker.config), self.config.advertised_port or self.port
 
     def stream(self, name: str) -> Stream | None:
         """A stream, if there is one of the name; those of other parts of the broker are hidden."""
@@ -63,7 +64,7 @@ class Host:
             return None
         try:
             return self.broker.stream(name)
-        except UnknownStreamError:
+        except (UnknownStreamError, UnavailableError):  # who asks has ``know`` tell the two apart
             return None
 
     async def know(self, stream: str, numbers: Iterable[int] = ()) -> None:

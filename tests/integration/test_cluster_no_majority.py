@@ -1,0 +1,79 @@
+"""A broker that comes back alone: it knows no stream for certain, and says so.
+
+One broker of three is up; the others are not. What it has on its disk can be read, and clients go
+on when the others are back.
+"""
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+import strandline
+from strandline.errors import StrandlineError
+
+from .clusters import in_sync
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+RECORDS = 20
+
+
+@pytest.fixture
+def alone(cluster, kit):
+    """Three brokers with records, of which the first was killed and started again, alone."""
+    with strandline.connect(cluster[1].flight) as client:
+        client.create_stream("orders", subject="orders", replicas=3, min_isr=2)
+        for number in range(RECORDS):
+            client.append("orders", f"{number}".encode())
+    kit.persist(lambda: in_sync(cluster))
+    for server in cluster.values():
+        assert server.stop() == 0
+    cluster[1].start()
+    return cluster
+
+
+CALLS = {
+    "list_streams": lambda client: list(client.list_streams()),
+    "stream_info": lambda client: client.stream_info("orders"),
+    "an unknown stream": lambda client: client.stream_info("nothing"),
+    "read": lambda client: client.read("orders").read_all(),
+    "read any": lambda client: client.read("orders", replica="any").read_all(),
+    "append": lambda client: client.append("orders", b"x"),
+    "create": lambda client: client.create_stream("new", subject="new"),
+}
+
+
+def test_a_broker_alone_says_unavailable_reads_its_own_copy_and_goes_on(alone, kit):
+    """No call says that a stream does not exist; each goes on when the others are back."""
+    for name, call in CALLS.items():
+        with (
+            strandline.connect(alone[1].flight, timeout_s=2) as client,
+            pytest.raises(StrandlineError) as caught,
+        ):
+            call(client)
+        assert caught.value.retriable, (name, caught.value)
+        assert caught.value.code in ("unavailable", "timeout"), (name, caught.value)
+    with strandline.connect(alone[1].flight, timeout_s=2) as client:
+        found = client.read("orders", replica="this", columns=["value"]).read_all()
+        assert found["value"].to_pylist() == [b"%d" % n for n in range(RECORDS)]
+        found = client.read("orders", partition=0, start=5, stop=7, replica="this").read_all()
+        assert found["offset"].to_pylist() == [5, 6]
+        with pytest.raises(StrandlineError) as caught:
+            client.read("nothing", replica="this")
+        assert caught.value.code == "unavailable"
+    assert "has not joined the cluster" in why_not_ready(alone[1])
+    client = strandline.connect(alone[1].flight)
+    for number in (2, 3):
+        alone[number].start()
+    with client:
+        kit.persist(lambda: client.append("orders", b"again"))
+        kit.persist(lambda: in_sync(alone))
+        assert client.read("orders").read_all().num_rows >= RECORDS + 1
+        assert [info.config.name for info in client.list_streams()] == ["orders"]
+
+
+def why_not_ready(server):
+    """What its health says."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{server.http_url}/health/ready", timeout=10)
+    return caught.value.read().decode()

@@ -1,0 +1,100 @@
+"""``make mutants``: single mistakes from a seed, one at a time; which do the tests notice?
+
+The mistakes are drawn file by file, so that each file gets its share. A run that was interrupted is
+continued: what was tried is in ``.mutants/SEED.jsonl``, and COUNT is the number of all together.
+
+mutmut and cosmic-ray do not fit this tree: mutmut switches a mutant on in the process of the tests,
+while many of ours start brokers of their own from the installed tree; cosmic-ray has one test
+command for all files, and changes the tree in place. Neither draws from a seed.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mistakes import Mistake, is_python, lines_of, mistakes_of
+from trials import ROOT, SOURCE, Copy
+
+from report import page
+
+LEFT_OUT = ("testing", "_generated", "demo", "version.py", "__main__.py")
+
+
+def drawn(seed: int, only: str) -> Iterator[tuple[str, Mistake]]:
+    """All mistakes, a round of one for each file after another, both in an order from the seed."""
+    chance = random.Random(seed)
+    left: dict[str, list[Mistake]] = {}
+    for file in sorted((ROOT / SOURCE).rglob("*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        found = mistakes_of(file.read_bytes())
+        chance.shuffle(found)
+        if found and only in path and not any(each in file.parts for each in LEFT_OUT):
+            left[path] = found
+    while left:
+        paths = list(left)
+        chance.shuffle(paths)
+        for path in paths:
+            yield path, left[path].pop()
+            if not left[path]:
+                del left[path]
+
+
+def say(text: str) -> None:
+    """Tell whoever waits how far it is."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Try mistakes until there are enough, or the time is over; write the page."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=200, help="mistakes in all")
+    parser.add_argument("--minutes", type=float, default=60, help="begin no trial after so long")
+    parser.add_argument("--limit", type=float, default=900, help="seconds for the tests of a stage")
+    parser.add_argument("--only", default="", help="files whose path has this text")
+    parser.add_argument("--mirrors-only", action="store_true", help="no integration tests")
+    parser.add_argument("--notes", type=Path, default=ROOT / ".mutants")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
+    given = parser.parse_args()
+    note = given.notes / f"{given.seed}{given.only.replace('/', '-')}.jsonl"
+    note.parent.mkdir(exist_ok=True)
+    known = [json.loads(line) for line in note.read_text().splitlines()] if note.exists() else []
+    tried = {(each["file"], each["before"], each["after"]) for each in known}
+    deadline_s = time.monotonic() + given.minutes * 60
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        copy = Copy(Path(directory) / "tree", limit_s=given.limit)
+        for path, mistake in drawn(given.seed, given.only):
+            if len(known) >= given.count or time.monotonic() >= deadline_s:
+                break
+            source = (copy.directory / path).read_bytes()
+            before, after = lines_of(mistake, source)
+            if (path, before, after) in tried or not is_python(mistake.applied(source)):
+                continue
+            began_s = time.monotonic()
+            outcome = copy.tried(path, mistake, mirrors_only=given.mirrors_only)
+            if outcome is None:
+                say(f"{path}: its tests fail without a mistake, too")
+                continue
+            trial = {"file": path, "line": mistake.line, "before": before, "after": after}
+            trial |= {"kind": mistake.kind, **outcome._asdict()}
+            known.append(trial)
+            with note.open("a") as file:
+                file.write(json.dumps(trial) + "\n")
+            told = "noticed" if outcome.noticed else "NOT NOTICED"
+            took = f"{time.monotonic() - began_s:.0f} s"
+            say(f"{path}:{mistake.line}: {before} -> {after}: {told}, {took}")
+    if not given.only:
+        command = f"make mutants MUTANT_SEED={given.seed} COUNT={len(known)}"
+        result = given.results / f"{datetime.now(UTC):%Y-%m-%d}-mutants.md"
+        result.write_text(page(known, seed=given.seed, command=command))
+        say(f"{len(known)} mistakes: {result.relative_to(ROOT)}")
+
+
+main()

@@ -1,0 +1,89 @@
+"""The tool behind ``make mutants``: which mistakes it makes, and that it judges them rightly."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).with_name("mutation")
+SOURCE = b'''"""Adds."""
+
+def add(a: int = 1, *, most=10) -> int:
+    """Not more than 9."""
+    assert a > 0, "never"
+    logger.info("adding %d", a + 1)
+    for each in range(a):
+        if not each and a is not None:
+            raise ValueError(f"{a + 1} < 2")
+        a += 2
+        note(each)
+    return min(a, most) if a <= most else "\xc3\xa4" + str(a)
+'''
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """The modules of the tool; it is run as a folder."""
+    monkeypatch.syspath_prepend(str(TOOL))
+    import mistakes
+
+    return mistakes
+
+
+def test_a_mistake_changes_one_place(tool):
+    """Each is Python, and differs from the source in one line; the same source gives the same."""
+    found = tool.mistakes_of(SOURCE)
+    assert found == tool.mistakes_of(SOURCE)
+    for each in found:
+        changed = [
+            (old, new)
+            for old, new in zip(SOURCE.split(b"\n"), each.applied(SOURCE).split(b"\n"), strict=True)
+            if old != new
+        ]
+        assert len(changed) == 1
+        assert tool.is_python(each.applied(SOURCE))
+        assert each.before != each.after
+    assert len(set(found)) == len(found)
+
+
+def test_mistakes_are_made_in_what_the_code_does(tool):
+    """Not in what it logs, asserts or says; positions hold beyond letters of several bytes."""
+    made = {(each.line, each.before, each.after) for each in tool.mistakes_of(SOURCE)}
+    assert made == {
+        (3, "1", "2"),
+        (3, "10", "11"),
+        (8, "not ", ""),
+        (8, "and", "or"),
+        (8, "is not", "is"),
+        (8, "not each and a is not None", "not (not each and a is not None)"),
+        (9, 'raise ValueError(f"{a + 1} < 2")', "pass"),
+        (10, "a += 2", "pass"),
+        (10, "2", "3"),
+        (11, "note(each)", "pass"),
+        (12, "min", "max"),
+        (12, "<=", "<"),
+        (12, "+", "-"),
+    }
+
+
+def test_a_run_tells_what_was_noticed(tmp_path):
+    """In a copy: a mistake that a test sees, by the name of that test; the tree stays as it is."""
+    file = TOOL.parents[1] / "src/strandline/transactions/hidden.py"
+    source = file.read_bytes()
+    done = subprocess.run(
+        [
+            *(sys.executable, TOOL, "--count", "1", "--only", "transactions/hidden.py"),
+            *("--notes", tmp_path, "--mirrors-only"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "transactions/hidden.py" in done.stdout
+    assert "noticed" in done.stdout.lower()
+    [trial] = [json.loads(line) for line in next(tmp_path.iterdir()).read_text().splitlines()]
+    assert trial["noticed"]
+    assert "test_hidden.py::" in trial["by"]
+    assert file.read_bytes() == source
