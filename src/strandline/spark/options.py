@@ -70,6 +70,7 @@ TABLE_OPTIONS = (
     "values",
     "valueSchema",
     "avroSchema",
+    "avroWriterSchema",
     "deadLetters",
     "server",
     "servers",
@@ -186,6 +187,8 @@ class TableOptions:
     value_schema: str | None = None
     """The columns of decoded values: a Spark schema as JSON."""
     avro_schema: str | None = None
+    avro_writer_schema: str | None = None
+    """What Avro values were written with, if not with ``avro_schema``."""
     dead_letters: str | None = None
     """The stream that takes values which cannot be decoded; None: they end the query."""
     server: str | None = None
@@ -377,6 +380,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         values=value_format,
         value_schema=options.text("valueSchema"),
         avro_schema=options.text("avroSchema"),
+        avro_writer_schema=options.text("avroWriterSchema"),
         dead_letters=options.text("deadLetters"),
         server=options.server() if needs_server else None,
         stream=options.text("stream"),

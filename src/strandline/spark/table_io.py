@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.arrow import SparkCast, sized_batches
-from strandline.spark.decode import decoded_schema
+from strandline.spark.decode import decoded_schema, refuse_case_twins
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
@@ -62,6 +62,7 @@ class _Stager:
         check_decoding(self.records, options)
         values = value_schema(options)
         self.schema = self.records if values is None else decoded_schema(self.records, values)
+        refuse_case_twins(self.schema)
         self.store = open_store(options, self.schema)
         self.gaps = GapExplainer(options, schema)
 

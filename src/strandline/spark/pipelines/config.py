@@ -53,6 +53,8 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     schema: str | None = None
     """Columns of the values as Spark writes them, ``id BIGINT, name STRING``; for Avro the Avro
     schema. Without it JSON and Arrow values tell, once, before the first commit."""
+    writer_schema: str | None = None
+    """The Avro schema that values were written with, if it is another version of ``schema``."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded."""
     file_bytes: Count = 512 << 20
