@@ -73,7 +73,7 @@ sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repea
 sim-mutants: $(READY) ## Is each seeded bug found, and in how many seeds? (SECONDS=n for each)
 	@$(BIN)/python -m strandline.testing.sim bugs --seconds $(SECONDS)
 
-mutants: $(READY) ## Make single mistakes from a seed: which do the tests notice? (COUNT=n MINUTES=n)
+mutants: $(READY) ## Make single mistakes from a seed: do tests notice? (COUNT=n MINUTES=n)
 	@nice $(BIN)/python tests/mutation --seed $(MUTANT_SEED) --count $(COUNT) \
 		--minutes $(MINUTES) $(ARGS)
 

@@ -111,9 +111,13 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     port: int = -1
     """Port of the Liftbridge API, by custom 9292; 0 picks a free one, -1 turns it off."""
+    host: str = ""
+    """Address that the gRPC listeners bind; empty: ``host``."""
     advertised_host: str = ""
     """What Liftbridge's clients are told to dial; empty: ``cluster.advertised_host``, or else
-    ``host``."""
+    the address bound."""
+    advertised_port: int = 0
+    """Port that they are told to dial; 0: ``grpc.port``."""
     namespace: str = "liftbridge-default"
     """First token of the subjects of the streams that the API keeps for itself."""
     cursor_partitions: int = 1

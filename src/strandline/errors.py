@@ -33,7 +33,7 @@ StrandlineError
 │   ├── RequestTimeoutError     no answer in time; whether it happened is unknown
 │   ├── ShuttingDownError       the broker is stopping
 │   ├── QuotaExceededError      the principal has used up its quota
-│   ├── StillLoadingError       a new coordinator of consumer groups reads what was stored
+│   ├── StillLoadingError       a new leader or coordinator still reads what was stored
 │   ├── UndecidedPositionsError a transaction is about to commit positions of the group
 │   ├── PausedError             the partition is paused
 │   ├── EncryptionKeyError      a key is not here that records are encrypted with
@@ -283,7 +283,7 @@ class QuotaExceededError(UnavailableError):
 
 
 class StillLoadingError(UnavailableError):
-    """The coordinator of consumer groups has just begun and still reads what was stored."""
+    """A leader or a coordinator has just begun and still reads what was stored."""
 
     code = "still_loading"
 
@@ -311,6 +311,11 @@ class NotLeaderError(UnavailableError):
     """Another broker leads now, or none; the message says which, if it is known."""
 
     code = "not_leader"
+
+    def __init__(self, message: str, *, is_leaderless: bool = False) -> None:
+        super().__init__(message)
+        self.is_leaderless = is_leaderless
+        """Whether the metadata says that no broker leads."""
 
 
 class NotEnoughReplicasError(UnavailableError):

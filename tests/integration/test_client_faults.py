@@ -1,11 +1,13 @@
 """The client when the broker goes away, comes back, pauses or stops."""
 
 import functools
+import os
 import re
 import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -161,6 +163,32 @@ def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(proce
                 sent.result(60)
             with pytest.raises(UnknownStreamError):
                 producer.append(b"never sent before").result(60)
+
+
+def threads(process):
+    """How many threads a process has."""
+    return len(list(Path(f"/proc/{process}/task").iterdir()))
+
+
+def test_a_stream_that_is_not_appended_to_any_longer_costs_no_threads(process):
+    """Neither here nor at the broker; the next append begins anew, behind those before it."""
+    streams = [f"s{number}" for number in range(20)]
+    with strandline.connect(process.flight) as client:
+        for stream in streams:
+            client.create_stream(stream)
+        producer = client.producer("s0")
+        assert [client.append(stream, b"first") for stream in streams] == [0] * 20
+        producer.append(b"second").result(60)
+        here, there = threads(os.getpid()), threads(process.pid)
+        assert here >= 60, "a sender, a reader of acks and a watchdog for each"
+        deadline_s = time.monotonic() + 60
+        while threads(os.getpid()) > here - 50 or threads(process.pid) > there - 15:
+            assert time.monotonic() < deadline_s, (threads(os.getpid()), threads(process.pid))
+            time.sleep(0.1)
+        assert [client.append(stream, b"more") for stream in streams] == [2] + [1] * 19
+        assert producer.append(b"last").result(60) == 3
+        producer.close()
+        assert values(client, "s0") == [b"first", b"second", b"more", b"last"]
 
 
 def test_a_read_in_the_middle_of_a_kill_is_an_error(process):

@@ -397,6 +397,14 @@ def numbers(reader) -> list[int]:
         ({"records_max": 15}, range(15)),
         ({"starts": {0: 95}}, range(95, 100)),
         ({"batch_bytes": 4096}, range(100)),
+        ({"start": -10}, range(90, 100)),
+        ({"start": -1000}, range(100)),
+        ({"start": -10, "subject": "n.odd"}, range(91, 100, 2)),
+        ({"start": -10, "order": "descending"}, range(99, 89, -1)),
+        ({"order": "descending"}, range(99, -1, -1)),
+        ({"order": "descending", "start": 13, "stop": 31}, range(30, 12, -1)),
+        ({"order": "descending", "records_max": 15}, range(99, 84, -1)),
+        ({"order": "descending", "keys": ["3"], "records_max": 3}, [98, 93, 88]),
     ],
 )
 def test_reads_give_exactly_what_was_asked(client, numbered, arguments, expected):
@@ -424,7 +432,10 @@ def test_reads_by_time(client, numbered):
     [
         ({"start": 101}, OffsetOutOfRangeError, "starts at 0 and its high watermark is 100"),
         ({"stop": 101}, OffsetOutOfRangeError, "starts at 0 and its high watermark is 100"),
-        ({"start": -1}, OffsetOutOfRangeError, "negative"),
+        ({"stop": -1}, OffsetOutOfRangeError, "negative"),
+        ({"start": -1, "stop": 4}, InvalidRequestError, "leave 'stop' out"),
+        ({"order": "descending", "follow": True}, InvalidRequestError, "leave 'follow'"),
+        ({"order": "downwards"}, InvalidRequestError, "order"),
         ({"start": 9, "stop": 4}, InvalidRequestError, "before start"),
         ({"partition": 1}, UnknownPartitionError, "0 to 0"),
         ({"columns": ["values"]}, InvalidRequestError, "columns are: partition"),

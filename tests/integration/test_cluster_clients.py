@@ -329,6 +329,13 @@ def test_reads_gather_partitions_from_their_leaders(cluster, client):
     rows = client.read("wide", partition=1, start=10, stop=12).read_all()
     assert (rows.schema.names, rows["value"].to_pylist()) == (list(COLUMNS), every[1][10:12])
     assert client.read("wide", start="latest").read_all().num_rows == 0
+    for replica in ("leader", "any"):
+        down = client.read("wide", order="descending", replica=replica).read_all()
+        assert down["value"].to_pylist() == [*every[0][::-1], *every[1][::-1], *every[2][::-1]]
+        last = client.read("wide", start=-2, replica=replica).read_all()
+        assert last["value"].to_pylist() == [*every[0][-2:], *every[1][-2:], *every[2][-2:]]
+    with client.subscribe("wide", start=-3, partition=1) as followed:
+        assert [next(followed).value for _ in range(3)] == every[1][-3:]
     assert client.wait_for("wide", dict.fromkeys(every, 30), timeout_s=0.1) == client.offsets(
         "wide"
     )
@@ -344,10 +351,12 @@ def test_reads_gather_partitions_from_their_leaders(cluster, client):
         client.read("nothing")
 
 
-@pytest.mark.parametrize("replica", ["leader", "any"])
-def test_a_long_read_goes_on_at_another_replica(cluster, client, replica):
+@pytest.mark.parametrize(
+    ("replica", "order"), [("leader", "ascending"), ("any", "ascending"), ("leader", "descending")]
+)
+def test_a_long_read_goes_on_at_another_replica(cluster, client, replica, order):
     """In the middle of a kill -9 of the broker that serves it: no record twice, none left out."""
-    name = f"long-{replica}"
+    name = f"long-{replica}-{order}"
     create(client, name, partitions=1)
     with client.producer(name) as producer:
         for number in range(60):
@@ -356,14 +365,17 @@ def test_a_long_read_goes_on_at_another_replica(cluster, client, replica):
         victim = leader(cluster, reader, name)
         if replica == "any":
             victim = cluster.by_address(reader.address)  # it is read where it is asked
-        batches = reader.read(name, columns=["value"], replica=replica, batch_bytes=1 << 20)
+        batches = reader.read(
+            name, columns=["value"], replica=replica, order=order, batch_bytes=1 << 20
+        )
         found = batches.read_next_batch()["value"].to_pylist()
         victim.kill()
         for batch in batches:
             assert batch.schema.names == ["value"]
             found += batch["value"].to_pylist()
     cluster.bring_back(victim)
-    assert [int(value.split(b":")[0]) for value in found] == list(range(60))
+    numbers = [int(value.split(b":")[0]) for value in found]
+    assert numbers == list(range(60))[:: -1 if order == "descending" else 1]
 
 
 def test_a_read_of_one_copy_waits_for_its_broker(cluster, client):

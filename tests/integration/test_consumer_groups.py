@@ -241,6 +241,43 @@ def test_a_position_that_is_gone_begins_anew(client, stream):
     assert sorted(found) == [(p, o) for p in range(4) for o in range(10)]
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_group_behind_retention_goes_on_at_the_first_record_kept(
+    client, stream, caplog, is_running
+):
+    """Though it began at the end: nothing of what is kept was handed out. It is told of that."""
+    options = {"start": "latest", "commit_interval_s": 0.05}
+    consumer = client.consumer("behind", stream, **options)
+    until(lambda: consumer.assignment() == at(stream, 0, 1, 2, 3), consumer)
+    if is_running:
+        consumer.pause(stream, 0)
+    else:
+        consumer.close()
+    fill(client, stream, partitions=[0])
+    client.truncate_before(stream, 15)
+    if is_running:
+        consumer.resume(stream, 0)
+    else:
+        consumer = client.consumer("behind", stream, **options)
+    assert take(consumer, 5) == [(0, offset) for offset in range(15, 20)]
+    consumer.close()
+    assert client.groups.positions("behind")[PartitionName(stream, 0)] == 20
+    client.groups.delete("behind")
+    told = [each for each in caplog.messages if "offset 10 is not there, going on at 15" in each]
+    assert len(told) == 1
+
+
+def test_where_a_group_goes_on_is_committed_though_no_record_is_left(client, stream):
+    """Or lag and position would tell of records that are not there any more."""
+    behind = PartitionName(stream, 0)
+    client.groups.commit("emptied", {behind: 0})
+    client.truncate_before(stream, 10)
+    options = {"start": "latest", "commit_interval_s": 0.05}
+    with client.consumer("emptied", stream, **options) as consumer:
+        until(lambda: client.groups.positions("emptied")[behind] == 10, consumer)
+        assert consumer.lag()[behind] == 0
+
+
 def test_a_static_member_finds_its_partitions_again(client, stream):
     """Coming back under its name moves nothing, and fences the one that still runs."""
     revoked = []

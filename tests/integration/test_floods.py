@@ -43,6 +43,7 @@ TINY = b"".join(frame(0, 1, b"%c" % byte) for byte in b"\0\0\0\0\2\x10\1" * 500)
 MANY_HEADERS = b"".join(
     call(2 * n + 1, more=[(b"h%d" % k, b"v") for k in range(900)]) for n in range(100)
 )
+CONNECT = b'CONNECT {"verbose":false}\r\n'
 ATTACKS = {  # name → port, first bytes, and the bytes that are sent over and over
     "chunks to HTTP": (
         "http_port",
@@ -58,13 +59,18 @@ ATTACKS = {  # name → port, first bytes, and the bytes that are sent over and 
     "empty DATA": ("grpc_port", HELLO + call(1), frame(0, 1) * 3000),
     "tiny DATA": ("grpc_port", HELLO + call(1), TINY),
     "calls with many headers": ("grpc_port", HELLO, MANY_HEADERS),
+    "PING of NATS": ("ingest_port", CONNECT, b"PING\r\n" * 5000),
+    "CONNECT of NATS": ("ingest_port", b"", CONNECT * 2000),
+    "empty messages to nobody": ("ingest_port", CONNECT, b"PUB nobody 0\r\n\r\n" * 4000),
+    "empty messages": ("ingest_port", CONNECT, b"PUB flooded 0\r\n\r\n" * 4000),
 }
+THROUGH_NATS = {"empty messages": ("nats_port", CONNECT, b"PUB flooded 0\r\n\r\n" * 4000)}
 
 
 @contextmanager
-def attack(ready, name):
+def attack(ready, name, attacks=ATTACKS):
     """One connection that sends as much as it can, and comes back soon when it is cut off."""
-    port, hello, piece = ATTACKS[name]
+    port, hello, piece = attacks[name]
     stop, sent = threading.Event(), []
 
     def run():
@@ -117,6 +123,7 @@ def server(tmp_path_factory):
     with ProcessServer(tmp_path_factory.mktemp("floods"), arguments=arguments) as server:
         with strandline.connect(server.flight) as client:
             client.create_stream("orders")
+            client.create_stream("flooded")
         yield server
 
 
@@ -131,6 +138,23 @@ async def test_others_go_on_while_a_stranger_floods_a_listener(server, name):
         during = await rate_of(jetstream, SECONDS)
     await client.close()
     assert during >= SHARE * before, f"{before:.0f} → {during:.0f} records/s"
+
+
+@pytest.mark.slow
+async def test_empty_messages_from_nats_starve_nobody(server):
+    """The API answers, other publishers go on, and the broker stays connected to nats-server."""
+    client = await nats.connect(server.ingest_url)
+    jetstream = client.jetstream()
+    before = await rate_of(jetstream, SECONDS)
+    with attack(server.ready, "empty messages", THROUGH_NATS):
+        during = await rate_of(jetstream, SECONDS)
+        with strandline.connect(server.flight, timeout_s=5) as api:
+            began_s = time.monotonic()
+            await asyncio.to_thread(api.list_streams)
+            assert time.monotonic() - began_s < 2.0
+    await client.close()
+    assert during >= SHARE * before, f"{before:.0f} → {during:.0f} records/s"
+    assert not [line for line in server.errors if "lost the connection" in line]
 
 
 @pytest.mark.slow

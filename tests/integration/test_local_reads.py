@@ -91,6 +91,7 @@ def whole(client):
         {"columns": ["partition", "key"], "subject": "a.*"},
         {"keys": [b"k1", b"k4"]},
         {"timestamp_to": datetime(2100, 1, 1, tzinfo=UTC), "subject": "b.2"},
+        {"start": -5000},
     ],
 )
 def test_the_same_records_come(client, whole, options):
@@ -102,6 +103,17 @@ def test_the_same_records_come(client, whole, options):
     assert found.num_rows == expected.num_rows > 0
     assert found.schema == expected.schema
     assert found.to_pylist() == expected.to_pylist()
+
+
+def test_a_descending_read_is_an_ascending_one_in_reverse(client, whole):
+    """Of each partition, whether the ascending one comes from files or through the broker."""
+    for number in range(3):
+        options = {"partition": number, "columns": ["offset", "value"]}
+        down = client.read(whole, order="descending", **options).read_all()
+        up = client.read(whole, **options).read_all()
+        assert down.num_rows > 3000
+        assert down["offset"].to_pylist() == up["offset"].to_pylist()[::-1]
+        assert down["value"].to_pylist() == up["value"].to_pylist()[::-1]
 
 
 def test_a_range_of_a_partition(client):

@@ -143,6 +143,19 @@ def test_any_header_block_parses_or_is_a_typed_error(block):
             assert b"\r\n" not in value
 
 
+@given(st.lists(client_operations | st.binary(max_size=10), max_size=20), st.integers(1, 5))
+def test_events_taken_in_pieces_are_the_same(operations, events_max):
+    """A limit on the events of one call changes when they come, and nothing else."""
+    data = b"".join(operations)
+    whole = Parser(PAYLOAD_MAX, from_client=True).feed(data)
+    parser = Parser(PAYLOAD_MAX, from_client=True)
+    pieces = [parser.feed(data, events_max)]
+    while parser.has_more:
+        pieces.append(parser.resume(events_max))
+    assert [event for piece in pieces for event in piece] == whole
+    assert all(len(piece) <= events_max + 1 for piece in pieces)
+
+
 known_names = st.sampled_from(
     ["Nats-Msg-Id", "Nats-Expected-Last-Sequence", "Nats-Expected-Stream", "Strandline-Key",
      "Strandline-Tombstone", "Nats-Rollup", "Other"]

@@ -278,6 +278,11 @@ class BrokerBase(ABC):
         return self._image
 
     @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides who leads what."""
+        return True
+
+    @property
     def flight_address(self) -> str:
         """Where clients of the cluster find this broker; empty: it stands alone."""
         return ""
@@ -311,7 +316,7 @@ class BrokerBase(ABC):
         if not self.has_quorum:
             raise UnavailableError(
                 "this broker has lost the majority of its cluster and does not know who leads "
-                "now; ask another broker, or retry"
+                "now; ask another broker. Are most of the cluster's brokers up?"
             )
 
     def _wake(self) -> None:

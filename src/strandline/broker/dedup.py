@@ -8,13 +8,13 @@ they came, when the window has passed.
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import CorruptBatchError
+from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
 from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, iter_headers
 from strandline.record.codec import MESSAGE_ID_HEADER, as_id
 from strandline.record.decode import BatchColumns
@@ -67,16 +67,22 @@ class DedupWindow:
             if self._offsets.get(message_id) == stored:
                 del self._offsets[message_id]
 
-    def load(self, log: Log, now_ns: TimestampNs, steady_ns: TimestampNs) -> None:
+    def load(
+        self,
+        log: Log,
+        now_ns: TimestampNs,
+        steady_ns: TimestampNs,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Fill from the records the log stored within the window, in offset order.
 
         Records are stored in order, so none is older than the one before it. A timestamp ahead of
         the clock, or behind that of an earlier record, was made by a clock that was wrong: the
         record is taken to be as old as the one before.
 
-        Batches without message ids are skipped by their header. Blocks for about a microsecond a
-        record that has an id, and for some six where records were stored one by one: a new leader
-        does this while publishers wait.
+        Batches without message ids are skipped by their header. Takes about a microsecond a
+        record that has an id, and some six where records were stored one by one.
         """
         horizon_ns = now_ns - self._window_ns
         newest_ns = horizon_ns - 1
@@ -94,11 +100,16 @@ class DedupWindow:
                 self._ages.append((stored_ns, message_id, offset))
 
         offset = log.offset_since(TimestampNs(horizon_ns))
-        while offset < log.log_end_offset:
+        while offset < log.log_end_offset and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES)
             except CorruptBatchError as damage:  # ids in it cannot be known any more
                 offset = Offset(max(damage.next_offset, offset + 1))
+                continue
+            except OffsetOutOfRangeError:
+                if offset >= log.log_start_offset:
+                    raise
+                offset = log.log_start_offset  # retention was quicker
                 continue
             buffer = log.opened(found.buffer)
             view = memoryview(buffer)
@@ -119,18 +130,25 @@ class DedupWindow:
 
 
 def load_window(
-    log: Log, window_ms: int, now_ns: TimestampNs, *, steady_ns: TimestampNs | None = None
+    log: Log,
+    window_ms: int,
+    now_ns: TimestampNs,
+    *,
+    steady_ns: TimestampNs | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> DedupWindow:
-    """The window of a partition whose log is ``log``, as it was before a restart.
+    """The window of a partition whose log is ``log``, as it was before a restart; any thread.
 
     Args:
-        log: of the partition.
+        log: of the partition; while this runs, no record with an id is added.
         window_ms: for so long ids are remembered.
         now_ns: by the wall clock, as the records' timestamps are.
         steady_ns: now, by the clock that ``find`` and ``add`` go by; None: by the wall clock too.
+        is_wanted: gives up when it turns False.
     """
     window = DedupWindow(window_ms)
-    window.load(log, now_ns, now_ns if steady_ns is None else steady_ns)
+    steady_ns = now_ns if steady_ns is None else steady_ns
+    window.load(log, now_ns, steady_ns, is_wanted=is_wanted)
     return window
 
 

@@ -5,7 +5,8 @@ partition holds the office, so the partition's replicas are the machine's, and t
 the machine's term.
 
 Rules:
-- everything runs on the loop but the reading of a long log; the sequence of an entry is the offset
+- everything runs on the loop but the beginning of a term, which reads the log and makes the
+  machine; the sequence of an entry is the offset
   of its record, since nobody else writes there;
 - an entry that was not stored, or a change of leaders, ends the term: who waits is told to try
   again, and the next term begins from what is committed;
@@ -125,11 +126,11 @@ class Office(ABC, Generic[MachineT]):
     # What each office adds
 
     @abstractmethod
-    def begin(self, entries: Iterable[bytes], *, sequence: int) -> MachineT:
-        """The machine as the stored entries say.
+    def maker(self) -> Callable[[Iterable[bytes], int], MachineT]:
+        """Return a function that makes the machine from stored entries and the next sequence.
 
-        Raises:
-            InvalidRecordError: one of them is none.
+        It is called on a thread, since there may be many entries: what it needs of the broker is
+        taken before. It raises InvalidRecordError if one of the entries is none.
         """
 
     def begun(self, term: Term[MachineT]) -> None:
@@ -274,13 +275,19 @@ class Office(ABC, Generic[MachineT]):
                 await asyncio.sleep(POLL_S)
             end = partition.next_offset
             skips = self.broker.config.skip_damaged_decisions
-            entries = await asyncio.to_thread(read_entries, partition, end, skips_damaged=skips)
+            make = self.maker()
+
+            def load() -> tuple[MachineT, int]:
+                entries = read_entries(partition, end, skips_damaged=skips)
+                return make(entries, end), len(entries)
+
+            machine, entries = await asyncio.to_thread(load)
             if partition.refusal is not None or partition.leader_epoch != epoch:
                 return
             assert partition.next_offset == end, "only who holds the office writes here"
-            term = self.term = Term(self.begin(entries, sequence=end), epoch)
+            term = self.term = Term(machine, epoch)
             self._failure = None
-            logger.info("the %s is here, from %d entries", self._title, len(entries))
+            logger.info("the %s is here, from %d entries", self._title, entries)
             self.begun(term)
         except StrandlineError as error:
             self._failure = error

@@ -12,6 +12,7 @@ Invariants:
 Threads: everything runs on the loop's thread, but what readers use.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -19,16 +20,18 @@ from typing import Final
 from strandline.broker.admission import Admission
 from strandline.broker.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
 from strandline.broker.pending import Chunk, reject_waiting
-from strandline.broker.producer_state import load_producers, note_batches
+from strandline.broker.producer_state import NotedMeanwhile, Producers, note_batches
 from strandline.broker.seat import Seat
 from strandline.broker.transactions.ledger import Ledger, has_transactions
 from strandline.config import StreamConfig
-from strandline.errors import CorruptBatchError, StrandlineError
+from strandline.errors import CorruptBatchError, StillLoadingError, StrandlineError
 from strandline.record.batch import Buffer, Extent
 from strandline.record.codec import Stamp
 from strandline.record.sealed import Sealer
 from strandline.storage.log import Log
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
+
+logger = logging.getLogger(__name__)
 
 STAMP_AHEAD_NS_MAX = 1_000_000_000
 """How far timestamps may run ahead of a clock that was set back; beyond that they go back too."""
@@ -175,7 +178,8 @@ class Partition(PartitionAppends):
         log.sealer = self.log.sealer
         self.log = log
         self._led_from = Offset(0) if self.seat is None else None  # who leads next says so
-        self.dedup = self.producers = None
+        self._drop_window()
+        self._drop_producers()
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
         if self.ledger is not None:
@@ -205,7 +209,7 @@ class Partition(PartitionAppends):
         """Accept records in a new leadership, behind what the log holds; nothing is pending."""
         assert not self._chunks, "a follower accepts nothing"
         self.leader_epoch = leader_epoch
-        self.dedup = None  # who led before knew other ids
+        self._drop_window()  # who led before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
         self._wake_waiters()
 
@@ -223,18 +227,34 @@ class Partition(PartitionAppends):
                 self.ledger.written(batch)
         elif any(map(has_transactions, batches)):
             self.keep_ledger(self.high_watermark)  # the leader has heard of transactions before us
-        if self.producers is None:
-            self.producers = load_producers(self.log, now_ns)
-            return
+        noted: Producers | NotedMeanwhile | None = self.producers
+        if noted is None:
+            if not self._producers_replay.is_under_way:
+                self._begin_to_know_producers()
+                return  # these are in the log by now
+            noted = self._noted_meanwhile
         for batch in batches:
-            note_batches(self.producers, batch, now_ns)
+            note_batches(noted, batch, now_ns)
+
+    def _begin_to_know_producers(self) -> None:
+        try:
+            self._load_producers()
+        except StillLoadingError:
+            logger.debug("%s: producers are read back beside the loop", self.name)
+        except StrandlineError as error:  # who publishes here later asks again, and is told
+            logger.warning("%s: producers cannot be read back: %s", self.name, error)
 
     def _forget_producers(self) -> None:
         """Forget what is not in the log, or everything if the log alone can tell what was."""
         end = self.log_end_offset
         is_empty = end == self.log_start_offset
-        if self.producers is not None and (is_empty or not self.producers.forget_from(end)):
-            self.producers = None
+        if self.producers is None or is_empty or not self.producers.forget_from(end):
+            self._drop_producers()
+
+    def _drop_window(self) -> None:
+        """Forget all message ids: the log alone can tell what was stored."""
+        self.dedup = None
+        self._dedup_replay.cancel()
 
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
@@ -279,5 +299,7 @@ class Partition(PartitionAppends):
         The log stays usable for those that are reading.
         """
         self._closed_by = error
+        self._dedup_replay.cancel()
+        self._producers_replay.cancel()
         self._settle()
         self._wake_waiters()

@@ -14,9 +14,15 @@ import pyarrow as pa
 
 from strandline.broker.admission import Admission
 from strandline.broker.dedup import DedupWindow, load_window
+from strandline.broker.log_replay import LogReplay
 from strandline.broker.partition_reads import PartitionReads
 from strandline.broker.pending import ArrowChunk, Chunk, MarkerChunk, RecordChunk, Waiting
-from strandline.broker.producer_state import Producers, load_producers
+from strandline.broker.producer_state import (
+    NotedMeanwhile,
+    Producers,
+    load_producers,
+    producers_from,
+)
 from strandline.broker.responder import Responder
 from strandline.broker.seat import Seat
 from strandline.broker.transactions.ledger import marker_attributes
@@ -34,7 +40,7 @@ from strandline.record.codec import BATCH_RECORDS_MAX, Headers
 from strandline.storage.log import Log
 from strandline.transactions.effects import MarkerKind
 from strandline.transactions.state import Producer
-from strandline.types import Offset, PartitionName, ProducerStamp
+from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 RECORD_OVERHEAD_BYTES = 32
 """Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
@@ -50,6 +56,13 @@ class PartitionAppends(PartitionReads):
         self.dedup: DedupWindow | None = None
         self.producers: Producers | None = None
         """None until it is needed, and while only the log knows."""
+        self._dedup_replay: LogReplay[DedupWindow] = LogReplay(
+            self._take_window, what=f"message ids of {name}"
+        )
+        self._producers_replay: LogReplay[Producers] = LogReplay(
+            self._take_producers, what=f"producers of {name}"
+        )
+        self._noted_meanwhile = NotedMeanwhile(log.log_end_offset)
         self.next_offset = log.log_end_offset
         self._chunks: list[Chunk] = []
         self._open: RecordChunk | None = None
@@ -307,9 +320,8 @@ class PartitionAppends(PartitionReads):
             return False
         now_ns = self._admission.steady.now_ns()
         if self.dedup is None:
-            wall_ns = self._admission.clock.now_ns()
-            window_ms = self.config.dedup_window_ms
-            self.dedup = load_window(self.log, window_ms, wall_ns, steady_ns=now_ns)
+            self._load_window()
+        assert self.dedup is not None, "else it is still read"
         known = self.dedup.find(message_id, now_ns)
         if known is None:
             return False
@@ -326,12 +338,62 @@ class PartitionAppends(PartitionReads):
             UnavailableError: what is known could not be read back from the log.
         """
         if self.producers is None:
-            self.producers = load_producers(self.log, self._admission.clock.now_ns())
+            self._load_producers()
+        assert self.producers is not None, "else they are still read"
         known = self.producers.check(producer, records)
         if known is None:
             return False
         self._answer_repeat(known, responder, token, last=Offset(known + records - 1))
         return True
+
+    def _load_window(self) -> None:
+        """Read the message ids of the window back from the log.
+
+        No record with an id is accepted meanwhile, so that the log has all there are.
+
+        Raises:
+            StillLoadingError: they are read beside the loop.
+            UnavailableError: the log cannot be read.
+        """
+        log, window_ms = self.log, self.config.dedup_window_ms
+        now_ns, steady_ns = self._admission.clock.now_ns(), self._admission.steady.now_ns()
+        since_ns = TimestampNs(now_ns - window_ms * 1_000_000)
+        self._dedup_replay.read(
+            lambda is_wanted: load_window(
+                log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
+            ),
+            size_bytes=lambda: log.bytes_from(log.offset_since(since_ns)),
+        )
+
+    def _take_window(self, window: DedupWindow) -> None:
+        self.dedup = window
+
+    def _load_producers(self) -> None:
+        """Read back from the log what is known of producers.
+
+        Batches that are copied meanwhile are noted when that is done.
+
+        Raises:
+            StillLoadingError: it is read beside the loop.
+            UnavailableError: the log cannot be read.
+        """
+        log, now_ns = self.log, self._admission.clock.now_ns()
+        end = log.log_end_offset
+        if not self._producers_replay.is_under_way:
+            self._noted_meanwhile = NotedMeanwhile(end)
+        self._producers_replay.read(
+            lambda is_wanted: load_producers(log, now_ns, end=end, is_wanted=is_wanted),
+            size_bytes=lambda: log.bytes_from(producers_from(log, now_ns)[0]),
+        )
+
+    def _take_producers(self, producers: Producers) -> None:
+        self._noted_meanwhile.move_to(producers)
+        self.producers = producers
+
+    def _drop_producers(self) -> None:
+        """Forget all producers: the log alone can tell what was stored."""
+        self.producers = None
+        self._producers_replay.cancel()
 
     def _answer_repeat(
         self, known: Offset, responder: Responder | None, token: object, *, last: Offset

@@ -18,8 +18,14 @@ in both.
 
 import struct
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
-from strandline.errors import CorruptBatchError, OutOfOrderSequenceError, ProducerFencedError
+from strandline.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+)
 from strandline.protocol.put import PRODUCER_MEMORY_S
 from strandline.record.batch import NO_PRODUCER, Attributes, Buffer, read_header
 from strandline.storage.log import Log
@@ -181,7 +187,9 @@ def _check_first(stamp: ProducerStamp, why: str) -> None:
         )
 
 
-def note_batches(producers: Producers, batches: Buffer, now_ns: TimestampNs) -> None:
+def note_batches(
+    producers: "Producers | NotedMeanwhile", batches: Buffer, now_ns: TimestampNs
+) -> None:
     """Remember whole batches as the log has them; looks at their headers only."""
     unpack, size = _HEADER_PARTS.unpack_from, len(batches)
     position = 0
@@ -193,8 +201,39 @@ def note_batches(producers: Producers, batches: Buffer, now_ns: TimestampNs) -> 
         position += length
 
 
-def load_producers(log: Log, now_ns: TimestampNs) -> Producers:
-    """What the batches of a log say of producers.
+class NotedMeanwhile:
+    """Numbered batches that were stored while the ones before them are read back on a thread.
+
+    Args:
+        start: batches below are read back.
+    """
+
+    def __init__(self, start: Offset) -> None:
+        self._start = start
+        self._batches: list[tuple[ProducerStamp, int, Offset, TimestampNs]] = []
+
+    def note(
+        self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
+    ) -> None:
+        """As ``Producers.note``."""
+        if offset >= self._start:
+            self._batches.append((stamp, records, offset, now_ns))
+
+    def move_to(self, producers: Producers) -> None:
+        """Note them where the earlier ones are known now."""
+        for stamp, records, offset, now_ns in self._batches:
+            producers.note(stamp, records, offset=offset, now_ns=now_ns)
+        self._batches.clear()
+
+
+def load_producers(
+    log: Log,
+    now_ns: TimestampNs,
+    *,
+    end: Offset | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Producers:
+    """What the batches of a log say of producers; any thread.
 
     As far back as a producer that was heard last then would be known still; costs about a
     microsecond for each batch.
@@ -202,23 +241,35 @@ def load_producers(log: Log, now_ns: TimestampNs) -> Producers:
     Args:
         log: of the partition.
         now_ns: stands in for the time of the last record if that is damaged, or ahead of it.
+        end: batches below are looked at; None: all there are.
+        is_wanted: gives up when it turns False.
 
     Raises:
         UnavailableError: the log cannot be read.
     """
     producers = Producers()
-    end = log.log_end_offset
-    last_ns = _last_timestamp(log, now_ns)
-    offset = log.offset_since(TimestampNs(last_ns - MEMORY_NS))
-    while offset < end:
+    end = log.log_end_offset if end is None else end
+    offset, last_ns = producers_from(log, now_ns)
+    while offset < end and is_wanted():
         try:
-            found = log.read(offset, LOAD_READ_BYTES, verify=False)
+            found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
         except CorruptBatchError as damage:  # who was in it cannot be known any more
             offset = Offset(max(damage.next_offset, offset + 1))
+            continue
+        except OffsetOutOfRangeError:
+            if offset >= log.log_start_offset:
+                raise
+            offset = log.log_start_offset  # retention was quicker
             continue
         note_batches(producers, found.buffer, last_ns)
         offset = found.next_offset
     return producers
+
+
+def producers_from(log: Log, now_ns: TimestampNs) -> tuple[Offset, TimestampNs]:
+    """Return where ``load_producers`` begins to read, and by which time it judges silence."""
+    last_ns = _last_timestamp(log, now_ns)
+    return log.offset_since(TimestampNs(last_ns - MEMORY_NS)), last_ns
 
 
 def _last_timestamp(log: Log, now_ns: TimestampNs) -> TimestampNs:

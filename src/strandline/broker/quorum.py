@@ -101,7 +101,7 @@ class Quorum:
         self._asked: dict[int, asyncio.Future[None]] = {}
         self._reads: list[_Read] = []
         self._numbers = 0
-        self._is_out = False
+        self._is_out = self._is_over = False
         self._failure: StrandlineError | None = None
         self.on_leadership: list[Callable[[], None]] = []
         """Called when this member begins or ceases to lead."""
@@ -114,6 +114,8 @@ class Quorum:
         hard, snapshot, entries = self._store.load(self._founders)
         self._machine.restore(snapshot.data)
         self.applied_index = snapshot.index
+        self.index_at_start = max(snapshot.index, self._store.log.log_end_offset)
+        """The last entry that was on the disk when this member began."""
         return Raft(
             self.me,
             secrets.randbelow,
@@ -126,7 +128,7 @@ class Quorum:
     def restart(self) -> None:
         """Begin anew from the disk, after the storage was reopened."""
         self._give_up(UnavailableError("the metadata was reopened; retry"))
-        self._failure, self._is_out = None, False
+        self._failure, self._is_out, self._is_over = None, False, False
         self._raft = self._load()
 
     # What others ask
@@ -155,6 +157,14 @@ class Quorum:
     def members(self) -> Members:
         """Who belongs to the group."""
         return self._raft.state.members
+
+    def stored(self) -> dict[BrokerId, Index]:
+        """How much of what is committed is on whose disk, for certain; nothing unless we lead."""
+        role, commit_index = self._raft.role, self._raft.state.log.commit_index
+        if not isinstance(role, Leader):
+            return {}
+        found = {broker: min(p.match, commit_index) for broker, p in role.followers.items()}
+        return {**found, self.me: min(self._raft.state.log.stable_index, commit_index)}
 
     async def propose(self, command: bytes, *, timeout_s: float) -> object:
         """What the machine answered to the command once it was committed and applied here.
@@ -252,7 +262,7 @@ class Quorum:
             await asyncio.sleep((due_ms - now_ms) / 1e3)
 
     def _try_again(self) -> None:
-        if self._store.log.poisoned:
+        if self._is_over or self._store.log.poisoned:
             return  # until the broker has reopened it
         try:
             self.restart()
@@ -391,7 +401,8 @@ class Quorum:
             self._fail(error)
 
     def stop(self, error: StrandlineError) -> None:
-        """The broker stops: fall silent for good."""
+        """Fall silent until ``restart``: the broker stops, or must not vote."""
+        self._is_over = True
         if self._failure is None:
             self._fall_silent(error)
 

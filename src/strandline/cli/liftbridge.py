@@ -4,6 +4,8 @@ Also the script ``strandline-liftbridge``, for those who only want to swap the b
 """
 
 import os
+import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +13,22 @@ import typer
 
 from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, reports_errors
 from strandline.cli.output import print_line as say
+from strandline.version import __version__
 
 EPILOG = examples(
     "strandline liftbridge --raft-bootstrap-seed --embedded-nats --data-dir data",
     "strandline liftbridge --config liftbridge.yaml",
 )
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _version_asked(is_asked: bool) -> None:
+    if is_asked:
+        say(f"Liftbridge's API 1.9, by Strandline {__version__}")
+        raise typer.Exit
 
 
 @reports_errors
@@ -66,21 +79,32 @@ def liftbridge(
         str | None,
         typer.Option("--raft-bootstrap-peers", help="Refused: see docs/cluster.md."),
     ] = None,
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version_asked, is_eager=True, help="Print the version, and end."
+        ),
+    ] = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Start a broker that clients of Liftbridge find where they expect it.
 
-    Takes Liftbridge's flags and file; STRANDLINE_* variables add what Liftbridge has not, such as
-    the other ports.
+    Takes Liftbridge's flags, LIFTBRIDGE_* variables and file; STRANDLINE_* variables add what
+    Liftbridge has not, such as the other ports.
     """
-    from strandline.server.liftbridge_settings import read_liftbridge_file, translated
+    from strandline.server.liftbridge_settings import (
+        read_liftbridge_file,
+        settings_in_environment,
+        translated,
+    )
     from strandline.server.run import run_broker
     from strandline.server.settings import load_settings
 
     flags: dict[str, Any] = {
         "clustering.server.id": server_id,
         "clustering.namespace": namespace,
-        "nats.servers": None if embedded_nats else nats_servers,
+        "nats.servers": ",".join(nats_servers) if nats_servers else None,
+        "nats.embedded": embedded_nats or None,
         "nats.embedded.config": embedded_nats_config,
         "data.dir": data_dir,
         "port": port,
@@ -91,7 +115,14 @@ def liftbridge(
         "clustering.raft.bootstrap.peers": raft_bootstrap_peers,
     }
     given = read_liftbridge_file(config) if config is not None else {}
+    from_environment, unknown = settings_in_environment(os.environ)
+    for variable in unknown:
+        _note(f"{variable} is no setting of Liftbridge's; it is ignored")
+    given |= from_environment
     given |= {key: value for key, value in flags.items() if value is not None}
+    if server := _default_nats(given, os.environ):
+        _note(f"using the nats-server at {server}; --embedded-nats starts another")
+        given["nats.servers"] = server
     settings = load_settings(None, os.environ, translated(given))
 
     def on_ready(ready: dict[str, Any]) -> None:
@@ -103,6 +134,21 @@ def liftbridge(
     code = run_broker(settings, on_ready=on_ready)
     if code:
         raise typer.Exit(code)
+
+
+def _default_nats(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    """Return the URL of the nats-server that Liftbridge would use, if there is one."""
+    from strandline.server.liftbridge_settings import DEFAULT_NATS
+
+    is_chosen = given.get("nats.servers") or str(given.get("nats.embedded", "")).lower() == "true"
+    if is_chosen or any(key.startswith("STRANDLINE_NATS__") for key in environ):
+        return None
+    try:
+        with socket.create_connection(DEFAULT_NATS, timeout=1) as connection:
+            greeting = connection.recv(5)
+    except OSError:
+        return None
+    return "nats://{}:{}".format(*DEFAULT_NATS) if greeting == b"INFO " else None
 
 
 def main() -> None:

@@ -175,11 +175,6 @@ class Brokers:
             self._known = tuple(sorted(copies.union(self._known)))
         return {each.partition: each for each in info.partitions}
 
-    def ask_at(self, address: str, name: str, body: object, *, kind: type[T]) -> T:
-        """What one broker answers, whether or not it is in touch with the others."""
-        [answer] = self._attempt(address, _Call(name, body, kind))
-        return answer
-
     def ask_another(self) -> None:
         """Let another broker answer next: what this one said led to no leader that answers."""
         ring = tuple(dict.fromkeys((*self._known, *self._seeds, self._home)))

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from strandline.client.membership import Membership
 from strandline.client.positions import Offsets, Owner, Tell
+from strandline.client.retry import RetrySchedule
 from strandline.errors import StaleMemberError, StrandlineError, UnknownMemberError
 from strandline.types import PartitionName
 
@@ -46,6 +47,7 @@ class Commits:
         self.interval_s = interval_s
         self._committed: dict[PartitionName, int] = {}
         self._committed_s = time.monotonic()
+        self._retry = RetrySchedule()
 
     def found(self, starts: Offsets) -> None:
         """So much is committed already."""
@@ -95,8 +97,11 @@ class Commits:
         return view.owner
 
     def commit_if_due(self) -> None:
-        """Commit what was handed out before this poll, once in a while."""
-        if self.interval_s is not None and time.monotonic() - self._committed_s >= self.interval_s:
+        """Commit what was handed out before this poll, when it is time."""
+        now_s = time.monotonic()
+        if self.interval_s is None or now_s - self._committed_s < self.interval_s:
+            return
+        if self._retry.is_due(now_s):
             self.commit_softly(self._places)
 
     def commit_softly(self, partitions: Collection[PartitionName]) -> None:
@@ -113,4 +118,9 @@ class Commits:
         except StrandlineError as error:
             if not error.retriable:
                 raise
-            logger.warning("group %s: not committed, will try again: %s", self._group, error)
+            now_s = time.monotonic()
+            self._retry.failed(now_s)
+            if self._retry.is_news(now_s):
+                logger.warning("group %s: not committed, will try again: %s", self._group, error)
+        else:
+            self._retry.succeeded()

@@ -38,6 +38,7 @@ from strandline.client.office import Office
 from strandline.client.positions import LogPositions, Offsets, PositionStore, Tell
 from strandline.client.read_ahead import ConsumedBatch, ReadAhead
 from strandline.client.reading import Place
+from strandline.client.retry import RetrySchedule
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -63,7 +64,8 @@ class Options(NamedTuple):
 
     Attributes:
         start: where to begin in partitions without a position: ``"earliest"``, ``"latest"`` or a
-            time; also where the log does not hold the position any more. Partitions that a stream
+            time; also where the log ends before the position. A group that has fallen behind
+            retention goes on at the first record kept, whatever it says. Partitions that a stream
             got after the group had begun with it are begun at their beginning.
         commit_interval_s: positions are committed in a ``poll`` once so much time has passed; None:
             only by ``commit``. Where a member begins that does not start ``"earliest"`` is
@@ -125,6 +127,8 @@ class Consumer:
         """The next record to hand out, of each partition we have."""
         self._ahead = ReadAhead(source, self._next, restart=options.start)
         self._paused: set[PartitionName] = set()
+        self._beginning = RetrySchedule()
+        """When to look for positions again while they cannot be had."""
         self._is_interrupted = threading.Event()
         self._is_closed = False
         self._has_left = False
@@ -173,7 +177,8 @@ class Consumer:
             self._ahead.raise_failure()
             if self._is_interrupted.is_set():
                 return []
-            batches = self._ahead.take(deadline_s)
+            # Partitions that could not be begun are tried again within the poll, too.
+            batches = self._ahead.take(min(deadline_s, self._beginning.not_before_s or deadline_s))
             if batches or time.monotonic() >= deadline_s:
                 return batches
 
@@ -308,7 +313,9 @@ class Consumer:
         if going:
             self._revoke(going)
         coming = view.assigned - self._next.keys()
-        if coming:
+        if not coming:
+            self._beginning.succeeded()
+        elif self._beginning.is_due(time.monotonic()):
             self._assign(coming, view)
 
     def _revoke(self, going: Partitions) -> None:
@@ -332,10 +339,14 @@ class Consumer:
             is_gone = isinstance(error, UnknownStreamError)
             if not (error.retriable or has_moved or is_gone):
                 raise
-            logger.warning("group %s: cannot begin yet: %s", self.group, error)
+            now_s = time.monotonic()
+            self._beginning.failed(now_s)
+            if self._beginning.is_news(now_s):
+                logger.warning("group %s: cannot begin yet: %s", self.group, error)
             if has_moved:
                 self._membership.beat_soon()  # and look again at the next poll
             return
+        self._beginning.succeeded()
         self._next |= starts
         try:
             if self._options.on_assigned is not None:

@@ -48,6 +48,9 @@ KEPT_FAILURES_MAX = 1000
 WATCH_INTERVAL_S = 0.5
 JOIN_TIMEOUT_S = 10.0
 IDLE_S = 0.5
+IDLE_PUT_S = 5.0
+"""A producer that has had nothing to send for so long ends its puts, and with them its threads here
+and at the brokers."""
 SILENCE_S = 5.0
 TELL_S = 5.0
 """After so long people are told why nothing is acknowledged; an election takes less."""
@@ -101,6 +104,7 @@ class Delivery:
         )
         self._resolving: list[int] = []
         """The threads that give futures their outcomes, and so run users' callbacks."""
+        self._is_watched = False
         self._is_gone = False
         self._has_told = False
         """Whether people know why nothing is acknowledged."""
@@ -116,8 +120,7 @@ class Delivery:
         )
         with self._changed:
             self._leaders.take(routes)
-        # Not a daemon: a program does not end before what it appended is delivered or given up.
-        threading.Thread(target=self._watch, name="strandline-watchdog").start()
+            self._watch_over()
 
     # Callers
 
@@ -144,7 +147,7 @@ class Delivery:
             if partition is None:
                 partition = accumulator.anywhere(partitions)
             if accumulator.add(partition, record, future, size=size, now_s=time.monotonic()):
-                self._changed.notify_all()
+                self._awake(partition)
         return future
 
     def add_lot(self, lot: TableLot) -> None:
@@ -160,7 +163,7 @@ class Delivery:
             self._accumulator.seal(lot.partition)
             self._collect(now_s)
             self._outbox.put(lot)
-            self._changed.notify_all()
+            self._awake(lot.partition)
 
     def add_partitions(self, routes: Routes) -> None:
         """Know the leaders of partitions that the stream was given meanwhile."""
@@ -256,6 +259,20 @@ class Delivery:
         if self._closing.is_set():
             raise DisconnectedError("this producer is closed; make another")
 
+    def _awake(self, partition: int) -> None:
+        """Have the threads that deliver records of a partition look; the lock is held."""
+        if leader := self._leaders[partition]:
+            self.send_to((leader,))  # its lane ends when nothing is to be sent for a while
+        if not self._is_watched:
+            self._watch_over()
+        self._changed.notify_all()
+
+    def _watch_over(self) -> None:
+        """Start the watchdog; the lock is held."""
+        self._is_watched = True
+        # Not a daemon: a program does not end before what it appended is delivered or given up.
+        threading.Thread(target=self._watch, name="strandline-watchdog").start()
+
     def _collect(self, now_s: float, *, everything: bool = False) -> None:
         """Move what is ready from the accumulator to the outbox; the lock is held."""
         for lot in self._accumulator.take_ready(now_s, everything=everything):
@@ -339,6 +356,9 @@ class Delivery:
                     self._leaders.look_for_more(now_s)
                 self._note_end()
                 self._changed.notify_all()
+                if not (self._holds_any or self._lanes or self._failures or expired):
+                    self._is_watched = False
+                    return
             if expired:
                 self._give_up([(each.lot, self._timeout(each)) for each in expired])
         if is_exit and self._failures:
@@ -346,8 +366,13 @@ class Delivery:
 
     def _note_end(self) -> None:
         """Whether everything is over; the lock is held."""
-        if self._closing.is_set() and not (self._outbox or self._accumulator):
+        if self._closing.is_set() and not self._holds_any:
             self._is_over.set()
+
+    @property
+    def _holds_any(self) -> bool:
+        """Whether any record is held; with the lock."""
+        return bool(self._outbox or self._accumulator)
 
     def _tell(self, now_s: float) -> None:
         """Say, once, why nothing is acknowledged, long before it is given up; the lock is held."""
@@ -410,14 +435,23 @@ class Delivery:
                 entry = self._outbox.send(lane, lambda p: self._leaders.may_send(p, lane.address))
                 if entry is not None:
                     lane.waits_since_s = lane.waits_since_s or now_s
+                    lane.used_s = now_s
                     return entry
                 self._note_end()
                 if self._is_over.is_set():
                     lane.is_over = True
                     self._changed.notify_all()
                     return None
+                idle_s = lane.used_s + IDLE_PUT_S - now_s
+                if not self._holds_any and idle_s <= 0:
+                    lane.is_over = True
+                    del self._lanes[lane.address]
+                    return None
                 due_s = self._accumulator.due_s()
-                self._changed.wait(None if due_s is None else max(0.0, due_s - now_s))
+                if due_s is not None:
+                    self._changed.wait(max(0.0, due_s - now_s))
+                else:
+                    self._changed.wait(None if self._outbox else idle_s)
 
     def writes(self, lane: Lane, entry: Entry[SomeLot]) -> bool:
         """A lot is about to be written; False: it was given up; see ``Office``."""

@@ -9,6 +9,7 @@ Rules:
 Must not know groups or positions.
 """
 
+import logging
 import queue
 import threading
 import time
@@ -27,6 +28,9 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.types import PartitionName
+
+logger = logging.getLogger(__name__)
 
 PUT_SLICE_S = 0.1
 INBOX_BATCHES = 8
@@ -63,6 +67,8 @@ class Fetched(NamedTuple):
     partition: int
     batch: pa.RecordBatch | None
     error: StrandlineError | None = None
+    moved_to: int | None = None
+    """Where the partition is read on, as the log does not hold the offset that was next."""
 
 
 Inbox = queue.Queue[Fetched | None]
@@ -76,7 +82,8 @@ class Fetch:
         stream: its name.
         starts: where to begin, by partition.
         inbox: where to put what is read.
-        restart: where to begin when an offset is not there any more.
+        restart: where to go on when the log ends before an offset. What retention has deleted is
+            passed over: the first record kept is next.
     """
 
     def __init__(
@@ -168,9 +175,21 @@ class Fetch:
         except StrandlineError as failure:
             return failure
         for number, at in self._next.items():
-            if number in first and not first[number] <= at <= end[number]:
-                self._next[number] = fresh[number]
+            if number in self.wanted and number in first and at < first[number]:
+                # Not where members begin: what is kept was never handed out.
+                self._move(number, first[number], why="records before that were deleted")
+            elif number in self.wanted and number in end and at > end[number]:
+                self._move(number, fresh[number], why=f"the log ends at {end[number]}")
         return None
+
+    def _move(self, number: int, to: int, *, why: str) -> None:
+        """Read a partition on elsewhere, and let the consumer know, so that it is committed."""
+        name = PartitionName(self.stream, number)
+        logger.warning(
+            "%s: offset %d is not there, going on at %d: %s", name, self._next[number], to, why
+        )
+        self._next[number] = to
+        self._put(Fetched(self, number, None, moved_to=to))
 
 
 def split(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -10,6 +10,7 @@ later is not listened to.
 
 import logging
 import threading
+import time
 from typing import Protocol
 
 from strandline.client.connection import Connection
@@ -85,6 +86,8 @@ class Lane:
         """Whether it sends nothing more: closed, or abandoned."""
         self.waits_since_s: float | None = None
         """Since when an ack is missing, or None."""
+        self.used_s = time.monotonic()
+        """When it was given a lot last."""
         self._connection = connection
         self._request = request
         self._office = office

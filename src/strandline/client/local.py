@@ -55,6 +55,10 @@ def _is_long(request: ReadRequest) -> bool:
     """Whether it may be of many records, and is of those that are stored."""
     if request.follow or request.wait_ms_max or request.skip_damaged:
         return False
+    if request.order == "descending":
+        return False  # files are read forwards
+    if isinstance(request.start, int) and -RECORDS_FEW <= request.start < 0:
+        return False
     if request.records_max is not None:
         return False
     if isinstance(request.start, int) and isinstance(request.stop, int):
@@ -134,7 +138,8 @@ class LocalStream(BatchStream):
         Raises:
             DataLossError: what comes next was deleted meanwhile.
         """
-        is_moved = position > part.start or not part.may_move
+        is_moved = position > part.start or isinstance(self._request.start, int)
+        is_moved = is_moved or not part.may_move
         rest = msgspec.structs.replace(
             self._request,
             partition=part.partition,

@@ -60,7 +60,7 @@ class ReadAhead:
     Args:
         source: where records come from.
         places: the next record to hand out, of each partition; shared with the consumer.
-        restart: where to go on when an offset is not there any more.
+        restart: where to go on when the log ends before an offset.
     """
 
     def __init__(self, source: Source, places: dict[PartitionName, int], *, restart: Place) -> None:
@@ -123,6 +123,11 @@ class ReadAhead:
     def _accepted(self, fetched: Fetched | None) -> ConsumedBatch | None:
         """A batch to hand out; None if there is none, or it is not ours any more."""
         if fetched is None:
+            return None
+        if fetched.moved_to is not None:
+            name = PartitionName(fetched.fetch.stream, fetched.partition)
+            if self._fetches.get(name) is fetched.fetch:
+                self._places[name] = fetched.moved_to
             return None
         if fetched.batch is None:
             assert fetched.error is not None, "no batch, so an error"

@@ -28,6 +28,9 @@ from strandline.errors import (
 from strandline.protocol import admin
 from strandline.protocol.tickets import ReadRequest
 
+FOLLOWED_S = 60.0
+"""How long a read without an end waits for brokers that are away: they may all be restarted."""
+
 
 class ReadCalls(ABC):
     """The calls of a client that read."""
@@ -67,8 +70,8 @@ class ReadCalls(ABC):
             stream: its name.
             partition: None reads all, one after another (interleaved when following), with a
                 ``partition`` column if there are several.
-            start: ``"earliest"``, ``"latest"``, an offset (of one partition), or a time (in UTC if
-                it has no zone).
+            start: ``"earliest"``, ``"latest"``, an offset (of one partition), a time (in UTC if it
+                has no zone), or ``-n``: the last n records of each partition.
             stop: exclusive; the same. By default ``"latest"``, the end at the time of the call, or
                 none when following.
             columns: names in the order wanted, of offset, timestamp, subject, key, value, headers
@@ -78,9 +81,10 @@ class ReadCalls(ABC):
                 one of the broker that was connected to and no other, to see what it has. What is
                 read is the same, only perhaps a moment later.
             **options: filters on the broker: ``subject`` (a pattern), ``keys``,
-                ``timestamp_from``, ``timestamp_to``; ``starts`` ({partition: offset}, in place of
-                ``start``), ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll),
-                ``batch_bytes``, ``skip_damaged``.
+                ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: each partition
+                newest first), ``starts`` ({partition: offset}, in place of ``start``),
+                ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll), ``batch_bytes``,
+                ``skip_damaged``.
 
         Raises:
             OffsetOutOfRangeError: an offset that does not exist; the message names those that do.
@@ -108,12 +112,29 @@ class ReadCalls(ABC):
             StrandlineError: as ``read``.
         """
         request = read_request(stream, **options)
-        return self._begin(request, replica=replica, timeout_s=self._brokers.timeout_s)
+        timeout_s = self._brokers.timeout_s
+        is_patient = request.follow and replica != "this"
+        patience_s = max(timeout_s, FOLLOWED_S) if is_patient else timeout_s
+        return self._begin(request, replica=replica, timeout_s=timeout_s, patience_s=patience_s)
 
     def _begin(
-        self, request: ReadRequest, *, replica: Replica, timeout_s: float, is_of_all: bool = False
+        self,
+        request: ReadRequest,
+        *,
+        replica: Replica,
+        timeout_s: float,
+        patience_s: float | None = None,
+        is_of_all: bool = False,
     ) -> BatchStream | RoutedRead:
-        """Begin a read, at the only broker or wherever its partitions are."""
+        """Begin a read, at the only broker or wherever its partitions are.
+
+        Args:
+            request: what to read.
+            replica: where.
+            timeout_s: how long it may take to begin.
+            patience_s: how long a partition may be out of reach later; None: as long.
+            is_of_all: whether it is of all partitions, though its ``starts`` names them.
+        """
         with within(timeout_s):
             is_routed, address = self._known.is_cluster, self._brokers.home
             if is_routed and replica == "this":
@@ -125,7 +146,7 @@ class ReadCalls(ABC):
                     self._brokers,
                     request,
                     replica=replica,
-                    timeout_s=timeout_s,
+                    timeout_s=patience_s or timeout_s,
                     is_of_all=is_of_all,
                 )
             connection = self._brokers.connection(address)
@@ -156,7 +177,7 @@ class ReadCalls(ABC):
         partition: int | None = None,
         start: Place = "latest",
         starts: Mapping[int, int] | None = None,
-        reconnect_timeout_s: float = 60.0,
+        reconnect_timeout_s: float = FOLLOWED_S,
         replica: Replica = "leader",
         **options: Any,
     ) -> Subscription:
@@ -198,7 +219,7 @@ class ReadCalls(ABC):
         """Where a subscription begins, resolved once so that a reconnect changes nothing."""
         if partition is None:
             return self._offsets(stream, start)
-        if isinstance(start, int):
+        if isinstance(start, int) and start >= 0:
             return {partition: start}
         found = self._offsets(stream, start, (partition,))
         return {partition: found.get(partition, 0)}

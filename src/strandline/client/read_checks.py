@@ -45,7 +45,7 @@ def check_places(request: ReadRequest, numbers: list[int]) -> None:
         InvalidRequestError: there is one.
     """
     for bound in (request.start, request.stop):
-        if isinstance(bound, int) and len(numbers) > 1:
+        if isinstance(bound, int) and bound >= 0 and len(numbers) > 1:
             raise InvalidRequestError(
                 f"offset {bound} is a place in one partition, and the read is of {len(numbers)} "
                 f"of {request.stream!r}: name the partition, or give 'starts'"

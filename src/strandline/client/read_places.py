@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from strandline.client.brokers import Brokers, Routes, group
+from strandline.client.brokers import Brokers, group
 from strandline.client.deadline import within
 from strandline.client.local import begin_read
 from strandline.client.office import ATTEMPT_S
@@ -33,7 +33,7 @@ from strandline.errors import (
 )
 from strandline.protocol import admin
 from strandline.protocol.admin import PartitionInfo
-from strandline.protocol.tickets import Bound, ReadRequest
+from strandline.protocol.tickets import Bound, ReadRequest, counts_from_end
 from strandline.record.schema import project
 
 Replica = Literal["leader", "any", "this"]
@@ -75,9 +75,7 @@ class ReadPlaces:
         """A replica that failed last."""
         self._only = brokers.asked() if replica == "this" else ""
         """The only broker to read at."""
-        self._is_alone = False
-        """Whether the only broker to read at has lost the others: its copy is all there is."""
-        routes = self._routes()
+        routes = brokers.routes(request.stream)
         numbers = numbers_of(request, sorted(routes))
         check_places(request, numbers)
         is_whole = request.partition is None and len(routes) > 1
@@ -92,22 +90,6 @@ class ReadPlaces:
         extra = [name for name in ("partition", "offset") if name not in self.schema.names]
         self._columns = [*self.schema.names, *extra]
 
-    def _routes(self) -> Routes:
-        """Who leads and copies each partition; of the only broker to read at, as that one knows."""
-        stream = self._request.stream
-        if self._only:
-            body = admin.StreamInfoRequest(name=stream, own=True)
-            try:
-                info = self._brokers.ask_at(
-                    self._only, admin.STREAM_INFO, body, kind=admin.StreamInfo
-                )
-            except UnknownStreamError:
-                pass  # it may have been created a moment ago, at another broker
-            else:
-                self._is_alone = not info.has_quorum
-                return {each.partition: each for each in info.partitions}
-        return self._brokers.routes(stream)
-
     # Where it begins and ends
 
     def _resolved(
@@ -116,7 +98,8 @@ class ReadPlaces:
         """The place in each partition; "earliest" stays, it is where the log begins by then."""
         if starts is not None:
             return dict(starts)
-        if isinstance(bound, int) or (bound == "earliest" and not self._request.follow):
+        is_fixed = isinstance(bound, int) and not counts_from_end(bound)
+        if is_fixed or (bound == "earliest" and not self._request.follow):
             return dict.fromkeys(numbers, bound)
         return dict(self._offsets(bound, numbers))
 
@@ -129,10 +112,6 @@ class ReadPlaces:
         return dict(self._offsets("latest" if stop is None else stop, numbers))
 
     def _offsets(self, at: Bound, numbers: list[int]) -> dict[int, int]:
-        if self._is_alone and numbers:
-            own = admin.OffsetsRequest(name=self._request.stream, at=at, partitions=tuple(numbers))
-            found_here = self._brokers.ask_at(self._only, admin.OFFSETS, own, kind=admin.Offsets)
-            return found_here.offsets
         found: dict[int, int] = {}
         for _, answer in self._brokers.ask_leaders(
             self._request.stream,
@@ -154,7 +133,7 @@ class ReadPlaces:
         Raises:
             UnavailableError: none of them can.
         """
-        routes = self._routes()
+        routes = self._brokers.routes(self._request.stream)
         places = group({number: self._place(routes[number]) for number in numbers})
         nowhere = places.pop("", ())
         if not places:
@@ -175,7 +154,7 @@ class ReadPlaces:
         if self._replica == "leader":
             return partition.leader
         if self._only:
-            return self._only if self._is_alone or self._only in partition.in_sync else ""
+            return self._only if self._only in partition.in_sync else ""
         nearest = self._brokers.home
         able = [a for a in partition.in_sync if a != self._avoided] or list(partition.in_sync)
         if nearest in able:
@@ -224,7 +203,7 @@ class ReadPlaces:
         self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
     ) -> StrandlineError:
         """Whether an offset does not exist, or is only not known there yet."""
-        body = admin.StreamInfoRequest(name=self._request.stream, own=True)
+        body = admin.StreamName(name=self._request.stream)
         connection = self._brokers.connection(address)
         [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
         self._avoided = address

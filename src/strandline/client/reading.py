@@ -32,7 +32,8 @@ from strandline.protocol.tickets import (
 from strandline.protocol.wire import decode, encode
 
 Place = str | int | datetime
-"""``"earliest"``, ``"latest"``, an offset, or a time (in UTC if it has no zone)."""
+"""``"earliest"``, ``"latest"``, an offset, a time (in UTC if it has no zone), or as a start ``-n``:
+the last n records."""
 
 PUMPED_BATCHES = 4
 
@@ -65,6 +66,7 @@ def read_request(
     start: Place = "earliest",
     stop: Place | None = None,
     columns: Sequence[str] | None = None,
+    order: str = "ascending",
     follow: bool = False,
     subject: str | None = None,
     keys: Sequence[bytes | str] | None = None,
@@ -90,6 +92,7 @@ def read_request(
         start=bound_of(start),
         starts=None if starts is None else offsets_by_number(starts, "starts"),
         stop=None if stop is None else bound_of(stop),
+        order=order,  # type: ignore[arg-type]  # decoding it checks it
         follow=follow,
         columns=None if columns is None else listed(columns, "columns"),
         subject=subject,

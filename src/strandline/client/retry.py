@@ -22,6 +22,8 @@ from strandline.errors import (
 
 FIRST_S = 0.05
 MOST_S = 1.0
+RETRY_S_MAX = 5.0
+LOGGED_AGAIN_S = 60.0
 
 
 def is_connection_loss(error: StrandlineError) -> bool:
@@ -79,6 +81,30 @@ class Backoff:
     def wait_s(self, now_s: float) -> float:
         """Seconds to wait before the next attempt."""
         return max(0.0, self.not_before_s - now_s)
+
+
+class RetrySchedule(Backoff):
+    """When to do again what keeps failing, and when to log that it does: not each time."""
+
+    def __init__(self) -> None:
+        super().__init__(most_s=RETRY_S_MAX)
+        self._logged_s: float | None = None
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to try now."""
+        return now_s >= self.not_before_s
+
+    def is_news(self, now_s: float) -> bool:
+        """Whether to log the failure at ``now_s``: the first one, and then once in a while."""
+        if self._logged_s is not None and now_s - self._logged_s < LOGGED_AGAIN_S:
+            return False
+        self._logged_s = now_s
+        return True
+
+    def succeeded(self) -> None:
+        """An attempt succeeded, or is not needed any longer."""
+        super().succeeded()
+        self._logged_s = None
 
 
 class Patience:

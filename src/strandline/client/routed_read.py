@@ -117,7 +117,11 @@ class RoutedRead(ReadPlaces):
         offsets, numbers = batch.column("offset"), batch.column("partition")
         runs = pc.run_end_encode(numbers)
         for end, number in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
-            self._positions[number] = offsets[end - 1].as_py() + 1
+            last = offsets[end - 1].as_py()
+            if self._request.order == "descending":
+                self._stops[number] = last
+            else:
+                self._positions[number] = last + 1
             self._read.add(number)
         if self._left is not None:
             self._left -= batch.num_rows

@@ -22,9 +22,16 @@ SPENT: Final = 0.0
 
 
 class RoundBudget:
-    """The budget that the connections of one listener share."""
+    """The budget that the connections of one listener share.
 
-    def __init__(self) -> None:
+    Args:
+        slice_s: for one connection.
+        round_s: for all of them.
+    """
+
+    def __init__(self, slice_s: float = SLICE_S, round_s: float = ROUND_S) -> None:
+        self._slice_s = slice_s
+        self._round_s = round_s
         self._deferred: deque[Callable[[], None]] = deque()
         self._is_under_way = False
         self._end_s = SPENT
@@ -35,9 +42,9 @@ class RoundBudget:
         now_s = loop.time()
         if not self._is_under_way:
             self._is_under_way = True
-            self._end_s = now_s + ROUND_S
+            self._end_s = now_s + self._round_s
             loop.call_soon(self._next_round)
-        return min(now_s + SLICE_S, self._end_s) if now_s < self._end_s else SPENT
+        return min(now_s + self._slice_s, self._end_s) if now_s < self._end_s else SPENT
 
     def charge(self, seconds: float) -> None:
         """Take time of the round for work that the caller's input starts and that runs later."""

@@ -117,6 +117,7 @@ def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
     if known is None:
         return image.with_broker(BrokerImage(id=command.broker, **told))
     check_directory(known, command)
+    check_not_older(known, command)
     if known.incarnation == command.incarnation:
         return image.with_broker(msgspec.structs.replace(known, **told))
     again = msgspec.structs.replace(known, **told, is_fenced=True, is_stopping=False)
@@ -153,9 +154,34 @@ def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
         )
 
 
+def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
+    """Refuse a broker that has forgotten what it acknowledged: its votes, and perhaps records.
+
+    Raises:
+        RefusedError: its data directory is an older copy.
+    """
+    if command.stored_index < known.stored_index:
+        raise RefusedError(
+            "older_copy",
+            f"the data directory of broker {known.id} is an older copy: it has the metadata up to "
+            f"entry {command.stored_index}, and had acknowledged entry {known.stored_index}. "
+            "Start it with the newest directory; or, if that is lost, run 'strandline cluster "
+            f"replace-disk {known.id}' and start it again: what it lacks is copied from the others",
+        )
+
+
+def _with_stored(broker: BrokerImage, stored: tuple[int, ...], number: int) -> BrokerImage:
+    """The broker, of which it is known how much is on its disk; that only grows."""
+    index = stored[number] if number < len(stored) else 0
+    return msgspec.structs.replace(broker, stored_index=max(index, broker.stored_index))
+
+
 def fence_brokers(image: MetadataImage, command: Fence) -> MetadataImage:
     """Take brokers out of service, together: the ISR of each partition shrinks once."""
-    found = [known_run(image, run) for run in command.runs]
+    found = [
+        _with_stored(known_run(image, run), command.stored, number)
+        for number, run in enumerate(command.runs)
+    ]
     gone = {broker.id: broker for broker in found if not broker.is_fenced}
     if not gone:
         return image
@@ -180,8 +206,8 @@ def _without_service(image: MetadataImage, gone: Collection[BrokerId]) -> Metada
 def unfence_brokers(image: MetadataImage, command: Unfence) -> MetadataImage:
     """Take brokers into service; leaders and ISRs follow by commands of their own."""
     brokers = dict(image.brokers)
-    for run in command.runs:
-        found = known_run(image, run)
+    for number, run in enumerate(command.runs):
+        found = _with_stored(known_run(image, run), command.stored, number)
         if found.is_stopping:
             raise RefusedError(
                 "not_eligible", f"broker {run.broker} is stopping; it has to restart"
@@ -228,7 +254,9 @@ def forget_directory(image: MetadataImage, command: ForgetDirectory) -> Metadata
                     f"broker {found.id} cannot be forgotten: in {name} {error.message}; elect "
                     "another leader there first, which loses records, or delete the stream",
                 ) from error
-    empty = msgspec.structs.replace(found, directory_id="", incarnation="", is_impaired=False)
+    empty = msgspec.structs.replace(
+        found, directory_id="", incarnation="", is_impaired=False, stored_index=0
+    )
     return image.with_partitions(changed).with_broker(empty)
 
 

@@ -72,6 +72,8 @@ class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grpc_address: str = ""
     rack: str = ""
     beam_address: str = ""
+    stored_index: int = 0
+    """The last entry of the metadata log that the broker found on its disk at the start."""
 
 
 class BrokerRun(msgspec.Struct, frozen=True, array_like=True):
@@ -85,12 +87,17 @@ class Fence(msgspec.Struct, frozen=True, tag=True):
     """Take brokers out of service: no leadership, and out of each ISR that has others left."""
 
     runs: tuple[BrokerRun, ...]
+    stored: tuple[int, ...] = ()
+    """Of each run, the last committed entry of the metadata log that is certain to be on its disk,
+    so that an older copy of its data directory is recognised."""
 
 
 class Unfence(msgspec.Struct, frozen=True, tag=True):
     """Take brokers into service."""
 
     runs: tuple[BrokerRun, ...]
+    stored: tuple[int, ...] = ()
+    """As ``Fence``."""
 
 
 class BeginShutdown(msgspec.Struct, frozen=True, tag=True):

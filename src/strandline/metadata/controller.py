@@ -89,6 +89,8 @@ class View:
     log_ends: LogEnds = field(default_factory=dict)
     away: Mapping[BrokerId, float] = field(default_factory=dict)
     """Since when there is no connection with brokers that had one."""
+    stored: Mapping[BrokerId, int] = field(default_factory=dict)
+    """How much of the metadata log is certain to be on brokers' disks."""
 
 
 def decide(
@@ -173,9 +175,13 @@ class _Plan:
         """Rule 1."""
         dead, back = came_and_went(self.image, self.view, self.limits)
         if dead:
-            self.propose(Fence(_runs(dead)))
+            self.propose(Fence(_runs(dead), self._stored(dead)))
         if back:
-            self.propose(Unfence(_runs(back)))
+            self.propose(Unfence(_runs(back), self._stored(back)))
+
+    def _stored(self, brokers: list[BrokerImage]) -> tuple[int, ...]:
+        known = self.view.stored
+        return tuple(known.get(broker.id, 0) for broker in brokers) if known else ()
 
     def elect(self) -> None:
         """Rule 2."""
@@ -225,7 +231,7 @@ class _Plan:
             if broker.is_stopping and not broker.is_fenced and not led[broker.id]
         ]
         if done:
-            self.propose(Fence(_runs(done)))
+            self.propose(Fence(_runs(done), self._stored(done)))
 
     def finish_moves(self) -> None:
         """Rule 4, the second half."""
@@ -349,7 +355,12 @@ class Controller:
         self._away.pop(broker, None)
 
     def decide(
-        self, image: MetadataImage, now_ms: float, log_ends: LogEnds | None = None
+        self,
+        image: MetadataImage,
+        now_ms: float,
+        log_ends: LogEnds | None = None,
+        *,
+        stored: Mapping[BrokerId, int] | None = None,
     ) -> tuple[Command, ...]:
         """Commands to propose now.
 
@@ -357,6 +368,7 @@ class Controller:
             image: the newest that is applied here.
             now_ms: of the clock that heartbeats were stamped with.
             log_ends: of partitions that lost their leader, as far as brokers answered.
+            stored: how much of the metadata log is certain to be on brokers' disks.
         """
         self._note_changes(image, now_ms)
         view = View(
@@ -366,6 +378,7 @@ class Controller:
             settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
             away=self._away,
+            stored=stored or {},
         )
         done = _Done(image, may_share_leaders(view, self.limits))
         if self._is_done(done) and not any(came_and_went(image, view, self.limits)):

@@ -64,6 +64,9 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Everything is to be moved off it; outlives a restart."""
     is_stopping: bool = False
     """Its leaderships are to be handed over before it stops; ends with its next start."""
+    stored_index: int = 0
+    """The metadata log is on its disk at least up to this entry: if it comes with less, its data
+    directory is an older copy, which lacks what it has acknowledged."""
     is_impaired: bool = False
     """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
     the broker reports that its disk has worked again for a while."""

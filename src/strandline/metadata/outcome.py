@@ -16,6 +16,7 @@ Reason = Literal[
     "",
     "duplicate_broker",  # the id belongs to another data directory
     "unknown_broker",
+    "older_copy",  # the broker came with less than it had acknowledged
     "removed_broker",  # the id was another broker's, which was removed
     "stale_incarnation",  # meant for, or sent by, an earlier run of the broker
     "broker_in_use",  # still serving, or still keeps partitions

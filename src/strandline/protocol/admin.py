@@ -80,9 +80,6 @@ class StreamInfoRequest(Message, frozen=True, kw_only=True):
     led: _Numbers | None = None
     """Partitions whose end has to be that of their leader, as ``OffsetsRequest.of_leader``; those
     of other partitions are what the broker knows, at once."""
-    own: bool = False
-    """Be answered from what this very broker knows, though it may have lost its cluster: for
-    readers of its own copies."""
 
 
 class TruncateBefore(Message, frozen=True, kw_only=True):
@@ -156,8 +153,6 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     partitions: tuple[PartitionInfo, ...]
     metadata_index: int = 0
     """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
-    has_quorum: bool = True
-    """False: the broker has lost the majority of its cluster, and others may lead by now."""
 
     @property
     def name(self) -> str:

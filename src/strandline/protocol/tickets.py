@@ -35,7 +35,8 @@ class AtTimestamp(Message, frozen=True, kw_only=True):
 
 
 Bound = Literal["earliest", "latest"] | Int64 | AtTimestamp
-"""A place in a partition: its first record, its end, an offset, or a time."""
+"""A place in a partition: its first record, its end, an offset, or a time. An offset below 0, as a
+start, is that of the record so many before the end."""
 
 
 class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,6 +50,8 @@ class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Read exactly these partitions, each from its offset; takes the place of ``start``."""
     stop: Bound | None = None
     """Exclusive. None: the high watermark at the time of the request, or never when following."""
+    order: Literal["ascending", "descending"] = "ascending"
+    """Descending: the same records of each partition, newest first."""
     follow: bool = False
     """Go on with records as they are stored, until ``stop`` or until the reader goes away."""
     columns: _Columns | None = None
@@ -104,6 +107,20 @@ def check_request(request: ReadRequest) -> None:
         raise InvalidRequestError("'starts' names no partition")
     if request.follow and isinstance(request.stop, AtTimestamp):
         raise InvalidRequestError("a read that follows stops at an offset, not at a time")
-    for bound in (request.start, request.stop, *(request.starts or {}).values()):
+    if request.order == "descending" and (request.follow or request.wait_ms_max):
+        raise InvalidRequestError(
+            "a descending read begins at the end of what is stored: leave 'follow' and "
+            "'wait_ms_max' out"
+        )
+    if counts_from_end(request.start) and request.stop not in (None, "latest"):
+        raise InvalidRequestError(
+            f"start {request.start} counts from the end of the partition: leave 'stop' out"
+        )
+    for bound in (request.stop, *(request.starts or {}).values()):
         if isinstance(bound, int) and bound < 0:
             raise OffsetOutOfRangeError(f"offset {bound} is negative; offsets begin at 0")
+
+
+def counts_from_end(bound: Bound | None) -> bool:
+    """Whether a place is so many records before the end."""
+    return isinstance(bound, int) and bound < 0

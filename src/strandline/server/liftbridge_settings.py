@@ -1,8 +1,8 @@
 """Liftbridge's settings, as its files and flags have them, as settings of ours.
 
-Rules: every key of Liftbridge 1.9 is known. What we have not, and somebody could rely on, is
-refused with what to do instead; what only tunes Liftbridge's insides is taken without effect; what
-does not exist there is refused as there. Pure, but for reading the file.
+Rules: keys are lower case here; every key of Liftbridge 1.9 is known. What we have not, and
+somebody could rely on, is refused with what to do instead; what only tunes Liftbridge's insides is
+taken without effect; what does not exist there is refused as there. Pure, but for reading the file.
 """
 
 import re
@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from strandline.errors import InvalidConfigError
+from strandline.server.master_keys import LIFTBRIDGE_VARIABLE
 from strandline.server.settings import Values, read_yaml
 
 DEFAULT_PORT: Final = 9292
+DEFAULT_NATS: Final = "127.0.0.1", 4222
+"""Where Liftbridge looks for a nats-server if it is not told."""
+SEGMENT_BYTES_MIN: Final = 64 << 10
+PREFIX: Final = "LIFTBRIDGE_"
+SERVICE_ADDRESS: Final = ("tcp://", "udp://")
 _UNITS_MS: Final = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1, "s": 1000, "m": 60_000, "h": 3.6e6}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 _LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
@@ -61,8 +67,6 @@ def _level(value: Any) -> str:
 
 _TAKEN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     # theirs → ours, and how the value is read
-    "host": ("grpc.advertised_host", str),
-    "port": ("grpc.port", _number),
     "data.dir": ("data_dir", str),
     "logging.level": ("log_level", _level),
     "tls.cert": ("tls.certificate", str),
@@ -73,7 +77,10 @@ _TAKEN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "streams.retention.max.messages": ("grpc.streams.retention_records", _number),
     "streams.retention.max.age": ("grpc.streams.retention_age_ms", duration_ms),
     "streams.cleaner.interval": ("cleaner_interval_ms", duration_ms),
-    "streams.segment.max.bytes": ("grpc.streams.segment_bytes", _number),
+    "streams.segment.max.bytes": (
+        "grpc.streams.segment_bytes",
+        lambda value: max(SEGMENT_BYTES_MIN, _number(value)),
+    ),
     "streams.segment.max.age": ("grpc.streams.segment_age_ms", duration_ms),
     "streams.compact.enabled": ("grpc.streams.compact", _flag),
     "streams.auto.pause.time": ("grpc.streams.auto_pause_ms", duration_ms),
@@ -99,7 +106,6 @@ _WITHOUT_EFFECT: Final = frozenset(
         "logging.recovery",
         "logging.raft",
         "logging.nats",
-        "nats.embedded",  # there is one whenever nats.servers is not given
         "streams.compact.max.goroutines",
         "clustering.server.id",
         "clustering.raft.snapshot.retain",
@@ -132,7 +138,15 @@ _REFUSED_IF_ON: Final = {
     "tls.client.authz.enabled": "policy files are not read; see docs/security.md for rules",
 }
 _BESIDE: Final = frozenset(
-    {"listen", "tls.client.auth.enabled", "tls.client.authz.model", "tls.client.authz.policy"}
+    {
+        "listen",
+        "host",
+        "port",
+        "nats.embedded",
+        "tls.client.auth.enabled",
+        "tls.client.authz.model",
+        "tls.client.authz.policy",
+    }
 )
 """Read together with others."""
 
@@ -149,11 +163,32 @@ def read_liftbridge_file(file: Path) -> Values:
 def _flat(values: Mapping[str, Any], prefix: str) -> Values:
     found: Values = {}
     for key, value in values.items():
+        path = f"{prefix}{str(key).lower()}"  # Liftbridge reads keys in any case
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= _flat(value, f"{path}.")
         else:
-            found[f"{prefix}{key}"] = value
+            found[path] = value
     return found
+
+
+def settings_in_environment(environ: Mapping[str, str]) -> tuple[Values, list[str]]:
+    """Return the settings that LIFTBRIDGE_* variables make, and the variables that make none.
+
+    LIFTBRIDGE_DATA_DIR is ``data.dir``; a dot may stay one. What Kubernetes sets for a service that
+    is named liftbridge (LIFTBRIDGE_PORT=tcp://…) is nobody's setting.
+    """
+    found: Values = {}
+    unknown: list[str] = []
+    known = {*_TAKEN, *_WITHOUT_EFFECT, *_REFUSED, *_REFUSED_IF_ON, *_BESIDE}
+    for variable, value in sorted(environ.items()):
+        if not variable.startswith(PREFIX) or variable == LIFTBRIDGE_VARIABLE:
+            continue
+        key = variable.removeprefix(PREFIX).lower().replace("_", ".")
+        if key not in known or value.startswith(SERVICE_ADDRESS):
+            unknown.append(variable)
+        else:
+            found[key] = value
+    return found, unknown
 
 
 def translated(settings: Mapping[str, Any]) -> Values:
@@ -163,10 +198,10 @@ def translated(settings: Mapping[str, Any]) -> Values:
         InvalidConfigError: an unknown setting, one we cannot honour, or a wrong value.
     """
     found: Values = {}
-    _put(found, "grpc.port", DEFAULT_PORT)
     _put(found, "grpc.cursor_partitions", 0)
     _put(found, "grpc.streams.retention_age_ms", duration_ms("168h"))
     _listen(found, settings)
+    _refuse_two_servers(settings)
     for key, value in settings.items():
         _refuse(key, value)
         if key not in _TAKEN:
@@ -182,16 +217,38 @@ def translated(settings: Mapping[str, Any]) -> Values:
 
 
 def _listen(found: Values, settings: Mapping[str, Any]) -> None:
-    """Where to listen; ``host`` also binds when ``listen`` is unset."""
-    if "listen" not in settings:
-        if "host" in settings:
-            _put(found, "host", str(settings["host"]))
-        return
-    host, _, port = str(settings["listen"]).rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidConfigError(f"listen: {settings['listen']!r} is not host:port")
-    _put(found, "host", host.strip("[]"))
-    _put(found, "grpc.port", int(port))
+    """Where the API listens, and what its clients dial; the other listeners stay where they are.
+
+    ``listen`` is bound, and ``host`` and ``port`` are what clients are told; without ``listen``
+    they are bound too.
+    """
+    host, port = str(settings.get("host", "")), DEFAULT_PORT
+    if "port" in settings:
+        try:
+            port = _number(settings["port"])
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"port: {error.message}") from error
+    if host:
+        _put(found, "grpc.advertised_host", host)
+    if "listen" in settings:
+        bound, _, bound_port = str(settings["listen"]).rpartition(":")
+        if not bound or not bound_port.isdigit():
+            raise InvalidConfigError(f"listen: {settings['listen']!r} is not host:port")
+        if host:
+            _put(found, "grpc.advertised_port", port)
+        host, port = bound.strip("[]"), int(bound_port)
+    if host:
+        _put(found, "grpc.host", host)
+    _put(found, "grpc.port", port)
+
+
+def _refuse_two_servers(settings: Mapping[str, Any]) -> None:
+    """Refuse an embedded nats-server beside others: publishers would not know which to use."""
+    if _flag(settings.get("nats.embedded", False)) and settings.get("nats.servers"):
+        raise InvalidConfigError(
+            "nats.embedded and nats.servers contradict each other; keep nats.servers "
+            f"({settings['nats.servers']}) for your own servers, nats.embedded for one of ours"
+        )
 
 
 def _refuse(key: str, value: Any) -> None:

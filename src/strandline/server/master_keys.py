@@ -42,17 +42,13 @@ def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
     if text:
         return MasterKeys(lambda: parse_master_keys(text, VARIABLE), VARIABLE)
     raw = environ.get(LIFTBRIDGE_VARIABLE, "").encode()
-    if raw and config.grpc.port >= 0:
-        return MasterKeys(lambda: (_liftbridge_key(raw),), LIFTBRIDGE_VARIABLE)
-    return MasterKeys()
-
-
-def _liftbridge_key(raw: bytes) -> MasterKey:
-    if len(raw) not in KEY_SIZES:
-        raise InvalidConfigError(
-            f"{LIFTBRIDGE_VARIABLE}: invalid AES key size {len(raw)}; it has 16 or 32 bytes"
-        )
-    return MasterKey(raw)
+    if not raw or config.grpc.port < 0:
+        return MasterKeys()
+    if len(raw) not in KEY_SIZES:  # as Liftbridge, which refuses only streams that need it
+        text = "%s: invalid AES key size %d, so no stream can be encrypted; set 16 or 32 bytes"
+        logger.warning(text, LIFTBRIDGE_VARIABLE, len(raw))
+        return MasterKeys()
+    return MasterKeys(lambda: (MasterKey(raw),), LIFTBRIDGE_VARIABLE)
 
 
 class _KeyFile:

@@ -22,6 +22,7 @@ from strandline.config import BrokerConfig
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.server.logs import logging_to_stderr
 from strandline.server.renewal import certificate_files
+from strandline.server.watchdog import LoopWatchdog
 from strandline.server.wiring import BrokerApp, run_until
 from strandline.storage.descriptors import STORAGE_DESCRIPTORS
 from strandline.storage.disk import Disk
@@ -97,12 +98,16 @@ def _run(
         app = BrokerApp(config, clock=clock, disk=disk)
         if not await _start(app, stop):
             return
+        watchdog = LoopWatchdog()
         if certificate_files(config):  # else it ends the process, as ever
             loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
         ready = {**app.ready_line(), "pid": os.getpid()}
         logger.info("ready, with pid %d and Arrow Flight on port %d", ready["pid"], app.flight_port)
         on_ready(ready)
-        await run_until(app, stop)
+        try:
+            await run_until(app, stop)
+        finally:
+            watchdog.stop()
 
     uvloop.run(main())
     logger.info("stopped")

@@ -295,9 +295,12 @@ def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
             "auth.enabled checks who publishes, and cluster.nats_peers opens a port that nobody "
             "would check: set cluster.nats_secret_file, the same secret at each broker"
         )
-    if not config.tls.is_on and not _is_loopback(config.host):
+    grpc_host = config.grpc.host or config.host
+    open_host = config.host if not _is_loopback(config.host) else grpc_host
+    if not config.tls.is_on and not _is_loopback(open_host):
+        key = "host" if open_host == config.host else "grpc.host"
         raise InvalidConfigError(
-            f"host is {config.host!r} and there is no TLS: tokens would travel in clear text; set "
+            f"{key} is {open_host!r} and there is no TLS: tokens would travel in clear text; set "
             "tls.certificate and tls.key"
         )
     _refuse_open_peers(config)

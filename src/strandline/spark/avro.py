@@ -1,17 +1,20 @@
 """The Arrow columns of an Avro schema.
 
-Rules: a record is a struct, a union with null is a nullable field, other unions are refused; a
+Rules: a record is a struct, a union with null is a nullable field, other unions are refused; a type
+that has a name is described once and meant wherever its name stands, but not within itself; a
 logical type that has no column of its own, as a time of day, is what it is stored as. Must not know
 Spark; values are decoded in ``decode``.
 """
 
 import contextlib
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fastavro
 import pyarrow as pa
+from fastavro.read import SchemaResolutionError
 
 from strandline.errors import InvalidConfigError
 
@@ -46,12 +49,41 @@ def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
     Raises:
         InvalidConfigError: missing, not JSON, not a record, or with a type that has no column.
     """
-    parsed_schema(avro_schema)
+    parsed = parsed_schema(avro_schema)
     with _told_as_config():
-        kind = _type_of(_decoded(avro_schema))
+        kind = _type_of(parsed, {})
     if not pa.types.is_struct(kind):
         raise InvalidConfigError("the Avro schema of values must be a record")
     return pa.schema(list(kind))
+
+
+def value_reader(avro_schema: str | None, writer_schema: str | None) -> Callable[[bytes], Any]:
+    """The function that reads a value.
+
+    Args:
+        avro_schema: the columns.
+        writer_schema: what values were written with, if that is another version.
+
+    Raises:
+        InvalidConfigError: missing, or not an Avro schema.
+    """
+    ours = parsed_schema(avro_schema)
+    theirs = ours if writer_schema is None else parsed_schema(writer_schema)
+    reader_schema = None if theirs is ours else ours
+
+    def read(value: bytes) -> Any:
+        source = io.BytesIO(value)
+        try:
+            row = fastavro.schemaless_reader(source, theirs, reader_schema)
+        except SchemaResolutionError as error:
+            raise ValueError(f"the schemas of reader and writer do not fit: {error}") from error
+        except (EOFError, IndexError, KeyError) as error:
+            raise ValueError(f"not Avro of this schema: {error!r}") from error
+        if source.tell() != len(value):
+            raise ValueError(f"{len(value) - source.tell()} bytes follow the Avro value")
+        return row
+
+    return read
 
 
 def parsed_schema(avro_schema: str | None) -> Any:
@@ -98,30 +130,55 @@ def _as_stored(schema: Any) -> Any:
     }
 
 
-def _type_of(schema: Any) -> pa.DataType:
+def _type_of(schema: Any, named: dict[str, pa.DataType | None]) -> pa.DataType:
+    """The column of a type, whose names are whole.
+
+    Args:
+        schema: as fastavro parses it.
+        named: types described so far, by name; None while one is looked at.
+    """
     if isinstance(schema, list):
-        return _union(schema)
+        return _union(schema, named)
+    if isinstance(schema, str) and schema in named:
+        return _known(schema, named)
     name = schema if isinstance(schema, str) else schema.get("type")
     if isinstance(name, dict | list):
-        return _type_of(name)
+        return _type_of(name, named)
+    if isinstance(schema, dict) and "name" in schema:
+        named[schema["name"]] = None
+        kind = named[schema["name"]] = _described(schema, name, named)
+        return kind
+    return _described(schema, name, named)
+
+
+def _known(name: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
+    kind = named[name]
+    if kind is None:
+        raise InvalidConfigError(f"the Avro type {name} holds itself, and no column is as deep")
+    return kind
+
+
+def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
     if isinstance(schema, dict):
         if schema.get("logicalType") in _LOGICAL:
             return _LOGICAL[schema["logicalType"]]
         if schema.get("logicalType") == _DECIMAL:
             return pa.decimal128(schema["precision"], schema.get("scale", 0))
         if name == "record":
-            return pa.struct([(f["name"], _type_of(f["type"])) for f in schema["fields"]])
+            if not schema["fields"]:
+                raise InvalidConfigError(f"the Avro record {schema['name']} has no fields")
+            return pa.struct([(f["name"], _type_of(f["type"], named)) for f in schema["fields"]])
         if name == "array":
-            return pa.list_(_type_of(schema["items"]))
+            return pa.list_(_type_of(schema["items"], named))
         if name == "map":
-            return pa.map_(pa.string(), _type_of(schema["values"]))
+            return pa.map_(pa.string(), _type_of(schema["values"], named))
     if name in _PRIMITIVES:
         return _PRIMITIVES[name]
-    raise InvalidConfigError(f"the Avro type {name!r} has no column; describe it in place")
+    raise InvalidConfigError(f"the Avro type {name!r} has no column")
 
 
-def _union(choices: list[Any]) -> pa.DataType:
+def _union(choices: list[Any], named: dict[str, pa.DataType | None]) -> pa.DataType:
     others = [choice for choice in choices if choice != "null"]
     if len(others) != 1:
         raise InvalidConfigError("an Avro union may have null and one type; others have no column")
-    return _type_of(others[0])
+    return _type_of(others[0], named)

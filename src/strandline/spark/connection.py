@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import strandline.client
 from strandline.errors import (
@@ -123,6 +124,7 @@ def stream_state(options: ReadOptions) -> StreamState:
             )
             for each in info.partitions
         ),
+        is_compacted=info.config.compact,
     )
 
 
@@ -208,6 +210,27 @@ def read_range(
             break
     if records < wanted.records_max:
         _refuse_short_read(options, wanted, records=records)
+
+
+def stored_offsets(options: ReadOptions, wanted: OffsetRange) -> tuple[int, int, StreamState]:
+    """Count the records of a range and add up their offsets; also return the stream as it is then.
+
+    Records that retention has deleted are not counted.
+
+    Raises:
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker could not be reached in time.
+    """
+    lenient = replace(options, fail_on_data_loss=False)
+    state = stream_state(lenient)
+    starts = {each.partition: each.log_start_offset for each in state.partitions}
+    start = max(wanted.start, starts.get(wanted.partition, 0))
+    left = replace(wanted, start=min(start, wanted.stop))
+    rows = total = 0
+    for batch in read_range(lenient, left, ["offset"], identity=state.identity):
+        rows += batch.num_rows
+        total += pc.sum(batch.column("offset")).as_py()
+    return rows, total, stream_state(lenient)
 
 
 def _refuse_created_anew(options: ReadOptions, identity: str) -> None:

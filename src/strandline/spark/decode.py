@@ -7,7 +7,6 @@ tombstone) becomes a row of nulls. Must not know Spark, files or the broker.
 """
 
 import io
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from strandline.errors import InvalidConfigError
+from strandline.spark.json_columns import columns_of
+from strandline.spark.json_text import converted, refuse_other_than_one_value, text_type
 from strandline.spark.options import ValueFormat
 
 logger = logging.getLogger(__name__)
@@ -45,14 +46,19 @@ ParseRows = Callable[[pa.Array], pa.StructArray]
 
 
 def value_decoder(
-    kind: ValueFormat, schema: pa.Schema, *, avro_schema: str | None = None
+    kind: ValueFormat,
+    schema: pa.Schema,
+    *,
+    avro_schema: str | None = None,
+    avro_writer_schema: str | None = None,
 ) -> Callable[[pa.Array], Decoded]:
     """The function that decodes an array of values.
 
     Args:
         kind: not ``raw``, which needs none.
         schema: the columns wanted; fields of a value that it does not name are left out.
-        avro_schema: the writer's schema of Avro values, as JSON.
+        avro_schema: the schema of Avro values, as JSON.
+        avro_writer_schema: the one that they were written with, if that is another version.
 
     Raises:
         InvalidConfigError: Avro without a schema.
@@ -60,7 +66,7 @@ def value_decoder(
     if kind == "arrow":
         return lambda values: _decode_arrow(values, schema)
     if kind == "avro":
-        parse = _avro_parser(schema, avro_schema)
+        parse = _avro_parser(schema, avro_schema, avro_writer_schema)
     else:
         assert kind == "json", kind
 
@@ -81,17 +87,20 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
     """The schema of a table of decoded records: the record's own columns, then the value's.
 
     Raises:
-        InvalidConfigError: a field of the value has the name of one of the record's columns.
+        InvalidConfigError: a field of the value has the name of one of the record's columns, in
+            whatever case.
     """
     fields = [
         record_schema.field(name).with_name(f"{RECORD_PREFIX}{name}")
         for name in RECORD_COLUMNS
         if name in record_schema.names
     ]
-    clash = {field.name for field in fields} & set(value_schema.names)
+    own = {field.name for field in fields}
+    clash = [name for name in value_schema.names if name.lower() in own]
     if clash:
         raise InvalidConfigError(
-            f"values have a field '{min(clash)}', which names a column of the record; rename it"
+            f"values have a field '{min(clash)}', which names a column of the record (case does "
+            "not tell them apart); rename it"
         )
     return pa.schema([field.with_nullable(True) for field in [*fields, *value_schema]])
 
@@ -105,22 +114,17 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
     Raises:
         InvalidConfigError: no value of the sample is a JSON object, or they tell no columns.
     """
-    objects = [value for value in values.to_pylist() if value and _is_object(value)]
+    empty: list[str] = []
+    try:
+        objects, told = columns_of((value for value in values.to_pylist() if value), empty)
+    except ValueError as error:
+        raise InvalidConfigError(
+            f"the stream's JSON objects do not tell their columns ({error}); give 'schema'"
+        ) from error
     if not objects:
         raise InvalidConfigError(
             "the stream has no JSON object yet to infer columns from; give 'schema'"
         )
-    lines = b"\n".join(value.replace(b"\n", b" ") for value in objects)
-    options = pa.json.ReadOptions(block_size=max(1, len(lines)), use_threads=False)
-    try:
-        found = pa.json.read_json(io.BytesIO(lines), options).schema
-    except pa.ArrowInvalid as error:
-        raise InvalidConfigError(
-            f"the stream's JSON objects do not tell their columns ({reason_of(error)}); give "
-            "'schema'"
-        ) from error
-    empty: list[str] = []
-    told = _told(pa.struct(list(found)), "", empty)
     if told is None:
         raise InvalidConfigError(
             f"no field of the stream's JSON objects has a value yet ({', '.join(empty)}), and no "
@@ -135,25 +139,28 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
     return pa.schema(list(told))
 
 
-def _told(kind: pa.DataType, path: str, empty: list[str]) -> pa.DataType | None:
-    """A type without the parts of which a sample told nothing, whose paths go to ``empty``."""
-    if pa.types.is_struct(kind):
-        parts = [(field, f"{path}.{field.name}".removeprefix(".")) for field in kind]
-        kept = [
-            field.with_type(known)
-            for field, name in parts
-            if (known := _told(field.type, name, empty)) is not None
-        ]
-        if not parts:
-            empty.append(path)
-        return pa.struct(kept) if kept else None
-    if pa.types.is_list(kind):
-        known = _told(kind.value_type, path, empty)
-        return None if known is None else pa.list_(kind.value_field.with_type(known))
-    if pa.types.is_null(kind):
-        empty.append(path)
-        return None
-    return kind
+def refuse_case_twins(kind: pa.Schema | pa.DataType, path: str = "") -> None:
+    """Check that no two columns, or fields of one struct, differ by case alone.
+
+    Spark and Delta take them for one, and then cannot open the table.
+
+    Raises:
+        InvalidConfigError: naming both.
+    """
+    if isinstance(kind, pa.DataType) and not pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            refuse_case_twins(kind.field(i).type, path)
+        return
+    seen: dict[str, str] = {}
+    for field in kind:
+        name = f"{path}.{field.name}".removeprefix(".")
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise InvalidConfigError(
+                f"the columns '{other}' and '{name}' differ by case alone, and Spark could not "
+                "open a table of both; name one of them in 'schema', or rename one"
+            )
+        refuse_case_twins(field.type, name)
 
 
 def refuse_unreadable(schema: pa.Schema) -> None:
@@ -170,13 +177,6 @@ def refuse_unreadable(schema: pa.Schema) -> None:
                 f"column '{field.name}' is {field.type}, which cannot be read from JSON; leave it "
                 "out, or describe a map as a struct of the fields that are wanted"
             ) from error
-
-
-def _is_object(value: bytes) -> bool:
-    try:
-        return isinstance(json.loads(value), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
@@ -212,17 +212,20 @@ def _joined(rows: list[pa.StructArray], schema: pa.Schema) -> pa.StructArray:
 def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     """Rows of JSON values, all of them or an error.
 
-    Each value is wrapped in an object of its own that numbers it. A value that closes the wrapping
-    and opens another, or none at all, shows in the numbers, so a row always is its record's.
+    Arrow would take a value with more behind it for two fields, so all are checked to be one. Each
+    is wrapped in an object of its own that numbers it. A value that closes the wrapping and opens
+    another, or none at all, shows in the numbers, so a row always is its record's.
     """
     numbers = pa.array(range(len(values))).cast(pa.string())
     # The cast refuses what is not UTF-8, which Arrow's parser would let through. Between lines a
     # newline is what ends a value; inside one it is mere space.
     flat = pc.replace_substring(values.cast(pa.string()).fill_null("null"), "\n", " ")
+    texts = flat.to_pylist()
+    refuse_other_than_one_value("\n".join(texts).encode(), texts)
     wrapped = pc.binary_join_element_wise('{"i":', numbers, ',"v":', flat, "}\n", "")
     text = "".join(wrapped.to_pylist()).encode()
     kind = pa.struct([field.with_nullable(True) for field in schema])
-    read = _times_for_dates(kind)
+    read = text_type(kind)
     table = pa.json.read_json(
         io.BytesIO(text),
         pa.json.ReadOptions(block_size=len(text) + 1, use_threads=False),
@@ -233,43 +236,22 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     )
     if table.column("i").to_pylist() != list(range(len(values))):
         raise ValueError("not one JSON value")
-    rows = table.column("v").combine_chunks()
-    return rows if read == kind else rows.cast(kind)
+    return converted(table.column("v").combine_chunks(), kind)
 
 
-def _times_for_dates(kind: pa.DataType) -> pa.DataType:
-    """A type with times in the place of its dates, which Arrow reads from JSON as numbers alone."""
-    if pa.types.is_date32(kind):
-        return pa.timestamp("s")
-    if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_times_for_dates(each.type)) for each in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_times_for_dates(kind.value_type)))
-    return kind
-
-
-def _avro_parser(schema: pa.Schema, avro_schema: str | None) -> ParseRows:
+def _avro_parser(
+    schema: pa.Schema, avro_schema: str | None, writer_schema: str | None
+) -> ParseRows:
     # Imported here: fastavro, which comes with the extra 'lake', is needed for Avro alone.
-    import fastavro
+    from strandline.spark.avro import value_reader
 
-    from strandline.spark.avro import parsed_schema
+    read, kind = value_reader(avro_schema, writer_schema), pa.struct(list(schema))
 
-    parsed = parsed_schema(avro_schema)
-    kind = pa.struct(list(schema))
+    def parse(values: pa.Array) -> pa.StructArray:
+        rows = [None if value is None else read(value) for value in values.to_pylist()]
+        return pa.array(rows, kind)
 
-    def one(value: bytes | None) -> object:
-        if value is None:
-            return None
-        source = io.BytesIO(value)
-        try:
-            row = fastavro.schemaless_reader(source, parsed, None)
-        except (EOFError, IndexError, KeyError) as error:
-            raise ValueError(f"not Avro of this schema: {error!r}") from error
-        if source.tell() != len(value):
-            raise ValueError(f"{len(value) - source.tell()} bytes follow the Avro value")
-        return row
-
-    return lambda values: pa.array([one(value) for value in values.to_pylist()], kind)
+    return parse
 
 
 def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:

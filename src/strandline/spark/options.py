@@ -1,9 +1,9 @@
 """The options of ``format("strandline")``, decoded and checked once.
 
-Rules: option names are matched without regard to case, as Spark does; a name that looks like a
-misspelt one of ours is refused, because Spark itself ignores unknown names silently; every wrong
-value is an ``InvalidConfigError`` that names the option and what it takes. Must not know Spark or
-the broker: this module turns strings into values.
+Rules: option names are matched without regard to case, as Spark does; a name that is neither ours
+nor Spark's own is refused, because Spark itself ignores unknown names silently; every wrong value
+is an ``InvalidConfigError`` that names the option and what it takes. Must not know Spark or the
+broker: this module turns strings into values.
 """
 
 import difflib
@@ -15,9 +15,14 @@ from typing import Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
 
+STREAM_FORMAT = "strandline"
+TABLE_FORMAT = "strandline-table"
 Edge = Literal["earliest", "latest"]
 OffsetSpec = Edge | dict[int, int | Edge]
 """Where to start or end: one word for all partitions, or a place for each."""
+
+ORIGIN = "strandline"
+"""Key of the metadata of a column that say which stream it was read from."""
 
 READ_OPTIONS = (
     "server",
@@ -65,26 +70,39 @@ TABLE_OPTIONS = (
     "values",
     "valueSchema",
     "avroSchema",
+    "avroWriterSchema",
     "deadLetters",
     "server",
+    "servers",
     "stream",
     "streamIdentity",
 )
+_SPARK_OPTIONS = ("checkpointlocation", "queryname")
+"""What Spark hands to a sink of what it was told itself."""
+_CATALOG_OPTIONS = ("owner", "provider")
+"""What Spark adds when a table of its catalog is made."""
 _ELSEWHERE = {
+    "assign": "stream",
+    "bootstrap.servers": "server",
     "endingoffsetsbytimestamp": "endingOffsets",
     "endingtimestamp": "endingOffsets",
     "endtimestamp": "endingOffsets",
     "endoffset": "endingOffsets",
+    "groupidprefix": "group",
+    "kafka.bootstrap.servers": "server",
     "kafka.group.id": "group",
     "maxbytes": "maxBytesPerTrigger",
     "maxoffsetspertrigger": "maxRecordsPerTrigger",
     "maxrecordsperbatch": "maxRecordsPerTrigger",
     "minoffsetspertrigger": "minBytesPerTrigger",
     "startingoffsetsbytimestamp": "startingTimestamp",
+    "path": "stream",
+    "paths": "stream",
     "startoffset": "startingOffsets",
+    "subscribe": "stream",
+    "subscribepattern": "stream",
 }
-"""What Kafka's source and others call options of a read: not near enough to be taken for misspelt,
-and without effect the read would be larger, or another, than was asked for."""
+"""What Kafka's source and others call an option: not near enough to be taken for misspelt."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
 ValueFormat = Literal["raw", "json", "avro", "arrow"]
 PartitionBy = Literal["stream", "column"]
@@ -169,11 +187,13 @@ class TableOptions:
     value_schema: str | None = None
     """The columns of decoded values: a Spark schema as JSON."""
     avro_schema: str | None = None
+    avro_writer_schema: str | None = None
+    """What Avro values were written with, if not with ``avro_schema``."""
     dead_letters: str | None = None
     """The stream that takes values which cannot be decoded; None: they end the query."""
     server: str | None = None
     stream: str | None = None
-    """The stream that is loaded, named in its dead letters."""
+    """The stream that is loaded: named in its dead letters, and asked where offsets are missing."""
     stream_identity: str | None = None
     """Its name and time of creation: the table takes records of no other."""
 
@@ -188,13 +208,31 @@ class _Options:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lowered", {k.lower(): v for k, v in self.values.items()})
 
-    def refuse_misspelt(self, known: tuple[str, ...]) -> None:
+    def refuse_unknown(self, known: tuple[str, ...], source: str) -> None:
+        """Check that every name is one of ours, or Spark's.
+
+        Args:
+            known: our names.
+            source: what Spark calls the format.
+
+        Raises:
+            InvalidConfigError: naming the option and the nearest of ours.
+        """
+        if any(name in self.lowered for name in _CATALOG_OPTIONS):
+            raise InvalidConfigError(
+                f"CREATE TABLE ... USING `{source}` cannot work: Spark does not hand the options "
+                f"of such a table to a Python source; write CREATE TEMPORARY VIEW ... USING "
+                f"`{source}` OPTIONS (...), or spark.read.format('{source}')"
+            )
         names = {name.lower(): name for name in known}
         for key in self.lowered:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.85)
-            meant = _ELSEWHERE.get(key) or (names[near[0]] if near else None)
-            if key not in names and meant in known:
-                raise InvalidConfigError(f"unknown option '{key}'; did you mean '{meant}'?")
+            if key in names or key in _SPARK_OPTIONS:
+                continue
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
+            elsewhere = _ELSEWHERE.get(key)
+            meant = elsewhere if elsewhere in known else (names[near[0]] if near else None)
+            hint = f"did you mean '{meant}'?" if meant else f"there are: {', '.join(known)}"
+            raise InvalidConfigError(f"unknown option '{key}' of format('{source}'); {hint}")
 
     def text(self, name: str) -> str | None:
         value = self.lowered.get(name.lower(), "").strip()
@@ -231,31 +269,35 @@ class _Options:
         raise InvalidConfigError(f"option '{name}' takes {', '.join(choices)}, not {value!r}")
 
     def server(self) -> str:
-        hint = "give the broker's Flight address, for example .option('server', 'localhost:9293')"
+        hint = (
+            "give the broker's Flight address, for example .option('server', 'localhost:9293'); a "
+            "table of CREATE TABLE ... USING has lost its options: make a TEMPORARY VIEW of it"
+        )
         value = self.text("server") or self.text("servers") or self.required("server", hint)
         # All of them: a process that starts while one broker is away has to reach another.
         return ",".join(each.strip().removeprefix("grpc://") for each in value.split(","))
 
 
-def parse_read_options(values: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
     """Decode the options of a read.
 
     Args:
         values: as Spark hands them over.
-        streaming: whether the read is a streaming one, which cannot take ``endingOffsets``.
+        streaming: whether the read is a streaming one, which cannot take ``endingOffsets``; None:
+            not known yet.
 
     Raises:
         InvalidConfigError: naming the option that is missing, misspelt or wrong.
     """
     options = _Options(values)
-    options.refuse_misspelt(READ_OPTIONS)
+    options.refuse_unknown(READ_OPTIONS, STREAM_FORMAT)
     if streaming and options.text("endingOffsets"):
         raise InvalidConfigError(
             "option 'endingOffsets' is for batch reads; end a stream with "
             "trigger(availableNow=True)"
         )
     for name in ("group", "output"):
-        if not streaming and options.text(name):
+        if streaming is False and options.text(name):
             raise InvalidConfigError(
                 f"option '{name}' is for streaming reads, which have checkpoints; leave it out"
             )
@@ -294,7 +336,7 @@ def parse_write_options(values: Mapping[str, str]) -> WriteOptions:
         InvalidConfigError: naming the option that is missing, misspelt or wrong.
     """
     options = _Options(values)
-    options.refuse_misspelt(WRITE_OPTIONS)
+    options.refuse_unknown(WRITE_OPTIONS, STREAM_FORMAT)
     retry = options.count("retryTimeoutMs", at_least=0)
     return WriteOptions(
         server=options.server(),
@@ -316,7 +358,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         InvalidConfigError: naming the option that is missing, misspelt or wrong.
     """
     options = _Options(values)
-    options.refuse_misspelt(TABLE_OPTIONS)
+    options.refuse_unknown(TABLE_OPTIONS, TABLE_FORMAT)
     age = options.count("garbageAgeMs", at_least=0)
     value_format: ValueFormat = options.choice("values", get_args(ValueFormat))
     if value_format != "raw":
@@ -324,6 +366,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     compression: Compression = options.choice("compression", get_args(Compression))
     if options.text("deadLetters"):
         options.required("stream", "name the stream that is loaded")
+    needs_server = any(options.text(name) for name in ("deadLetters", "server", "servers"))
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
         txn_id=options.text("txnId"),
@@ -337,11 +380,17 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         values=value_format,
         value_schema=options.text("valueSchema"),
         avro_schema=options.text("avroSchema"),
+        avro_writer_schema=options.text("avroWriterSchema"),
         dead_letters=options.text("deadLetters"),
-        server=options.server() if options.text("deadLetters") else None,
+        server=options.server() if needs_server else None,
         stream=options.text("stream"),
         stream_identity=options.text("streamIdentity"),
     )
+
+
+def origin_metadata(server: str, stream: str) -> dict[str, dict[str, str]]:
+    """Metadata of a column that is read from a stream."""
+    return {ORIGIN: {"server": server, "stream": stream}}
 
 
 def parse_timestamp(text: str) -> int:

@@ -73,6 +73,7 @@ class StreamState:
     identity: str
     """Name and time of creation: another stream of the same name is another stream."""
     partitions: tuple[PartitionState, ...]
+    is_compacted: bool = False
 
 
 EncodedOffsets = dict[str, int | str]

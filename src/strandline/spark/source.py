@@ -22,10 +22,11 @@ from pyspark.sql.types import (
 )
 
 from strandline.errors import InvalidConfigError
+from strandline.spark.options import origin_metadata
 
 if TYPE_CHECKING:
     from strandline.spark.batch_reader import StreamSliceReader
-    from strandline.spark.stream_reader import StreamFollowReader
+    from strandline.spark.stream_reader import RefusedStreamReader, StreamFollowReader
     from strandline.spark.writer import BatchAppendWriter, StreamAppendWriter
 
 COLUMNS: dict[str, DataType] = {
@@ -50,8 +51,24 @@ class StrandlineSource(DataSource):
         return "strandline"
 
     def schema(self) -> StructType:
-        """Every column of a record."""
-        return StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+        """Every column of a record; the offset says in its metadata which stream it is of.
+
+        Raises:
+            InvalidConfigError: a wrong option: Spark asks for the schema when the read is loaded.
+        """
+        from strandline.spark.options import parse_read_options
+
+        options = parse_read_options(self.options, streaming=None)
+        fields = [StructField(name, kind) for name, kind in COLUMNS.items()]
+        origin = origin_metadata(options.server, options.stream)
+        return StructType(
+            [
+                StructField(field.name, field.dataType, field.nullable, origin)
+                if field.name == "offset"
+                else field
+                for field in fields
+            ]
+        )
 
     def reader(self, schema: StructType) -> "StreamSliceReader":
         """A batch read.
@@ -65,17 +82,19 @@ class StrandlineSource(DataSource):
         check_columns(schema)
         return StreamSliceReader(parse_read_options(self.options, streaming=False), schema)
 
-    def streamReader(self, schema: StructType) -> "StreamFollowReader":  # noqa: N802 -- Spark's name
-        """A streaming read.
+    def streamReader(self, schema: StructType) -> "StreamFollowReader | RefusedStreamReader":  # noqa: N802 -- Spark's name
+        """A streaming read; with a wrong option or column, one that says so when it is used.
 
-        Raises:
-            InvalidConfigError: a wrong option, or a column that records do not have.
+        Raised here, the error would be lost: Spark 4.3 then fails with an ``UnboundLocalError``.
         """
         from strandline.spark.options import parse_read_options
-        from strandline.spark.stream_reader import StreamFollowReader
+        from strandline.spark.stream_reader import RefusedStreamReader, StreamFollowReader
 
-        check_columns(schema)
-        return StreamFollowReader(parse_read_options(self.options, streaming=True), schema)
+        try:
+            check_columns(schema)
+            return StreamFollowReader(parse_read_options(self.options, streaming=True), schema)
+        except InvalidConfigError as error:
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchAppendWriter":  # noqa: FBT001 -- Spark's signature
         """A batch append.

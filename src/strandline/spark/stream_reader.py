@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from strandline.errors import InvalidConfigError
 from strandline.spark.batch_reader import RangePartition, first_offsets, read_task
 from strandline.spark.connection import stream_state, wait_for_records
 from strandline.spark.options import ReadOptions
@@ -46,6 +47,33 @@ from strandline.spark.planning import (
 from strandline.spark.progress import Progress
 
 _RECHECK_S = 0.2
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """A streaming read whose options or columns are wrong: every use of it says so.
+
+    Args:
+        error: what is wrong.
+    """
+
+    def __init__(self, error: InvalidConfigError) -> None:
+        self.error = error
+
+    def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
+        """Raise the error: the first call for a new query."""
+        raise self.error
+
+    def latestOffset(self, start: EncodedOffsets, limit: ReadLimit) -> EncodedOffsets:  # noqa: ARG002, N802 -- Spark's name
+        """Raise the error: the first call for a query that goes on."""
+        raise self.error
+
+    def partitions(self, start: EncodedOffsets, end: EncodedOffsets) -> list[InputPartition]:  # noqa: ARG002 -- Spark's signature
+        """Raise the error: the first call for a micro-batch that is repeated."""
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 -- Spark's signature
+        """Raise the error."""
+        raise self.error
 
 
 class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

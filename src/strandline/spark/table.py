@@ -9,7 +9,7 @@ Must not know Spark: ``table_source`` brings tasks and drivers here.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,12 +124,19 @@ def table_summary(path: str) -> TableSummary:
     )
 
 
-def commit(store: TableStore, proposal: Proposal, *, garbage_age_ms: int) -> bool:
+def commit(
+    store: TableStore,
+    proposal: Proposal,
+    *,
+    garbage_age_ms: int,
+    explain: Callable[[TableState | None, Proposal], Proposal] = lambda _, proposal: proposal,
+) -> bool:
     """Commit staged files, once.
 
     Args:
         store: the table.
         proposal: what to commit.
+        explain: adds what the stream holds where offsets are missing after a state.
         garbage_age_ms: uncommitted staged files older than this are removed on the way.
 
     Returns:
@@ -142,7 +149,7 @@ def commit(store: TableStore, proposal: Proposal, *, garbage_age_ms: int) -> boo
     """
     while True:
         loaded = store.load()
-        decision = decide(loaded.state, proposal)
+        decision = decide(loaded.state, explain(loaded.state, proposal))
         if not isinstance(decision, TableState):
             store.discard([file.staged for file in proposal.files])
             return False

@@ -3,19 +3,30 @@
 Rules: a commit is written for exactly the next version (``max_commit_retries=0``), so of two
 writers one wins and the other decides anew; delta-rs alone would let both append. The state is JSON
 in the commit's information, and the offsets are Delta's application transactions besides
-(``strandline/<partition>``), which outlive the clean-up of the log. Data files get their names in
-the table's directory before the commit: the log alone says what is in a Delta table, and ``VACUUM``
-removes what a crash in between left. Must not know Spark, nor what may be committed.
+(``strandline/<partition>``), which outlive the clean-up of the log. The state that counts is that
+of the version whose files the table has: a ``RESTORE`` takes it back too. What the Delta protocol
+asks of a writer and this one does not do is refused at each commit, for the version that it
+follows. Data files get their names in the table's directory before the commit: the log alone says
+what is in a Delta table, and ``VACUUM`` removes what a crash in between left. Must not know Spark,
+nor what may be committed.
 """
 
 import json
 import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    TableNotFoundError,
+)
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from strandline.errors import InvalidRequestError, UnavailableError
@@ -39,6 +50,29 @@ SEQUENCE_ID = "strandline-commits"
 """The application transaction that counts our commits."""
 PARTITIONS_ID = "strandline-partitions"
 """The application transaction that says how many partitions to look for."""
+_FEATURES = frozenset(
+    {
+        "allowColumnDefaults",
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "domainMetadata",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "typeWidening",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+"""Writer features that ask nothing of an append of whole columns, unless the table's metadata says
+so; others are refused by name."""
+_CONSTRAINT = "delta.constraints."
+_COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+"""Metadata of a column whose values a writer has to check or make."""
 
 
 class DeltaStore(TableStore):
@@ -66,11 +100,7 @@ class DeltaStore(TableStore):
             return Loaded(None)
         except DeltaError as error:
             raise InvalidRequestError(f"{self.root} is no Delta table: {error}") from error
-        for entry in table.history():
-            if STATE_KEY in entry:
-                where = f"version {entry['version']} of {self.root}"
-                return Loaded(decode_state(entry[STATE_KEY], name=where), table)
-        return Loaded(_state_by_transactions(table), table)
+        return Loaded(_committed(table), table)
 
     def refuse_other_kind(self, schema: pa.Schema) -> None:
         """Check that there is no table of plain files, nor somebody's Delta table of other columns.
@@ -83,15 +113,21 @@ class DeltaStore(TableStore):
                 "another directory"
             )
         state, table = self.load()
-        if table is not None and state is None:
+        if table is None:
+            return
+        _refuse_unwritable(table, Schema.from_arrow(schema) if state else table.schema())
+        if state is None:
             _refuse_foreign(table, schema)
 
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Append the files to the version after the one that was loaded."""
+        schema = Schema.from_arrow(decode_schema(state.arrow_schema))
+        if after.at is not None:
+            _refuse_unwritable(after.at, schema)
+            schema = after.at.schema()
         self.refuse_missing(proposal.files)
         named = [_named(file) for file in proposal.files]
         self.link_staged(named, self.root)
-        schema = Schema.from_arrow(decode_schema(state.arrow_schema))
         actions = [_add_action(file) for file in named]
         properties = _properties(state, proposal)
         # A file of a commit that failed keeps its name: whether it failed is not always known.
@@ -104,23 +140,118 @@ class DeltaStore(TableStore):
                 after.at.create_write_transaction(
                     actions, "append", schema, commit_properties=properties
                 )
-        except CommitFailedError:
-            return False
         except DeltaError as error:
-            if after.at is None and "already exists" in str(error):
+            # Only who was overtaken decides anew: any other failure would come again, without end.
+            is_lost_race = isinstance(error, CommitFailedError) or "already exists" in str(error)
+            if is_lost_race and self._has_moved_on(after):
                 return False
+            if isinstance(error, DeltaProtocolError):
+                raise InvalidRequestError(f"cannot write to {self.root}: {error}") from error
             raise UnavailableError(f"the Delta log of {self.root}: {error}") from error
         return True
 
+    def _has_moved_on(self, after: Loaded) -> bool:
+        """Whether somebody committed since ``after`` was loaded."""
+        now = self.load().at
+        return now is not None and (after.at is None or now.version() > after.at.version())
+
+
+def _committed(table: DeltaTable) -> TableState | None:
+    """The state of the newest commit of ours that the table still has, after any ``RESTORE``.
+
+    Raises:
+        InvalidRequestError: which one that is cannot be told.
+    """
+    history = table.history()
+    newest, undone = table.version(), None
+    for i, entry in enumerate(history):
+        if STATE_KEY in entry:
+            where = f"version {entry['version']} of {table.table_uri}"
+            state = decode_state(entry[STATE_KEY], name=where)
+            if entry["version"] <= newest:
+                return msgspec.structs.replace(state, restored=undone is not None)
+            undone = undone or state
+        elif entry["version"] <= newest and entry.get("operation") == "RESTORE":
+            newest = _restored_version(entry, history[i + 1 :])
+    if undone is None:
+        return _state_by_transactions(table)
+    if history[-1]["version"] > 0:
+        raise InvalidRequestError(
+            f"{table.table_uri} was restored to version {newest}, and its log does not reach back "
+            "far enough to tell which records that version has; load into another table, with a "
+            "new checkpoint"
+        )
+    return msgspec.structs.replace(undone, offsets={}, transactions={}, restored=True)
+
+
+def _restored_version(entry: Mapping[str, Any], older: Sequence[Mapping[str, Any]]) -> int:
+    """The version that a ``RESTORE`` brought back, named by its number or by a time.
+
+    Raises:
+        InvalidRequestError: it names neither, or a time that none has.
+    """
+    given = entry.get("operationParameters", {})
+    if str(given.get("version", "")).isdecimal():
+        return int(given["version"])
+    until_ms = _milliseconds(str(given.get("timestamp") or given.get("datetime") or ""))
+    if until_ms is None:
+        raise InvalidRequestError(
+            f"version {entry['version']} of the table is a RESTORE to {dict(given)}, from which "
+            "its version cannot be told; restore the table once more, to a version by its number"
+        )
+    return next((each["version"] for each in older if each["timestamp"] <= until_ms), 0)
+
+
+def _milliseconds(text: str) -> float | None:
+    """Unix milliseconds of a number of them, or of a time with its zone; None if it is neither."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment.timestamp() * 1000
+
+
+def _refuse_unwritable(table: DeltaTable, ours: Schema) -> None:
+    """Check that a table asks nothing of its writers but to append rows of these columns.
+
+    Raises:
+        InvalidRequestError: naming what it asks, and what to do.
+    """
+    metadata, protocol = table.metadata(), table.protocol()
+    theirs = {field.name: field for field in table.schema().fields}
+    given = {field.name: field for field in ours.fields}
+    rules = [key for key in metadata.configuration if key.startswith(_CONSTRAINT)]
+    computed = [f.name for f in theirs.values() if any(key in f.metadata for key in _COMPUTED)]
+    unknown = sorted(set(protocol.writer_features or ()) - _FEATURES)
+    required = [f.name for f in theirs.values() if not f.nullable]
+    mapping = metadata.configuration.get("delta.columnMapping.mode") or "none"
+    changed = [
+        f"{name} {field.type}"
+        for name, field in given.items()
+        if name not in theirs or theirs[name].type != field.type
+    ]
+    for wrong, reason in (
+        (metadata.partition_columns, "is partitioned by {}, and rows come from all partitions"),
+        (rules, "has the constraints {}, which this sink does not check"),
+        (computed, "has values of {} checked or computed by its writers, which this sink does not"),
+        (unknown, "has the writer features {}, which this sink does not know"),
+        (required, "has NOT NULL columns ({}), which this sink does not check"),
+        ([mapping] if mapping != "none" else [], "maps its columns by {}"),
+        (changed, "no longer has the columns {}"),
+    ):
+        if wrong:
+            names = ", ".join(each.removeprefix(_CONSTRAINT) for each in wrong)
+            raise InvalidRequestError(
+                f"{table.table_uri} {reason.format(names)}: nothing was written; take that back, "
+                "or load into another table with a new checkpoint"
+            )
+
 
 def _refuse_foreign(table: DeltaTable, schema: pa.Schema) -> None:
-    """Check that rows can be appended to a Delta table that is not ours."""
-    columns, partitioned = table.schema(), table.metadata().partition_columns
-    if partitioned:
-        raise InvalidRequestError(
-            f"{table.table_uri} is a Delta table that is partitioned by {', '.join(partitioned)}, "
-            "which this sink cannot write; choose another directory"
-        )
+    """Check that the rows have exactly the columns of a Delta table that is not ours."""
+    columns = table.schema()
     if columns != Schema.from_arrow(schema):
         theirs, ours = (
             ", ".join(f"{field.name} {field.type}" for field in pa.schema(each))

@@ -1,10 +1,13 @@
 """An Iceberg table as a store of commits: offsets and data in the same metadata file.
 
 Rules: the state is a property of the table, set in the transaction that adds the files, so it
-survives the expiry of snapshots; the snapshot's own properties say what it added. pyiceberg repeats
-a commit that lost a race, with the same files after the winner's; that would double records, so the
-table's ``commit.retry.num-retries`` is set to 0 and the loser decides anew. Data files get their
-names under the table's location before the commit. Must not know Spark, nor what may be committed.
+survives the expiry of snapshots; the snapshot's own properties say what it added, and up to which
+offsets the table then was. A rollback leaves the properties as they are, so the state counts only
+if the current snapshot descends from its own; else the newest ancestor says what is committed. A
+table whose partitions or columns do not fit is refused. pyiceberg repeats a commit that lost a
+race, with the same files after the winner's; that would double records, so the table's
+``commit.retry.num-retries`` is set to 0 and the loser decides anew. Data files get their names
+under the table's location before the commit. Must not know Spark, nor what may be committed.
 """
 
 import json
@@ -21,11 +24,13 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
 )
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Snapshot
 
-from strandline.errors import InvalidConfigError, UnavailableError
+from strandline.errors import InvalidConfigError, InvalidRequestError, UnavailableError
 from strandline.spark.table_log import (
     Proposal,
     TableState,
+    decode_schema,
     decode_state,
     encode_state,
 )
@@ -33,6 +38,9 @@ from strandline.spark.table_store import Loaded, TableStore, local_path, make_di
 
 STATE_KEY = "strandline.state"
 """The table property with our state."""
+_SEQUENCE_KEY = "strandline.sequence"
+_OFFSETS_KEY = "strandline.offsets"
+"""In a snapshot's summary: which of our commits it is, and where the table then ended."""
 _RETRIES_KEY = "commit.retry.num-retries"
 
 
@@ -60,10 +68,10 @@ class IcebergStore(TableStore):
             with table.transaction() as transaction:
                 transaction.set_properties({_RETRIES_KEY: "0"})
         stored = table.properties.get(STATE_KEY)
-        state = (
-            decode_state(stored, name=f"property {STATE_KEY} of {self.name}") if stored else None
-        )
-        return Loaded(state, table)
+        if not stored:
+            return Loaded(None, table)
+        state = decode_state(stored, name=f"property {STATE_KEY} of {self.name}")
+        return Loaded(_current_state(table, state), table)
 
     def create(self) -> None:
         """Make the directories, durably."""
@@ -73,6 +81,7 @@ class IcebergStore(TableStore):
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Add the files and set the state in one transaction on the table that was loaded."""
         table: Table = after.at
+        _refuse_unwritable(table, decode_schema(state.arrow_schema))
         self.refuse_missing(proposal.files)
         named = [msgspec.structs.replace(file, name=file.staged) for file in proposal.files]
         data = self.root / "data"
@@ -82,9 +91,11 @@ class IcebergStore(TableStore):
         try:
             with table.transaction() as transaction:
                 transaction.set_properties({STATE_KEY: encode_state(state), _RETRIES_KEY: "0"})
-                _add(transaction, paths, summary=_summary(proposal))
+                _add(transaction, paths, summary=_summary(state, proposal))
         except CommitFailedException:
             return False
+        except ValueError as error:  # of a file that does not fit the table
+            raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
         except CommitStateUnknownException as error:
             raise UnavailableError(f"the catalog of {self.name}: {error}") from error
         return True
@@ -124,11 +135,13 @@ def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema)
 
     Raises:
         InvalidConfigError: the table lives where we cannot write.
+        InvalidRequestError: it is partitioned, or has other columns.
     """
     namespace = _namespace_of(name)
     opened = open_catalog(catalog)
     opened.create_namespace_if_not_exists(namespace)
     table = opened.create_table_if_not_exists(name, schema=schema)
+    _refuse_unwritable(table, schema)
     return local_path(table.location())
 
 
@@ -148,13 +161,83 @@ def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str])
         transaction.append(empty, snapshot_properties=summary)
 
 
-def _summary(proposal: Proposal) -> dict[str, str]:
+def _current_state(table: Table, state: TableState) -> TableState:
+    """What is committed in the current snapshot.
+
+    Args:
+        table: as loaded.
+        state: the one that was stored last, in whichever snapshot.
+
+    Raises:
+        InvalidRequestError: the table was rolled back to where that cannot be told.
+    """
+    known = {each.snapshot_id: each for each in table.snapshots()}
+    at = table.metadata.current_snapshot_id
+    while at is not None and at in known:
+        summary = known[at].summary
+        sequence = summary.additional_properties.get(_SEQUENCE_KEY) if summary else None
+        if sequence == str(state.sequence):
+            return state
+        if summary is not None and sequence is not None:
+            return _restored(state, json.loads(summary.additional_properties[_OFFSETS_KEY]))
+        at = known[at].parent_snapshot_id
+    # The ancestors that are left say nothing: either ours is expired with them ...
+    if not any(_is_commit(each, state.sequence) for each in known.values()):
+        return state
+    # ... or it is there, and the current snapshot does not descend from it.
+    raise InvalidRequestError(
+        f"table {'.'.join(table.name())} was rolled back, or replaced, and no snapshot says which "
+        "of the records it still has; load into another table, with a new checkpoint"
+    )
+
+
+def _restored(state: TableState, offsets: Mapping[str, int]) -> TableState:
+    """A state at other offsets; its number is kept, so that the next commit's is a new one."""
+    committed = {int(partition): offset for partition, offset in offsets.items()}
+    return msgspec.structs.replace(state, offsets=committed, transactions={}, restored=True)
+
+
+def _is_commit(snapshot: Snapshot, sequence: int) -> bool:
+    """Whether a snapshot is our commit of this number."""
+    summary = snapshot.summary
+    found = summary.additional_properties.get(_SEQUENCE_KEY) if summary else None
+    return found == str(sequence)
+
+
+def _refuse_unwritable(table: Table, ours: pa.Schema) -> None:
+    """Check that rows can be added to a table as others have left it.
+
+    Raises:
+        InvalidRequestError: it is partitioned, or columns were renamed, dropped or added as
+            required.
+    """
+    if not table.spec().is_unpartitioned():
+        raise _unwritable(table, reason=f"it is partitioned by {table.spec()}")
+    theirs = {field.name: field for field in table.schema().fields}
+    missing = [name for name in ours.names if name not in theirs]
+    if missing:
+        raise _unwritable(table, reason=f"it has no columns {', '.join(missing)}")
+    required = [field.name for field in theirs.values() if field.required]
+    if required:
+        raise _unwritable(table, reason=f"its columns {', '.join(required)} are required")
+
+
+def _unwritable(table: Table, *, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"this sink cannot add rows to table {'.'.join(table.name())}: {reason}; take that back, "
+        "or load into another table with a new checkpoint"
+    )
+
+
+def _summary(state: TableState, proposal: Proposal) -> dict[str, str]:
     """What the snapshot says of itself."""
     read = {str(p): [found.start, found.stop] for p, found in proposal.ranges.items()}
     return {
         "strandline.transaction": proposal.txn_id,
         "strandline.batch": str(proposal.batch),
         "strandline.read": json.dumps(read),
+        _SEQUENCE_KEY: str(state.sequence),
+        _OFFSETS_KEY: json.dumps(state.offsets),
     }
 
 

@@ -25,10 +25,11 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.arrow import SparkCast, sized_batches
-from strandline.spark.decode import decoded_schema
+from strandline.spark.decode import decoded_schema, refuse_case_twins
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
+from strandline.spark.table_gaps import GapExplainer
 from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
 from strandline.spark.table_open import open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
@@ -61,7 +62,9 @@ class _Stager:
         check_decoding(self.records, options)
         values = value_schema(options)
         self.schema = self.records if values is None else decoded_schema(self.records, values)
+        refuse_case_twins(self.schema)
         self.store = open_store(options, self.schema)
+        self.gaps = GapExplainer(options, schema)
 
     def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
         settle()
@@ -99,13 +102,14 @@ class _Stager:
         if proposal.files or proposal.ranges or state is None:
             # Refused here, a batch leaves no dead letters either. Those come before the commit:
             # after a crash in between, the replay publishes them as a repeat, and commits.
-            decide(state, proposal)
+            decide(state, self.gaps.explain(state, proposal))
             self.store.create()  # where no task has run
             letters = [message.letters for message in staged if message.letters]
             if letters:
                 assert self.options.server is not None
                 publish(self.options.server, letters, timeout_ms=_PUBLISH_TIMEOUT_MS)
-            commit(self.store, proposal, garbage_age_ms=self.options.garbage_age_ms)
+            age_ms = self.options.garbage_age_ms
+            commit(self.store, proposal, garbage_age_ms=age_ms, explain=self.gaps.explain)
 
 
 class StreamTableWriter(DataSourceStreamArrowWriter):

@@ -78,6 +78,8 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     transactions: dict[str, LastBatch] = {}
     stream: str | None = None
     """Whose offsets they are, name and time of creation; None: nobody told."""
+    restored: bool = False
+    """Somebody took the table back to this state. Never stored: true until the next commit."""
 
 
 class Manifest(TableState, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +106,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """Refuse holes within the batch and between it and what is committed."""
     stream: str | None = None
     """As in ``TableState``."""
+    stored: Ranges = {}
+    """What the stream holds of the spans that ``unexplained`` names."""
 
     @property
     def rows(self) -> int:
@@ -138,8 +142,10 @@ def decide(
         _refuse_other_shape(last, proposal)
     offsets = dict(last.offsets) if last else {}
     for partition, found in sorted(ranges.items()):
-        _refuse_misfit(partition, found, offsets.get(partition), dense=proposal.dense)
-        offsets[partition] = found.stop
+        _refuse_repeated(partition, found, offsets.get(partition))
+    for partition, span in unexplained(last, proposal).items():
+        _refuse_hole(partition, span, proposal)
+    offsets |= {partition: found.stop for partition, found in ranges.items()}
     batch = LastBatch(batch=proposal.batch, rows=proposal.rows, ranges=ranges)
     transactions = dict(last.transactions) if last else {}
     return TableState(
@@ -150,6 +156,27 @@ def decide(
         transactions=transactions | {proposal.txn_id: batch},
         stream=proposal.stream or (last.stream if last else None),
     )
+
+
+def unexplained(last: TableState | None, proposal: Proposal) -> dict[int, tuple[int, int]]:
+    """The offsets of which the stream has to say how many are records, by partition.
+
+    A proposal may miss those of a transaction's markers, of what it aborted, and of what compaction
+    removed, and no others: neither within the batch nor since the last one. If a query leaves
+    records out on purpose, only what lies before the batch is looked at, and only after somebody
+    restored the table: a checkpoint from before would skip what the table no longer has.
+    """
+    committed = last.offsets if last else {}
+    restored = last is not None and last.restored
+    spans: dict[int, tuple[int, int]] = {}
+    for partition, found in proposal.ranges.items():
+        start = committed.get(partition, 0 if restored else found.start)
+        is_hole = start < found.start
+        if proposal.dense and (is_hole or not found.is_dense):
+            spans[partition] = (start, found.stop)
+        elif is_hole and restored:
+            spans[partition] = (start, found.start)
+    return spans
 
 
 def refuse_other_stream(state: TableState, stream: str | None) -> None:
@@ -302,29 +329,50 @@ def _refuse_other_shape(last: TableState, proposal: Proposal) -> None:
         raise InvalidRequestError("the table's columns partition and offset changed their meaning")
 
 
-def _refuse_misfit(
-    partition: int, found: RangeSummary, committed: int | None, *, dense: bool
-) -> None:
-    """Check a range against the offset up to which the table holds the partition."""
-    where = f"partition {partition}: the batch holds offsets {found.start} to {found.stop}"
+def _refuse_repeated(partition: int, found: RangeSummary, committed: int | None) -> None:
+    """Check that a range begins where the table ends, or later."""
     if committed is not None and found.start < committed:
         raise InvalidRequestError(
-            f"{where}, but the table has everything up to {committed}: these records are "
-            "committed already; start the query at strandline.spark.table.committed_offsets()"
+            f"{_batch_of(partition, found)}, but the table has everything up to {committed}: these "
+            "records are committed already; start the query at "
+            "strandline.spark.table.committed_offsets()"
         )
-    if not dense:
-        return
-    if committed is not None and found.start > committed:
-        raise DataLossError(
-            f"{where}, but the table ends at {committed}: {found.start - committed} records are "
-            "missing; if the query leaves records out on purpose, or the stream has transactions, "
-            "set denseOffsets=false"
+
+
+def _refuse_hole(partition: int, span: tuple[int, int], proposal: Proposal) -> None:
+    """Check that offsets which are missing are no records of the stream.
+
+    Args:
+        partition: of the stream.
+        span: one of ``unexplained``.
+        proposal: what to commit.
+    """
+    found = proposal.ranges[partition]
+    start, stop = span
+    given = (found.rows, found.offset_sum % _WORD) if stop == found.stop else (0, 0)
+    stored = proposal.stored.get(partition)
+    if stored is not None and (stored.start, stored.stop) == span:
+        if (stored.rows, stored.offset_sum % _WORD) == given:
+            return
+        problem = f"the stream has {stored.rows} records there, the batch {given[0]}:"
+    else:
+        problem = (
+            "a transaction's markers are no records, but which offsets those are is not known: "
+            "give the options server and stream of what is read; else"
         )
-    if not found.is_dense:
-        raise DataLossError(
-            f"{where} in {found.rows} rows, and not each offset once; if the query filters or "
-            "multiplies records on purpose, set denseOffsets=false"
-        )
+    where = f"{_batch_of(partition, found)} in {found.rows} rows"
+    if start < found.start:
+        where += f", but the table ends at {start}: {found.start - start} offsets are missing"
+    else:
+        where += ", and not each offset once"
+    raise DataLossError(
+        f"{where}; {problem} start at strandline.spark.table.committed_offsets(); if the query "
+        "leaves records out or multiplies them on purpose, set denseOffsets=false"
+    )
+
+
+def _batch_of(partition: int, found: RangeSummary) -> str:
+    return f"partition {partition}: the batch holds offsets {found.start} to {found.stop}"
 
 
 def _columns(schema: pa.Schema) -> str:

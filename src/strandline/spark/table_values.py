@@ -125,7 +125,12 @@ class Decoding:
         values = value_schema(options)
         if values is not None:
             self._values = values
-            self._decode = value_decoder(options.values, values, avro_schema=options.avro_schema)
+            self._decode = value_decoder(
+                options.values,
+                values,
+                avro_schema=options.avro_schema,
+                avro_writer_schema=options.avro_writer_schema,
+            )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the table made of records.

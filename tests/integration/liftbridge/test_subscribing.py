@@ -51,6 +51,48 @@ def test_every_start_position(lift, stream, fields, expected):
     reading.cancel()
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, [4, 3, 2, 1, 0]),
+        ({"startPosition": pb.LATEST}, [4, 3, 2, 1, 0]),
+        ({"startPosition": pb.EARLIEST}, [0]),
+        ({"startPosition": pb.OFFSET, "startOffset": 2}, [2, 1, 0]),
+        ({"startPosition": pb.OFFSET, "startOffset": 100}, [4, 3, 2, 1, 0]),
+        ({"stopPosition": pb.STOP_OFFSET, "stopOffset": 3}, [4, 3]),
+        ({"startPosition": pb.TIMESTAMP, "startTimestamp": 1 << 62}, [4, 3, 2, 1, 0]),
+        ({"stopPosition": pb.STOP_TIMESTAMP, "stopTimestamp": 1}, [4, 3, 2, 1, 0]),
+    ],
+)
+def test_a_subscription_in_reverse(lift, stream, fields, expected):
+    """Newest first, back to where it stops; then it ends, as one that reaches its stop does."""
+    lift.publish(stream, *(b"%d" % n for n in range(5)))
+    reading = lift.subscribe(stream, reverse=True, **fields)
+    found, status, text = reading.end()
+    assert found == [b"%d" % n for n in expected]
+    assert [message.offset for message in reading.messages] == expected
+    assert (status, text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "text"),
+    [
+        ({"stopPosition": pb.STOP_LATEST}, "INVALID_ARGUMENT", "cannot stop at the latest"),
+        (
+            {"startPosition": pb.EARLIEST, "stopPosition": pb.STOP_OFFSET, "stopOffset": 1},
+            "INVALID_ARGUMENT",
+            "Stop offset is after start offset: 1 > 0",
+        ),
+        ({"partition": 1}, "RESOURCE_EXHAUSTED", "Stream is empty"),
+    ],
+)
+def test_impossible_subscriptions_in_reverse(lift, stream, fields, code, text):
+    """A stop is older than the start; of an empty partition there is nothing."""
+    lift.publish(stream, b"0", b"1")
+    _, status, details = lift.subscribe(stream, reverse=True, **fields).end()
+    assert (status.name, text in details) == (code, True), details
+
+
 def test_timestamps_find_their_records(lift, stream):
     """A start is the first record at or after a time, a stop the last at or before it."""
     for value in (b"0", b"1", b"2"):

@@ -1,8 +1,12 @@
 """The office of the group coordinator on one broker: a log, restarts, crashes, failing disks."""
 
+import asyncio
+import threading
+
 import pytest
 
 from strandline.broker.groups.office import GROUPS_STREAM
+from strandline.decisions import restore
 from strandline.errors import (
     GroupInUseError,
     StillLoadingError,
@@ -167,6 +171,33 @@ async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, mon
     gate.released.set()
     monkeypatch.setattr("strandline.broker.office.LOAD_WAIT_S", 30)
     assert await second.groups.positions("g") == {"s": {0: 1}}
+
+
+async def test_a_coordinator_is_made_beside_the_loop(open_broker, make_stream, kit, monkeypatch):
+    """Of any number of entries; streams that come while it is made are known to it."""
+    first = await open_broker()
+    await make_stream(first)
+    joined = await first.groups.join("g", "ann", ["s"], session_ms=9000)
+    kit.abandon(first)
+    may_end, threads = threading.Event(), []
+
+    def held(state, entries):
+        threads.append(threading.get_ident())
+        assert may_end.wait(30)
+        return restore(state, entries)
+
+    monkeypatch.setattr("strandline.broker.groups.office.restore", held)
+    second = await open_broker()
+    beat = asyncio.create_task(
+        second.groups.heartbeat("g", "ann", epoch=joined.epoch, held=joined.partitions)
+    )
+    await kit.until(lambda: threads)
+    await make_stream(second, name="later")
+    may_end.set()
+    assert (await beat).partitions == parts(0)
+    assert threading.get_ident() not in threads
+    other = await second.groups.join("g", "bob", ["later"], session_ms=9000)
+    assert other.partitions == {PartitionName("later", 0)}
 
 
 async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monkeypatch):

@@ -22,6 +22,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.storage.recovery import LogPlan, recover
+from strandline.storage.twin_file import twin_of
 from strandline.telemetry import Telemetry
 
 IDS = (1, 2, 3)
@@ -274,13 +275,14 @@ async def test_a_member_whose_storage_failed_takes_no_part(net):
 
 
 async def test_votes_survive_and_damage_to_them_is_refused(net):
-    """Term and vote are read back as written; a damaged file is never guessed at."""
+    """Term and vote are read back as written; damaged with their twin they are never guessed at."""
     await net.say(b"a")
     member = net.members[1]
     member.kill()
     path = member.directory / "quorum-vote"
     data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for each in (path, twin_of(path)):
+        each.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptBatchError):
         net.start(1)
     path.write_bytes(data)

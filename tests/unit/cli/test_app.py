@@ -1,14 +1,17 @@
 """The command line as a whole, without a broker."""
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
+from strandline.cli.liftbridge import _default_nats
 from strandline.config import BrokerConfig
 from strandline.version import __version__
 
@@ -200,3 +203,27 @@ def test_a_command_without_its_extra_names_it(tmp_path):
     )
     assert done.returncode == 1
     assert "the package 'uvloop': pip install 'strandline[server]'" in done.stderr
+
+
+def test_liftbridges_command_uses_the_server_that_liftbridge_would(monkeypatch):
+    """A nats-server where Liftbridge looks for one; something else on that port is none."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        settings = "strandline.server.liftbridge_settings.DEFAULT_NATS"
+        monkeypatch.setattr(settings, server.getsockname())
+        greetings = [b"INFO {}\r\n", b"HTTP/1.1"]
+
+        def answer():
+            for greeting in greetings:
+                client, _ = server.accept()
+                with client:
+                    client.sendall(greeting)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert _default_nats({"nats.servers": "nats://a"}, {}) is None
+        assert _default_nats({"nats.embedded": True}, {}) is None
+        assert _default_nats({}, {"STRANDLINE_NATS__PORT": "0"}) is None
+        url = f"nats://127.0.0.1:{server.getsockname()[1]}"
+        assert [_default_nats({}, {}), _default_nats({}, {})] == [url, None]
+        answering.join()
+    assert _default_nats({}, {}) is None

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -117,6 +118,8 @@ def take(source, count):
     while len(found) < count:
         fetched = inbox.get(timeout=30)
         assert fetched.error is None
+        if fetched.moved_to is not None:
+            continue
         offsets = fetched.batch.column("offset").to_pylist()
         found += [(fetched.partition, offset) for offset in offsets]
     fetch.cancel()
@@ -313,7 +316,7 @@ def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
 
     options = Options(positions=Store())
     consumer = Consumer(Source(), Away(), "g", streams=["s"], options=options)
-    assert consumer.poll(0.1) == []
+    assert consumer.poll(0) == []
     assert "cannot begin yet: claimed under epoch 9" in caplog.text
     assert consumer.poll(5)
     consumer.close()
@@ -394,3 +397,57 @@ def test_damage_is_told_at_every_poll_and_loses_nothing():
     ]
     consumer.close()
     assert coordinator.committed == {0: END, 1: END}
+
+
+class AwayStore:
+    """A store of positions that is away, and counts who asks for it."""
+
+    def __init__(self):
+        self.is_away = True
+        self.asked = 0
+        self.committed = {}
+
+    def _ask(self):
+        self.asked += 1
+        if self.is_away:
+            raise UnavailableError("the database is away")
+
+    def claim(self, group, partitions, owner):
+        self._ask()
+        return {}
+
+    def commit(self, group, offsets, owner):
+        self._ask()
+        self.committed |= offsets
+
+    def close(self):
+        """Nothing to let go of."""
+
+
+def busy_polls(consumer, seconds):
+    """Poll again and again without a wait."""
+    over_s = time.monotonic() + seconds
+    return [
+        batch for _ in iter(lambda: time.monotonic() < over_s, False) for batch in consumer.poll(0)
+    ]
+
+
+def test_a_store_of_positions_that_is_away_is_asked_and_told_of_seldom(caplog):
+    """By a member that polls all the time; once it is back, the member begins within one poll."""
+    store = AwayStore()
+    options = Options(positions=store, commit_interval_s=0.0)
+    consumer = Consumer(Source(), Coordinator(), "g", streams=["s"], options=options)
+    assert busy_polls(consumer, 1.0) == []
+    assert 2 <= store.asked <= 8, "0.05, 0.1, 0.2, 0.4 and 0.8 s apart"
+    assert [text for text in caplog.messages if "cannot begin yet" in text] == [
+        "group g: cannot begin yet: the database is away"
+    ]
+    store.is_away = False
+    assert consumer.poll(20), "it does not wait for the next poll"
+    store.is_away, store.asked = True, 0
+    busy_polls(consumer, 1.0)
+    assert 2 <= store.asked <= 8
+    assert len([text for text in caplog.messages if "not committed" in text]) == 1
+    store.is_away = False
+    consumer.close()
+    assert store.committed == {PartitionName("s", 0): END, PartitionName("s", 1): END}

@@ -186,6 +186,30 @@ def test_the_last_in_sync_replica_is_not_forgotten(cluster):
     assert "s/0" in outcome.message
 
 
+def test_an_older_copy_of_a_data_directory_is_refused(cluster):
+    """It had acknowledged more than it has; its own directory, and one that was given up, come."""
+    made = cluster()
+    made.must(Fence((made.run(1), made.run(2)), (7, 3)))
+    made.must(Unfence((made.run(1),), (5,)))
+    assert made.image.brokers[1].stored_index == 7, "it never falls"
+
+    def register(index):
+        command = RegisterBroker(
+            broker=1, directory_id="d1", incarnation=f"r{index}", stored_index=index
+        )
+        return made.do(command)
+
+    refused = register(6)
+    assert refused.reason == "older_copy"
+    assert "entry 6" in refused.message
+    assert "replace-disk 1" in refused.message
+    assert made.image.brokers[1].incarnation == "r1", "nothing has changed"
+    assert register(7).is_applied
+    assert register(9).is_applied
+    made.must(ForgetDirectory(1))
+    assert register(0).is_applied
+
+
 def test_only_an_empty_broker_is_removed(cluster):
     """Live, or keeping a partition, it is refused; its id is not used again."""
     made = cluster(4)

@@ -3,7 +3,13 @@
 import pytest
 
 from strandline.errors import InvalidConfigError
-from strandline.server.liftbridge_settings import duration_ms, read_liftbridge_file, translated
+from strandline.frontends.grpc.address import advertised_host
+from strandline.server.liftbridge_settings import (
+    duration_ms,
+    read_liftbridge_file,
+    settings_in_environment,
+    translated,
+)
 from strandline.server.settings import load_settings
 
 
@@ -20,7 +26,8 @@ def test_keys_may_be_nested_and_dotted_at_once(tmp_path):
         "streams:\n  retention:\n    max.age: 1h30m\n    max:\n      bytes: 10\n"
     )
     config = settings_of(read_liftbridge_file(file))
-    assert (config.host, config.grpc.port, config.grpc.cursor_partitions) == ("127.0.0.1", 9999, 3)
+    assert (config.grpc.host, config.grpc.port) == ("127.0.0.1", 9999)
+    assert config.grpc.cursor_partitions == 3
     assert config.grpc.streams.retention_age_ms == 5_400_000
     assert config.grpc.streams.retention_bytes == 10
 
@@ -60,7 +67,8 @@ def test_every_setting_that_has_a_counterpart_reaches_it():
         }
     )
     grpc, streams = config.grpc, config.grpc.streams
-    assert (config.host, grpc.advertised_host, grpc.port) == ("10.0.0.1", "10.0.0.1", 1)
+    assert (grpc.host, grpc.advertised_host, grpc.port) == ("10.0.0.1", "10.0.0.1", 1)
+    assert config.host == "127.0.0.1", "the other listeners stay on this machine"
     assert (config.data_dir, config.log_level) == ("d", "warning")
     assert config.nats.servers == ["nats://a", "nats://b"]
     assert (streams.retention_records, config.cleaner_interval_ms) == (5, 2000)
@@ -76,8 +84,63 @@ def test_every_setting_that_has_a_counterpart_reaches_it():
 
 
 @pytest.mark.parametrize(
+    ("values", "bound", "told"),
+    [
+        ({}, ("127.0.0.1", 9292), ("127.0.0.1", 9292)),
+        ({"port": 7}, ("127.0.0.1", 7), ("127.0.0.1", 7)),
+        ({"host": "h", "port": 7}, ("h", 7), ("h", 7)),
+        ({"listen": "0.0.0.0:5"}, ("0.0.0.0", 5), ("localhost", 5)),
+        ({"listen": "0.0.0.0:5", "port": 7}, ("0.0.0.0", 5), ("localhost", 5)),
+        ({"listen": "0.0.0.0:5", "host": "h", "port": 7}, ("0.0.0.0", 5), ("h", 7)),
+        ({"listen": "[::1]:5", "host": "h"}, ("::1", 5), ("h", 9292)),
+    ],
+)
+def test_what_is_bound_and_what_clients_are_told(values, bound, told):
+    """As Liftbridge does: ``listen`` is bound, ``host`` and ``port`` are told, or else both."""
+    config = settings_of(values)
+    assert (config.grpc.host or config.host, config.grpc.port) == bound
+    assert (advertised_host(config), config.grpc.advertised_port or config.grpc.port) == told
+
+
+def test_keys_are_read_in_any_case(tmp_path):
+    """As Liftbridge does."""
+    file = tmp_path / "l.yaml"
+    file.write_text("Listen: 127.0.0.1:9999\nSTREAMS:\n  Retention.Max.Bytes: 10\n")
+    config = settings_of(read_liftbridge_file(file))
+    assert (config.grpc.port, config.grpc.streams.retention_bytes) == (9999, 10)
+
+
+def test_variables_make_settings():
+    """Dots are underscores; what is no setting is named, and what Kubernetes sets is none."""
+    found, unknown = settings_in_environment(
+        {
+            "LIFTBRIDGE_DATA_DIR": "d",
+            "LIFTBRIDGE_NATS.SERVERS": "nats://a",
+            "LIFTBRIDGE_CLUSTERING_MIN_INSYNC_REPLICAS": "2",
+            "LIFTBRIDGE_ENCRYPTION_KEY": "secret",
+            "LIFTBRIDGE_PORT": "tcp://10.0.0.1:9292",
+            "LIFTBRIDGE_SERVICE_HOST": "10.0.0.1",
+            "HOME": "/",
+        }
+    )
+    assert found == {
+        "data.dir": "d",
+        "nats.servers": "nats://a",
+        "clustering.min.insync.replicas": "2",
+    }
+    assert unknown == ["LIFTBRIDGE_PORT", "LIFTBRIDGE_SERVICE_HOST"]
+
+
+def test_small_segments_are_as_small_as_ours_can_be():
+    """A file that asks for less starts all the same, as a client that does is answered."""
+    config = settings_of({"streams.segment.max.bytes": 1024})
+    assert config.grpc.streams.segment_bytes == 64 << 10
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"nats.embedded": True, "nats.servers": "nats://a"}, "contradict each other"),
         ({"lisen": "x"}, 'Unknown configuration setting "lisen"'),
         ({"listen": "nowhere"}, "not host:port"),
         ({"clustering.raft.bootstrap.peers": ["a"]}, "docs/cluster.md"),

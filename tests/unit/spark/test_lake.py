@@ -2,11 +2,14 @@
 
 import gc
 import json
+from datetime import UTC, datetime
 
 import msgspec
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
+from deltalake import Field as DeltaField
+from pyiceberg.types import StringType
 
 from strandline.errors import (
     DataLossError,
@@ -162,7 +165,7 @@ def test_a_batch_of_nothing_but_refused_records_moves_the_offsets(lake):
 def test_a_gap_is_refused(lake):
     """Records between the table's end and the batch are missing, whatever the format."""
     assert lake.commit(lake.propose(rows(0, 0, 10)))
-    with pytest.raises(DataLossError, match="2 records are missing"):
+    with pytest.raises(DataLossError, match="2 offsets are missing"):
         lake.commit(lake.propose(rows(0, 12, 15), batch=1))
 
 
@@ -192,6 +195,185 @@ def test_somebody_s_delta_table_is_appended_to_if_the_columns_are_the_same(tmp_p
     write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]), partition_by=["partition"])
     with pytest.raises(InvalidRequestError, match="partitioned by partition"):
         lake.store()
+
+
+def partition_anew(lake):
+    """Somebody replaces a table by a partitioned one."""
+    if lake.format == "delta":
+        table = pa.Table.from_batches([rows(0, 0, 3)])
+        how = {"mode": "overwrite", "schema_mode": "overwrite", "partition_by": ["subject"]}
+        write_deltalake(lake.path, table, **how)
+        return
+    with open_catalog(lake.catalog).load_table(lake.path).update_spec() as spec:
+        spec.add_identity("subject")
+
+
+def rename_column(lake):
+    """Somebody gives a column another name."""
+    if lake.format == "delta":
+        table = pa.Table.from_batches([rows(0, 0, 3)]).rename_columns({"value": "content"})
+        write_deltalake(lake.path, table, mode="overwrite", schema_mode="overwrite")
+        return
+    with open_catalog(lake.catalog).load_table(lake.path).update_schema() as schema:
+        schema.rename_column("value", "content")
+
+
+@pytest.mark.parametrize("change", [partition_anew, rename_column])
+def test_what_others_changed_between_two_commits_is_refused(lake, change):
+    """Before any task writes, and also when it came after that: with what to do, for good."""
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
+    change(lake)
+    with pytest.raises(InvalidRequestError, match="into another table") as told:
+        lake.store()
+    assert not told.value.retriable
+    with pytest.raises(InvalidRequestError, match="into another table"):
+        commit(store, staged, garbage_age_ms=DAY_MS)
+    assert lake.offsets() == {"0": 3}
+
+
+def test_a_column_that_others_add_is_null_in_our_rows(lake):
+    """Readers fill it in, in both formats, and the load goes on."""
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    if lake.format == "delta":
+        DeltaTable(lake.path).alter.add_columns(DeltaField("extra", "string"))
+    else:
+        with open_catalog(lake.catalog).load_table(lake.path).update_schema() as schema:
+            schema.add_column("extra", StringType())
+    assert lake.commit(lake.propose(rows(0, 3, 5), batch=1))
+    assert lake.values() == expected(p0=5)
+
+
+def constrain(table):
+    """Ask writers for offsets below 10."""
+    table.alter.add_constraint({"small": '"offset" < 10'})
+
+
+def track_rows(table):
+    """Ask writers to number rows."""
+    feature = TableFeatures.RowTracking
+    table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(constrain, "constraints small"), (track_rows, "features.*rowTracking")]
+)
+def test_what_delta_asks_of_writers_and_we_do_not_do_is_refused(tmp_path, change, reason):
+    """A row that breaks a constraint was committed, and an unknown feature tried without end."""
+    lake = Lake(tmp_path, "delta")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
+    change(DeltaTable(lake.path))
+    with pytest.raises(InvalidRequestError, match=f"{reason}.*nothing was written"):
+        commit(store, staged, garbage_age_ms=DAY_MS)
+    assert lake.values() == expected(p0=3)
+
+
+def test_a_delta_commit_that_fails_without_a_race_is_not_tried_again(tmp_path, monkeypatch):
+    """Only who was overtaken decides anew; else the same failure would come without end."""
+    lake = Lake(tmp_path, "delta")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
+    track_rows(DeltaTable(lake.path))
+    monkeypatch.setattr("strandline.spark.table_delta._refuse_unwritable", lambda *_: None)
+    with pytest.raises(UnavailableError):
+        commit(store, staged, garbage_age_ms=DAY_MS)
+
+
+def take_back(lake, commits):
+    """Somebody restores the table to what it was after so many of its commits."""
+    if lake.format == "delta":
+        DeltaTable(lake.path).restore(commits - 1)
+        return
+    table = open_catalog(lake.catalog).load_table(lake.path)
+    snapshot = table.history()[commits - 1].snapshot_id
+    table.manage_snapshots().rollback_to_snapshot(snapshot).commit()
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_table_that_was_restored_ends_where_it_then_did(lake, dense):
+    """What it no longer has is loaded again; a checkpoint beyond that would skip it: refused."""
+    for batch in range(3):
+        assert lake.commit(lake.propose(rows(0, 2 * batch, 2 * batch + 2), batch=batch))
+    take_back(lake, 2)
+    assert lake.offsets() == {"0": 4}
+    ahead = msgspec.structs.replace(lake.propose(rows(0, 6, 8), batch=3), dense=dense)
+    with pytest.raises(DataLossError, match=r"ends at 4: 2 offsets are missing.*committed_offsets"):
+        lake.commit(ahead)
+    again = msgspec.structs.replace(lake.propose(rows(0, 4, 8), txn="anew"), dense=dense)
+    assert lake.commit(again)
+    assert lake.values() == expected(p0=8)
+    assert lake.commit(lake.propose(rows(0, 8, 9), batch=1, txn="anew"))
+    assert lake.offsets() == {"0": 9}
+
+
+def test_a_table_that_was_restored_twice_ends_where_the_second_says(tmp_path):
+    """A restore of a restored version is looked through, and one named by its time too."""
+    lake = Lake(tmp_path, "delta")
+    for batch in range(3):
+        assert lake.commit(lake.propose(rows(0, batch, batch + 1), batch=batch))
+    table = DeltaTable(lake.path)
+    table.restore(0)
+    table.restore(2)
+    assert lake.offsets() == {"0": 3}
+    table.restore(3)
+    assert lake.offsets() == {"0": 1}
+    when = table.history()[-1]["timestamp"] / 1000
+    table.restore(datetime.fromtimestamp(when, UTC))
+    assert lake.offsets() == {"0": 1}
+
+
+def test_a_delta_table_restored_to_before_our_first_commit_has_none_of_our_records(tmp_path):
+    """A load begins anew there, at the beginning of the stream."""
+    lake = Lake(tmp_path, "delta")
+    write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]))
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    DeltaTable(lake.path).restore(0)
+    text = committed_offsets(lake.path, table_format="delta")
+    assert text == "earliest"
+    with pytest.raises(DataLossError, match="ends at 0: 3 offsets are missing"):
+        lake.commit(lake.propose(rows(0, 3, 5), batch=1))
+    assert lake.commit(lake.propose(rows(0, 0, 5), txn="anew"))
+    assert lake.values() == sorted([*expected(p0=5), *expected(p7=2)])
+
+
+def test_a_restore_that_the_log_no_longer_explains_is_refused(tmp_path):
+    """The log was cleaned up to after our last commit: where the table ends cannot be told."""
+    lake = Lake(tmp_path, "delta")
+    write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]))
+    write_deltalake(lake.path, pa.Table.from_batches([rows(7, 2, 4)]), mode="append")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    DeltaTable(lake.path).restore(1)
+    DeltaTable(lake.path).create_checkpoint()
+    for version in (0, 1):
+        (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(InvalidRequestError, match=r"restored to version 1.*another table"):
+        lake.offsets()
+
+
+def test_expired_snapshots_of_an_iceberg_table_do_not_hide_the_offsets(tmp_path):
+    """Our snapshot is gone with those before the current one; the property still says it."""
+    lake = Lake(tmp_path, "iceberg")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    table = open_catalog(lake.catalog).load_table(lake.path)
+    ours = table.current_snapshot().snapshot_id
+    table.delete("offset < 2")
+    table.maintenance.expire_snapshots().by_id(ours).commit()
+    assert lake.offsets() == {"0": 3}
+
+
+def test_an_iceberg_table_rolled_back_to_before_our_commits_is_refused(tmp_path):
+    """No snapshot says which of our records it has, if any."""
+    lake = Lake(tmp_path, "iceberg")
+    lake.store()
+    table = open_catalog(lake.catalog).load_table(lake.path)
+    table.append(pa.Table.from_batches([rows(7, 0, 2)]))
+    theirs = table.current_snapshot().snapshot_id
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    table = open_catalog(lake.catalog).load_table(lake.path)
+    table.manage_snapshots().rollback_to_snapshot(theirs).commit()
+    with pytest.raises(InvalidRequestError, match=r"rolled back.*into another table"):
+        lake.offsets()
 
 
 def test_a_directory_holds_a_table_of_one_kind(tmp_path):

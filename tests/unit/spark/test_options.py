@@ -67,7 +67,53 @@ def test_what_other_sources_call_an_option_is_refused(parse, name, hint):
 
 def test_options_of_spark_itself_pass():
     """Options that Spark adds on its own are none of our business."""
-    read(path="x", checkpointlocation="/tmp/c", queryname="q")
+    read(checkpointlocation="/tmp/c", queryname="q")
+
+
+def write(**options):
+    return parse_write_options(BASE | options)
+
+
+def table(**options):
+    return parse_table_options({"path": "/t"} | options)
+
+
+@pytest.mark.parametrize(
+    ("parse", "name", "hint"),
+    [
+        (read, "assign", "did you mean 'stream'"),
+        (read, "subscribePattern", "did you mean 'stream'"),
+        (read, "kafka.bootstrap.servers", "did you mean 'server'"),
+        (read, "path", "did you mean 'stream'"),
+        (read, "includeHeaders", "there are: server, "),
+        (write, "subscribe", "did you mean 'stream'"),
+        (write, "startingOffsets", "there are: server, "),
+        (write, "transactionId", "there are: server, "),
+        (table, "mergeSchema", "there are: path, "),
+        (table, "codec", "there are: path, "),
+        (table, "compresion", "did you mean 'compression'"),
+    ],
+)
+def test_every_option_that_is_not_ours_is_refused(parse, name, hint):
+    """Spark would ignore it, so what it was to do would silently not happen."""
+    with pytest.raises(InvalidConfigError, match=rf"unknown option '{name.lower()}' .*{hint}"):
+        parse(**{name.lower(): "1"})
+
+
+def test_a_table_of_spark_s_catalog_is_refused_with_what_to_write():
+    """Spark keeps its options to itself, and the first use would miss them."""
+    given = {"owner": "root", "provider": "x", "option.stream": "y"}
+    for parse in (read, table):
+        with pytest.raises(InvalidConfigError, match="CREATE TEMPORARY VIEW"):
+            parse(**given)
+
+
+def test_the_kind_of_a_read_may_be_unknown_yet():
+    """Options of both are taken where a schema is asked for, wrong values are not."""
+    both = BASE | {"endingOffsets": "latest", "group": "g"}
+    assert parse_read_options(both, streaming=None).group == "g"
+    with pytest.raises(InvalidConfigError, match="'longPollMs'"):
+        parse_read_options(BASE | {"longPollMs": "soon"}, streaming=None)
 
 
 @pytest.mark.parametrize("missing", ["server", "stream"])

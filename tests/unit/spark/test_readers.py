@@ -318,11 +318,29 @@ def test_columns_that_may_be_null_are_not_declared_otherwise():
     """Spark would answer what asks for nulls without a look: with no row."""
     for name in ("key", "value", "headers"):
         schema = StructType([StructField(name, COLUMNS[name], nullable=False)])
-        for method in (source().reader, source().streamReader):
-            with pytest.raises(InvalidConfigError, match=f"'{name}' may be null"):
-                method(schema=schema)
+        with pytest.raises(InvalidConfigError, match=f"'{name}' may be null"):
+            source().reader(schema=schema)
+        with pytest.raises(InvalidConfigError, match=f"'{name}' may be null"):
+            source().streamReader(schema=schema).initialOffset()
     offsets = StructType([StructField("offset", COLUMNS["offset"], nullable=False)])
     assert source().reader(schema=offsets).target.names == ["offset"]
+
+
+def test_a_refused_streaming_read_says_so_whatever_is_called_first():
+    """Spark loses an error that is raised while it makes the reader, and fails with its own."""
+    made = source(longPollMs="soon")
+    reader = made.streamReader(schema=source().schema())
+    copy = pickle.loads(pickle.dumps(reader))
+    for call in (
+        copy.initialOffset,
+        lambda: copy.latestOffset({}, None),
+        lambda: copy.partitions({}, {}),
+        lambda: copy.read(None),
+    ):
+        with pytest.raises(InvalidConfigError, match="'longPollMs'"):
+            call()
+    with pytest.raises(InvalidConfigError, match="'longPollMs'"):
+        made.schema()
 
 
 def test_only_rows_that_are_records_can_be_appended():

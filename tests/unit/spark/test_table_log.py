@@ -21,6 +21,7 @@ from strandline.spark.table_log import (
     encode_schema,
     manifest_of,
     merge_ranges,
+    unexplained,
 )
 
 SCHEMA = encode_schema(pa.schema([("partition", pa.int32()), ("offset", pa.int64())]))
@@ -98,7 +99,7 @@ def test_a_state_of_an_earlier_version_is_read():
 def test_a_gap_is_refused():
     """Records between the table's end and the batch are missing, and the error counts them."""
     first = accepted(None, proposal(file(p0=span(0, 10))))
-    with pytest.raises(DataLossError, match="2 records are missing"):
+    with pytest.raises(DataLossError, match="2 offsets are missing"):
         decide(first, proposal(file(p0=span(12, 20)), batch=1))
 
 
@@ -117,6 +118,43 @@ def test_a_hole_or_a_repeat_within_a_batch_is_refused():
     twice_two_never_three = RangeSummary(0, 5, 5, 0 + 1 + 2 + 2 + 4)
     with pytest.raises(DataLossError, match="not each offset once"):
         decide(None, proposal(file(p0=twice_two_never_three)))
+
+
+def explained(last, wanted, *, missing):
+    """A proposal with what a stream holds that lacks the offsets in ``missing``."""
+    stored = {}
+    for partition, (start, stop) in unexplained(last, wanted).items():
+        offsets = [offset for offset in range(start, stop) if offset not in missing]
+        stored[partition] = RangeSummary(start, stop, len(offsets), sum(offsets))
+    return msgspec.structs.replace(wanted, stored=stored)
+
+
+def test_offsets_that_are_no_records_may_be_missing():
+    """A transaction's markers within a batch and between two; a record among them may not."""
+    first = explained(None, proposal(file(p0=span(0, 10, rows=9))), missing={9})
+    last = accepted(None, first)
+    beyond = proposal(file(p0=span(12, 20)), batch=1)
+    assert accepted(last, explained(last, beyond, missing={10, 11})).offsets == {0: 20}
+    with pytest.raises(DataLossError, match="the stream has 9 records there, the batch 8"):
+        decide(last, explained(last, beyond, missing={10}))
+    with pytest.raises(DataLossError, match=r"not known: .*options server and stream"):
+        decide(last, beyond)
+
+
+def test_an_answer_about_other_offsets_explains_nothing():
+    """Another writer was quicker, and the table ends elsewhere than when the stream was asked."""
+    wanted = explained(None, proposal(file(p0=span(12, 20))), missing={})
+    last = accepted(None, proposal(file(p0=span(0, 10)), txn="other"))
+    stale = msgspec.structs.replace(wanted, stored={0: RangeSummary(11, 20, 8, 124)})
+    with pytest.raises(DataLossError, match="2 offsets are missing"):
+        decide(last, stale)
+
+
+def test_dense_batches_ask_nobody():
+    """The stream is asked only where offsets are missing."""
+    last = accepted(None, proposal(file(p0=span(0, 10))))
+    assert unexplained(None, proposal(file(p0=span(5, 10)))) == {}
+    assert unexplained(last, proposal(file(p0=span(10, 12), p1=span(3, 4)), batch=1)) == {}
 
 
 def test_a_sparse_table_takes_filtered_batches():

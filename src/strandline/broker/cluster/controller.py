@@ -125,13 +125,14 @@ class ControllerOffice:
     async def _commands(self, controller: Controller) -> tuple[Command, ...]:
         """What to propose; leaders that were lost are replaced by the copies that are furthest."""
         image, now_ms = self._image(), self._clock.monotonic_ms()
-        commands = controller.decide(image, now_ms)
+        stored = self._quorum.stored()
+        commands = controller.decide(image, now_ms, stored=stored)
         wanted = whom_to_ask(image, commands)
         if not wanted:
             return commands
         log_ends = await self._ask(wanted)
         # As of the same moment: a machine that stood still meanwhile puts nothing off.
-        return controller.decide(self._image(), now_ms, log_ends)
+        return controller.decide(self._image(), now_ms, log_ends, stored=stored)
 
     async def _adjust_members(self) -> None:
         """Bring the quorum one step nearer to the brokers there are."""

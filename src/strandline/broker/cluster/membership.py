@@ -73,6 +73,9 @@ class Membership:
         on_removed: told that the cluster has removed this broker.
     """
 
+    why_refused = ""
+    """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+
     def __init__(
         self,
         config: BrokerConfig,
@@ -288,6 +291,13 @@ class Membership:
         return self._clock.monotonic_ms() - self._controller_seen_ms < CUT_OFF_MS
 
     @property
+    def image_age_ms(self) -> int:
+        """For how long no controller was known that would change the image; 0: one is."""
+        if self.has_controller:
+            return 0
+        return int(self._clock.monotonic_ms() - self._controller_seen_ms)
+
+    @property
     def image_index(self) -> int:
         """The last entry of the metadata that streams and replicas go by; any thread."""
         return self._image_index
@@ -304,6 +314,7 @@ class Membership:
             grpc_address=self.grpc_address,
             rack=cluster.rack,
             beam_address=self.beam_address,
+            stored_index=self.quorum.index_at_start,
         )
         while not self.is_removed:
             try:
@@ -316,6 +327,11 @@ class Membership:
                 logger.info("broker %d is registered", self.me)
                 return
             logger.critical("the cluster refuses this broker: %s", outcome.message)
+            self.why_refused = outcome.message
+            if outcome.reason == "older_copy":
+                # It has forgotten votes that it gave: it must not give them again.
+                self.quorum.stop(UnavailableError(outcome.message))
+                return
             await asyncio.sleep(REGISTER_TIMEOUT_S)
 
     @property

@@ -125,7 +125,8 @@ class Requests:
             async with asyncio.timeout(timeout_s):
                 decided = await answer
                 # Whoever asked may look at once for what it changed.
-                while self._quorum.applied_index < decided.index:  # noqa: ASYNC110  soon enough
+                # What was refused changed nothing, and an older copy never comes so far.
+                while decided.outcome.is_applied and self._quorum.applied_index < decided.index:  # noqa: ASYNC110  soon enough
                     await asyncio.sleep(APPLIED_POLL_S)
                 return decided.outcome
         except TimeoutError:

@@ -249,18 +249,27 @@ class GroupOffice(Office[GroupCoordinator]):
 
     # The office
 
-    def begin(self, entries: Iterable[bytes], *, sequence: int) -> GroupCoordinator:
-        """The coordinator as the stored entries say."""
-        state = GroupsState()
-        count = restore(state, map(decode_entry, entries))
-        return GroupCoordinator(
-            state,
-            self._partitions(),
-            created=self._created(),
-            now_ms=self._now_ms(),
-            sequence=sequence,
-            entries=count,
-        )
+    def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
+        """As ``Office.maker``."""
+        partitions, created = self._partitions(), self._created()
+
+        def make(entries: Iterable[bytes], sequence: int) -> GroupCoordinator:
+            state = GroupsState()
+            count = restore(state, map(decode_entry, entries))
+            return GroupCoordinator(
+                state,
+                partitions,
+                created=created,
+                now_ms=self._now_ms(),
+                sequence=sequence,
+                entries=count,
+            )
+
+        return make
+
+    def begun(self, term: Term[GroupCoordinator]) -> None:
+        """As ``Office.begun``: streams may have changed since the coordinator was made."""
+        self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
 
     def stored(self, term: Term[GroupCoordinator], sequence: int) -> None:
         """Entries up to here are stored."""

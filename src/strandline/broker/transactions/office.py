@@ -160,11 +160,15 @@ class TransactionOffice(Office[Coordinator]):
 
     # The coordinator
 
-    def begin(self, entries: Iterable[bytes], *, sequence: int) -> Coordinator:
-        """As ``Office.begin``."""
-        state = CoordinatorState()
-        count = restore(state, map(decode_entry, entries))
-        return Coordinator(state, now_ms=self._now_ms(), sequence=sequence, entries=count)
+    def maker(self) -> Callable[[Iterable[bytes], int], Coordinator]:
+        """As ``Office.maker``."""
+
+        def make(entries: Iterable[bytes], sequence: int) -> Coordinator:
+            state = CoordinatorState()
+            count = restore(state, map(decode_entry, entries))
+            return Coordinator(state, now_ms=self._now_ms(), sequence=sequence, entries=count)
+
+        return make
 
     def begun(self, term: Term[Coordinator]) -> None:
         """As ``Office.begun``: markers may be owed from the last term."""

@@ -143,8 +143,7 @@ class AdminActions:
 
     def _stream_info(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, admin.StreamInfoRequest, what="stream_info")
-        if not request.own:
-            self._broker.check_quorum()
+        self._broker.check_quorum()
         stream = self._broker.stream(request.name)
         led = [stream.partition(number) for number in request.led or ()]
         self._know_end(led, context.is_cancelled, led=led)

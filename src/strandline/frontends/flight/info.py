@@ -47,7 +47,6 @@ def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
     index = broker.metadata_index  # before the rest, which may be newer but never older
     return StreamInfo(
         metadata_index=index,
-        has_quorum=broker.has_quorum,
         config=stream.config,
         created_ns=stream.created_ns,
         partitions=tuple(partition_info(partition) for partition in stream.partitions),
@@ -151,6 +150,7 @@ def _endpoint(
         partition=extent.partition.name.partition,
         start=extent.start,
         stop=extent.stop,
+        order=old.order,
         follow=old.follow,
         columns=plan.schema.names,
         subject=old.subject,

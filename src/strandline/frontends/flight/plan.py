@@ -12,8 +12,9 @@ import pyarrow as pa
 from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream
 from strandline.errors import InvalidRequestError, NotLeaderError, OffsetOutOfRangeError
-from strandline.protocol.tickets import AtTimestamp, Bound, ReadRequest
+from strandline.protocol.tickets import AtTimestamp, Bound, ReadRequest, counts_from_end
 from strandline.reading.cursor import PartitionRange
+from strandline.reading.descending import offset_before_end
 from strandline.record.schema import project
 from strandline.types import Offset, TimestampNs
 
@@ -41,7 +42,7 @@ def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
     partitions = _partitions(request, stream)
     if len(partitions) > 1:
         for bound in (request.start, request.stop):
-            if isinstance(bound, int):
+            if isinstance(bound, int) and not counts_from_end(bound):
                 raise InvalidRequestError(
                     f"offset {bound} is a place in one partition, and stream {stream.name!r} has "
                     f"{len(stream.partitions)}: name the partition, or give 'starts'"
@@ -80,7 +81,7 @@ def check_led(partitions: Iterable[Partition]) -> None:
 
 def needs_end(bound: Bound, partition: Partition) -> bool:
     """Whether where a place is depends on where the partition ends."""
-    if isinstance(bound, int):
+    if isinstance(bound, int) and bound >= 0:
         return bound > partition.stable_offset
     return bound != "earliest"
 
@@ -101,7 +102,7 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
     bound = _start(request, partition)
     end = partition.stable_offset
     start = resolve(bound, partition)
-    may_move = not isinstance(bound, int)
+    may_move = not isinstance(bound, int) or counts_from_end(bound)
     if bound == "earliest" and request.timestamp_from_ns is not None:
         start = max(start, partition.offset_for_timestamp(TimestampNs(request.timestamp_from_ns)))
     if request.stop is None:
@@ -110,7 +111,7 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
         stop = Offset(request.stop)
     else:
         stop = resolve(request.stop, partition)
-    if isinstance(bound, int) and isinstance(request.stop, int) and stop < start:
+    if not may_move and isinstance(request.stop, int) and stop < start:
         raise InvalidRequestError(f"stop {stop} lies before start {start}")
     return PartitionRange(partition, start, stop, may_move)
 
@@ -136,6 +137,8 @@ def resolve(bound: Bound, partition: Partition) -> Offset:
     if bound == "latest":
         return end
     assert isinstance(bound, int), "the last kind of bound"
+    if bound < 0:
+        return offset_before_end(partition, -bound)
     if not first <= bound <= end:
         raise OffsetOutOfRangeError(
             f"offset {bound} of {partition.name} does not exist: the log starts at {first} and its "

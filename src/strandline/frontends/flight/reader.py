@@ -20,6 +20,7 @@ from strandline.frontends.flight.plan import ReadPlan
 from strandline.frontends.metering import Allowance, counted
 from strandline.protocol.status import to_flight
 from strandline.reading.cursor import Cursor, Delivery
+from strandline.reading.descending import DescendingCursor
 from strandline.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,9 @@ class ReadSession:
         self._check_allowed = check_allowed
         self._allowance = allowance
         self._connection = connection
-        self._cursors = [
-            Cursor(plan.request, extent, names=plan.schema.names) for extent in plan.ranges
+        kind = DescendingCursor if plan.request.order == "descending" else Cursor
+        self._cursors: list[Cursor[Partition]] = [
+            kind(plan.request, extent, names=plan.schema.names) for extent in plan.ranges
         ]
         self._left = plan.request.records_max
         self._is_gone = False

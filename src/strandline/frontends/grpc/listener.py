@@ -98,7 +98,7 @@ class GrpcListener:
         Raises:
             InvalidConfigError: the address cannot be had, or a certificate is of no use.
         """
-        loop, host = asyncio.get_running_loop(), config.host
+        loop, host = asyncio.get_running_loop(), config.grpc.host or config.host
         self.buffered_bytes_max = config.limits.pending_bytes
         tls = None
         if config.tls.is_on:

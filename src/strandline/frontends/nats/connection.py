@@ -5,6 +5,7 @@ and written once per turn; nothing here waits.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -20,13 +21,14 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.frontends.metering import WAIT_S_MAX, Allowance
-from strandline.frontends.nats.flow import QUOTA, Peer
+from strandline.frontends.nats.flow import QUOTA, MessageReader
 from strandline.frontends.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
 from strandline.frontends.nats.headers import NO_RESPONDERS
 from strandline.frontends.nats.inboxes import Inboxes
 from strandline.frontends.nats.protocol import (
     Connect,
     Control,
+    Event,
     Parser,
     Ping,
     Pong,
@@ -47,13 +49,17 @@ if TYPE_CHECKING:
     from strandline.frontends.nats.listener import IngestListener
 
 OKAY: Final = b"+OK\r\n"
+INBOX_PREFIX: Final = "_INBOX."
+"""Of the subjects for replies, the only ones that anything is delivered to here."""
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
+CONTROLS_MAX: Final = 10_000
+"""Operations without a message among them until the listener next looks at its clients."""
 NOBODY: Final = "Authorization Violation"
+"""nats-server's error for a client that is not authorized."""
 TRY_AGAIN: Final = "Stale Connection"
 """After this error stock clients connect again, perhaps to another server. After one that they do
 not know they give up, and after several authorization violations too."""
-"""What nats-server says to who is not let in."""
 
 
 class ClientOptions(msgspec.Struct, frozen=True):
@@ -64,7 +70,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
     no_responders: bool = False
 
 
-class PublisherConnection(Peer):
+class PublisherConnection(MessageReader):
     """A connection, and the responder of everything published on it; a token is a reply subject.
 
     Args:
@@ -72,14 +78,18 @@ class PublisherConnection(Peer):
     """
 
     def __init__(self, listener: "IngestListener") -> None:
-        super().__init__()
+        early = EARLY_PAYLOAD_MAX if listener.access.is_on else listener.payload_max
+        super().__init__(Parser(early, from_client=True), listener.budget)
         self._listener = listener
         self._guard = PublishGuard(listener.access) if listener.access.is_on else None
-        early = EARLY_PAYLOAD_MAX if self._guard is not None else listener.payload_max
-        self._parser = Parser(early, from_client=True)
         self._options = ClientOptions()
         self._inboxes = Inboxes()
         self._buffered_bytes = 0
+        self._messages = 0
+        """Received since the last count was handed to the listener."""
+        self._controls = 0
+        """Operations since the last message, or since the listener last looked at its clients."""
+        self._has_spoken = False
         self.unanswered_pings = 0
         self.is_handshaking = False
         """Whether the next bytes are TLS's."""
@@ -100,8 +110,7 @@ class PublisherConnection(Peer):
         self.write(self._listener.info_line)
         if not is_admitted:
             self.fail("maximum connections exceeded")
-        if self._guard is not None:
-            self._listener.expect(self)
+        self._listener.expect(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it; acks that come later have nowhere to go."""
@@ -111,16 +120,20 @@ class PublisherConnection(Peer):
         self._listener.forget(self)
 
     def data_received(self, data: bytes) -> None:
-        """The hot path: plain payloads for one stream go straight to their partition."""
+        """Take what was received, once the TLS handshake is over."""
         if self.is_handshaking:
             self._take_early(data)
-            return
-        listener, guard = self._listener, self._guard
+        else:
+            super().data_received(data)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """The hot path: plain payloads for one stream go straight to their partition."""
+        guard = self._guard
         if guard is not None and not self.is_allowed():
             return
-        remembered = listener.routes.remembered
+        remembered = self._listener.routes.remembered
         messages = 0
-        for event in self._parser.feed(data):
+        for event in events:
             if guard is not None and not guard.is_open and not isinstance(event, Connect):
                 self.fail(NOBODY)
                 break
@@ -130,6 +143,7 @@ class PublisherConnection(Peer):
                     break
                 continue
             messages += 1
+            self._controls = 0
             subject, _, reply, block, payload = event
             route = remembered.get(subject) or self._find_route(subject, reply)
             if route is None or (guard is not None and not self._may_publish(subject, reply)):
@@ -143,15 +157,22 @@ class PublisherConnection(Peer):
                 route.partition.append(payload, subject=route.subject, responder=self, token=reply)
             if self._options.verbose:
                 self.output.append(OKAY)
+        if messages:
+            self._messages += messages
+            self._has_spoken = True
+
+    def _taken(self, size: int) -> None:
+        listener = self._listener
+        messages, self._messages = self._messages, 0
         listener.messages += messages
-        if self._parser.buffered_bytes != self._buffered_bytes:
-            self._count_buffered(self._parser.buffered_bytes)
+        if self.parser.buffered_bytes != self._buffered_bytes:
+            self._count_buffered(self.parser.buffered_bytes)
         if self.output:
             self.flush()
         if listener.admission.pending_bytes > listener.gate.pending_high:
             listener.gate.hold(self)
         if self._allowance is not None:
-            self._meter(self._allowance, len(data), messages)
+            self._meter(self._allowance, size, messages)
 
     # TLS
 
@@ -168,6 +189,7 @@ class PublisherConnection(Peer):
     def secured(self) -> None:
         """The handshake is over."""
         self.is_handshaking = False
+        self._listener.expect(self)
         early, self._early = self._early, b""
         if early:
             self.data_received(early)
@@ -184,14 +206,17 @@ class PublisherConnection(Peer):
         return self.is_open
 
     def check_identity(self) -> None:
-        """Close the connection of who has not said who it is, or is nobody any more."""
-        if self._guard is None:
-            return
+        """Close the connection of a client that may no longer publish."""
         try:
-            self._guard.check_current()
+            if self._guard is not None:
+                self._guard.check_current()
         except StrandlineError as error:
             self.fail(_farewell(error))
-        if not self._guard.is_open:
+
+    def end_silent(self) -> None:
+        """Close the connection of a client that has not identified itself."""
+        is_known = self._has_spoken if self._guard is None else self._guard.is_open
+        if not is_known:
             self.fail("Authentication Timeout")
 
     def _may_publish(self, subject: bytes, reply: bytes | None) -> bool:
@@ -216,7 +241,7 @@ class PublisherConnection(Peer):
         except StrandlineError as error:
             self.fail(_farewell(error))
         else:
-            self._parser.payload_max = self._listener.payload_max
+            self.parser.payload_max = self._listener.payload_max
             self._count_for(self._guard.asker)
 
     # How much
@@ -299,7 +324,7 @@ class PublisherConnection(Peer):
         template = self._listener.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sid, sequence))
 
-    is_alone = True
+    is_alone = answers_leaderless = True
     """Nobody else hears what came over it."""
 
     def rejected(self, token: object, error: StrandlineError) -> None:
@@ -318,6 +343,10 @@ class PublisherConnection(Peer):
     # Everything else a client may say
 
     def _control(self, event: Control) -> None:
+        self._controls += 1
+        if self._controls > CONTROLS_MAX:
+            self.fail(f"more than {CONTROLS_MAX} operations in a minute and no message among them")
+            return
         match event:
             case Ping():
                 self.output.append(PONG)
@@ -340,6 +369,7 @@ class PublisherConnection(Peer):
             self.output.append(OKAY)
 
     def _connect(self, options: bytes) -> None:
+        self._has_spoken = True
         try:
             self._options = msgspec.json.decode(options, type=ClientOptions)
         except UNDECODABLE:
@@ -356,11 +386,20 @@ class PublisherConnection(Peer):
         except (InvalidSubjectError, UnicodeDecodeError):
             self.output.append(encode_failure("Invalid Subject"))
             return
+        if not pattern.startswith(INBOX_PREFIX):
+            self.output.append(
+                encode_failure(
+                    f'Permissions Violation for Subscription to "{pattern}": this listener takes '
+                    f"publishes and delivers replies below {INBOX_PREFIX}; subscribe at nats-server"
+                )
+            )
+            return
         if not self._inboxes.add(pattern, sid):
             self.fail("maximum subscriptions exceeded")
 
     def ping(self) -> None:
         """Ask whether the client is there."""
+        self._controls = 0
         self.unanswered_pings += 1
         self.write(PING)
 

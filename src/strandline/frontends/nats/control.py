@@ -10,7 +10,7 @@ do what.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from strandline.errors import UNDECODABLE, StrandlineError, UnavailableError
 from strandline.frontends.nats import callout
 from strandline.frontends.nats.accounts import STREAMS_ACCOUNT
-from strandline.frontends.nats.protocol import encode_publish, encode_subscribe
+from strandline.frontends.nats.protocol import Event, encode_publish, encode_subscribe
 from strandline.frontends.nats.server_link import Login, ServerLink, ServerUrl, connect_link
 from strandline.frontends.tasks import end_task, start_task
 
@@ -111,9 +111,9 @@ class ControlLink(ServerLink):
             self.output.append(encode_publish(subject, body, reply=reply))
         self.flush()
 
-    def data_received(self, data: bytes) -> None:
+    def _take(self, events: Sequence[Event]) -> None:
         """Questions, who came and left, and signs of life."""
-        for event in self.parser.feed(data):
+        for event in events:
             if not isinstance(event, tuple):
                 self._control(event)
                 continue
@@ -127,6 +127,8 @@ class ControlLink(ServerLink):
             elif sid == ENDED:
                 # Ended now, or gone before without a word: either way it is not there.
                 self._doorkeeper.left(int(subject.rpartition(b".")[2]))
+
+    def _taken(self, size: int) -> None:  # noqa: ARG002  nothing is counted
         self.flush()
 
     def _answer(self, reply: bytes | None, payload: bytes) -> None:

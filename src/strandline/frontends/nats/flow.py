@@ -1,13 +1,20 @@
 """What both kinds of connection share: an output queue, and reasons to stop reading.
 
 Rules: output is queued and written once per turn or once per read; reading stops while the other
-end does not take its replies and while the broker has more than it can store soon. Nothing here
-waits or parses.
+end does not take its replies and while the broker has more than it can store soon. Input takes its
+share of each round of the loop (``round_budget``), however many messages its bytes are. Nothing
+here waits or knows what a message means.
 """
 
 import asyncio
 import ssl
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
 from typing import Final, cast
+
+from strandline.frontends.nats.protocol import Event, Parser
+from strandline.frontends.round_budget import SPENT, RoundBudget
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
 """Replies the other end may leave unread before it is read no further."""
@@ -15,6 +22,13 @@ OVERLOAD: Final = "overload"
 """The reason of those who are held for the broker's sake, not for their own."""
 QUOTA: Final = "quota"
 """The reason of those who have used up what they may."""
+ROUND: Final = "round"
+"""The reason of those whose input takes more than its share of a round of the loop."""
+EVENTS_MAX: Final = 256
+"""Messages and other events between two looks at the clock."""
+SLICE_S: Final = 0.004
+ROUND_S: Final = 0.008
+"""Of a round, for one connection and for all: with less, each group commit has fewer records."""
 HIGH_WATER: Final = 0.5
 LOW_WATER: Final = 0.25
 """Of ``limits.pending_bytes``: where reading stops, and where it goes on."""
@@ -133,6 +147,59 @@ class Peer(asyncio.Protocol):
         """Close at once."""
         self.is_open = False
         self._transport.abort()
+
+
+class MessageReader(Peer):
+    """An end that takes what the other end sends, a share of it in each round of the loop.
+
+    Args:
+        parser: of what is received.
+        budget: the share that all connections of the listener have together.
+    """
+
+    def __init__(self, parser: Parser, budget: RoundBudget) -> None:
+        super().__init__()
+        self.parser = parser
+        self._budget = budget
+        self._received: deque[bytes] = deque()
+        self._is_deferred = False
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was received, now or in later rounds."""
+        self._received.append(data)
+        if not self._is_deferred:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Take what was received until the share of this round is used up."""
+        self._is_deferred = False
+        loop = asyncio.get_running_loop()
+        end_s = self._budget.slice_end()
+        size, now_s = 0, SPENT
+        while self.is_open and (self._received or self.parser.has_more):
+            if now_s >= end_s:
+                self._is_deferred = True
+                self.hold_reading(ROUND)
+                self._budget.defer(self._read_on)
+                break
+            if self.parser.has_more:
+                events = self.parser.resume(EVENTS_MAX)
+            else:
+                size += len(data := self._received.popleft())
+                events = self.parser.feed(data, EVENTS_MAX)
+            self._take(events)
+            now_s = loop.time()
+        else:
+            self.release_reading(ROUND)
+        self._taken(size)
+
+    @abstractmethod
+    def _take(self, events: Sequence[Event]) -> None:
+        """Do what the other end asks for."""
+
+    @abstractmethod
+    def _taken(self, size: int) -> None:
+        """Follow up on events that came in ``size`` bytes and were taken in this round."""
 
 
 class Gate:

@@ -8,17 +8,19 @@ are queued and written once per turn. The link neither connects nor reconnects.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
-from strandline.errors import InvalidSubjectError, NotLeaderError, StrandlineError
+from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.frontends.nats.connection import PING
 from strandline.frontends.nats.protocol import (
+    Event,
     encode_publish,
     encode_subscribe,
     encode_unsubscribe,
 )
-from strandline.frontends.nats.replies import ReplySink, error_reply, pub_ack
+from strandline.frontends.nats.replies import ReplySink, error_reply, is_left_to_others, pub_ack
 from strandline.frontends.nats.server_link import ServerLink
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
@@ -43,12 +45,12 @@ class Link(ServerLink):
         self._last_sid = 0
         self._sole = SoleSink(self)
 
-    def data_received(self, data: bytes) -> None:
+    def _take(self, events: Sequence[Event]) -> None:
         """The hot path: plain payloads go straight to their partition."""
         tables = self._tables
         subscriber = self._subscriber
         messages = 0
-        for event in self.parser.feed(data):
+        for event in events:
             if not isinstance(event, tuple):
                 self._control(event)
                 continue
@@ -71,6 +73,9 @@ class Link(ServerLink):
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, responder=taker, token=reply)
         subscriber.messages += messages
+
+    def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
+        subscriber = self._subscriber
         if self.output:
             self.flush()
         if subscriber.admission.pending_bytes > subscriber.gate.pending_high:
@@ -136,6 +141,11 @@ class Link(ServerLink):
     is_alone = False
     """The leader hears every message too."""
 
+    @property
+    def answers_leaderless(self) -> bool:
+        """Whether this broker answers for partitions that nobody leads."""
+        return self._subscriber.is_controller
+
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
     ) -> None:
@@ -151,8 +161,8 @@ class Link(ServerLink):
         self.output.append(template % (reply, sequence))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue an error reply, unless the leader, which hears every message too, answers."""
-        if isinstance(error, NotLeaderError):
+        """Queue an error reply, unless another broker, which hears every message too, answers."""
+        if is_left_to_others(error, self):
             return
         self.deliver(cast("bytes", token), error_reply(error))
 
@@ -178,7 +188,7 @@ class SoleSink:
         link: how they came.
     """
 
-    is_alone = True
+    is_alone = answers_leaderless = True
 
     def __init__(self, link: Link) -> None:
         self.acked = link.acked

@@ -20,10 +20,11 @@ from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.metering import Metering
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import OVERLOAD, QUOTA, Gate
+from strandline.frontends.nats.flow import OVERLOAD, QUOTA, ROUND_S, SLICE_S, Gate
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
+from strandline.frontends.round_budget import RoundBudget
 from strandline.frontends.tasks import end_task, start_task
 from strandline.frontends.tls import listening_context
 from strandline.version import __version__
@@ -35,7 +36,7 @@ NATS_VERSION: Final = "2.10.0"
 MESSAGE_SLACK_BYTES: Final = 64 << 10
 """What headers and an envelope may add to the largest record."""
 PING_INTERVAL_S: Final = 60.0
-HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 1.0
 UNANSWERED_PINGS_MAX: Final = 2
@@ -73,6 +74,7 @@ class IngestListener:
         self.admission = broker.admission
         self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
         self.ack_lines = AckLines(b"MSG %b %b")
+        self.budget = RoundBudget(SLICE_S, ROUND_S)
         self.unflushed: list[PublisherConnection] = []
         self.messages = 0
         """Received since the last count was handed to telemetry."""
@@ -194,9 +196,9 @@ class IngestListener:
         return self.metering.connections.admit(connection, connection.abort)
 
     def expect(self, connection: PublisherConnection) -> None:
-        """Give a new connection some time to say who it is."""
+        """Give a new connection some time to identify itself."""
         loop = asyncio.get_running_loop()
-        loop.call_later(HANDSHAKE_TIMEOUT_S, connection.check_identity)
+        loop.call_later(HANDSHAKE_TIMEOUT_S, connection.end_silent)
 
     def forget(self, connection: PublisherConnection) -> None:
         """A connection is gone; of one that failed to shake hands some loops tell again."""

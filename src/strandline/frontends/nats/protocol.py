@@ -3,7 +3,8 @@
 A published or delivered message is a plain tuple (the hot path makes a hundred thousand a second);
 everything else is a small struct. Rules:
 
-- any way of cutting the same bytes into chunks gives the same events;
+- any way of cutting the same bytes into chunks gives the same events, and so does any way of taking
+  the events in pieces;
 - any bytes give events, at worst a ``Violation``, after which the parser is deaf;
 - at most one control line or one payload is kept between chunks, and each has a cap;
 - no byte is copied more than a fixed number of times, whatever the chunks.
@@ -23,6 +24,7 @@ NO_HEADERS: Final = -1
 DIGITS_MAX: Final = 19
 """Numbers with as many digits are not read: Python's cost grows with the square."""
 HUGE: Final = 1 << 62
+NO_LIMIT: Final = 1 << 62
 
 UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
 PAYLOAD_TOO_LARGE: Final = "Maximum Payload Violation"
@@ -31,7 +33,7 @@ PARSER_ERROR: Final = "Parser Error"
 
 Message = tuple[bytes, bytes, bytes | None, bytes | None, bytes]
 """(subject, sid, reply, header block, payload); sid is empty at the server's end, reply and header
-block are None where absent."""
+block are None where absent or empty."""
 
 
 class Subscribe(msgspec.Struct, frozen=True):
@@ -121,14 +123,22 @@ class Parser:
         self._rest = b""
         self._body: _Body | None = None
         self._deaf = False
+        self._unparsed: tuple[bytes, int] | None = None
+        """Bytes, and from where on, whose events were too many for one call."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether ``feed`` stopped at its limit: call ``resume`` before the next ``feed``."""
+        return self._unparsed is not None
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes kept until the rest of a line or payload arrives."""
         return len(self._rest) + (len(self._body.data) if self._body is not None else 0)
 
-    def feed(self, data: bytes) -> list[Event]:
-        """The events that ``data`` completes, in order."""
+    def feed(self, data: bytes, events_max: int = NO_LIMIT) -> list[Event]:
+        """Return the events that ``data`` completes, in order, and no more than ``events_max``."""
+        assert self._unparsed is None, "resume first"
         events: list[Event] = []
         if self._deaf:
             return events
@@ -138,18 +148,35 @@ class Parser:
         elif self._rest:
             data = self._rest + data
             self._rest = b""
-        if position < len(data) and not self._deaf:
-            reason = self._parse(data, position, events)
-            if reason:
-                self._violate(reason, events)
+        self._parse_from(data, position, events, events_max=events_max)
         return events
 
-    def _parse(self, data: bytes, position: int, events: list[Event]) -> str:
-        """Take whole operations from ``data`` and keep what is left; answers why it stopped, if."""
+    def resume(self, events_max: int) -> list[Event]:
+        """Return the next events of the bytes that ``feed`` has not parsed yet."""
+        assert self._unparsed is not None, "there is more"
+        (data, position), self._unparsed = self._unparsed, None
+        events: list[Event] = []
+        self._parse_from(data, position, events, events_max=events_max)
+        return events
+
+    def _parse_from(
+        self, data: bytes, position: int, events: list[Event], *, events_max: int
+    ) -> None:
+        """Take whole operations from ``data`` and keep what is left."""
+        if position < len(data) and not self._deaf:
+            reason = self._parse(data, position, events, events_max=events_max)
+            if reason:
+                self._violate(reason, events)
+
+    def _parse(self, data: bytes, position: int, events: list[Event], *, events_max: int) -> str:
+        """Take whole operations from ``data``; answers why it stopped, if."""
         find, add, end = data.find, events.append, len(data)
         plain, words_min, from_client = self._plain, self._words_min, self._from_client
         payload_max = self.payload_max
         while position < end:
+            if len(events) >= events_max:
+                self._unparsed = (data, position)
+                return ""
             line_end = find(b"\r\n", position)
             if (line_end if line_end >= 0 else end) - position > self._line_max:
                 return LINE_TOO_LONG
@@ -195,7 +222,7 @@ class Parser:
                 return ""
             if data[stop:position] != b"\r\n":
                 return PARSER_ERROR
-            if header_size < 0:
+            if header_size <= 0:  # clients send an empty block with messages without headers
                 add((words[0], sid, reply, None, data[start:stop]))
             else:
                 split = start + header_size
@@ -215,7 +242,7 @@ class Parser:
             return taken
         content = memoryview(body.data)
         split = max(body.header_size, 0)
-        block = bytes(content[:split]) if body.header_size >= 0 else None
+        block = bytes(content[:split]) if split else None
         events.append((*body.head, block, bytes(content[split:-2])))
         return taken
 

@@ -22,7 +22,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.frontends.nats.connection import PING, PONG
-from strandline.frontends.nats.flow import Peer
+from strandline.frontends.nats.flow import ROUND_S, SLICE_S, MessageReader
 from strandline.frontends.nats.protocol import (
     Control,
     Failure,
@@ -32,6 +32,7 @@ from strandline.frontends.nats.protocol import (
     Pong,
     Violation,
 )
+from strandline.frontends.round_budget import RoundBudget
 from strandline.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -98,12 +99,13 @@ Login = Callable[[ServerInfo], dict[str, str]]
 LinkT = TypeVar("LinkT", bound="ServerLink")
 
 
-class ServerLink(Peer):
+class ServerLink(MessageReader):
     """What every connection to a nats-server has."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.parser = Parser(PAYLOAD_BYTES_MAX, from_client=False)
+        super().__init__(
+            Parser(PAYLOAD_BYTES_MAX, from_client=False), RoundBudget(SLICE_S, ROUND_S)
+        )
         self._pongs: deque[asyncio.Future[None]] = deque()
         self.failure = ""
         """The last -ERR of the server."""

@@ -53,12 +53,14 @@ class Load(Common, frozen=True, kw_only=True, tag="load"):
     schema: str | None = None
     """Columns of the values as Spark writes them, ``id BIGINT, name STRING``; for Avro the Avro
     schema. Without it JSON and Arrow values tell, once, before the first commit."""
+    writer_schema: str | None = None
+    """The Avro schema that values were written with, if it is another version of ``schema``."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded."""
     file_bytes: Count = 512 << 20
     """Files are closed at about this size."""
-    dense_offsets: bool = False
-    """Refuse a batch that leaves out an offset. Streams with transactions have such gaps."""
+    dense_offsets: bool | None = None
+    """Refuse a batch that leaves out a record; None: unless ``fail_on_data_loss`` is off."""
     batch_bytes_min: Count | None = None
     """A continuous load waits for this much, so that slow streams make no small files ..."""
     batch_delay_ms_max: int = 900_000

@@ -15,7 +15,12 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.connection import client_of, identity_of
-from strandline.spark.decode import RECORD_COLUMNS, RECORD_PREFIX, infer_json_schema
+from strandline.spark.decode import (
+    RECORD_COLUMNS,
+    RECORD_PREFIX,
+    infer_json_schema,
+    refuse_case_twins,
+)
 from strandline.spark.pipelines.config import Load
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
@@ -36,6 +41,8 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
     """
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
+    if config.writer_schema and config.values != "avro":
+        raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
     if config.dead_letters:
         stream_of(config.server, config.dead_letters)  # or the first bad value would tell, one day
     return [_start_one(spark, config, stream) for stream in config.streams]
@@ -59,11 +66,12 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         minBytesPerTrigger=config.batch_bytes_min,
         maxTriggerDelayMs=config.batch_delay_ms_max,
     )
+    dense = config.fail_on_data_loss if config.dense_offsets is None else config.dense_offsets
     options = {
         "tableFormat": config.format,
         "catalog": json.dumps(config.catalog),
         "values": config.values,
-        "denseOffsets": str(config.dense_offsets),
+        "denseOffsets": str(dense),
         "fileBytes": str(config.file_bytes),
         "stream": stream,
         "streamIdentity": identity,
@@ -73,8 +81,11 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
         options["deadLetters"] = config.dead_letters
     if config.values == "avro":
         options["avroSchema"] = config.schema or ""
+        options["avroWriterSchema"] = config.writer_schema or ""
     if config.values != "raw":
-        options["valueSchema"] = _value_schema(config, stream, state).json()
+        columns = _value_schema(config, stream, state)
+        refuse_case_twins(to_arrow_schema(columns, timezone="UTC"))
+        options["valueSchema"] = columns.json()
     writer = records.writeStream.format("strandline-table").options(**options)
     # Not as a Path, which would take a slash out of ``hdfs://``.
     checkpoint = f"{config.checkpoint.rstrip('/')}/{stream}"

@@ -29,6 +29,7 @@ from strandline.record.codec import Stamp, encode_filler, encode_records
 from strandline.replication.messages import BatchRef, Replicate
 from strandline.storage.log import Log
 from strandline.storage.recovery import LogPlan, recover
+from strandline.storage.twin_file import twin_of
 from strandline.types import Offset
 
 
@@ -103,7 +104,8 @@ def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
         with pytest.raises(InvalidConfigError, match="belongs to broker 1 of cluster 'c'"):
             begin_life(tmp_path, cluster, broker, disk=disk)
     path = tmp_path / IDENTITY_NAME
-    path.write_bytes(path.read_bytes().replace(b'"c"', b'"x"'))
+    for each in (path, twin_of(path)):
+        each.write_bytes(each.read_bytes().replace(b'"c"', b'"x"'))
     with pytest.raises(CorruptBatchError):
         load_identity(tmp_path, disk=disk)
 

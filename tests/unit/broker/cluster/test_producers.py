@@ -1,9 +1,13 @@
 """Idempotent producers in a cluster: every replica knows what its leader knew."""
 
 import asyncio
+import threading
 
 import pyarrow as pa
+import pytest
 
+from strandline.broker import log_replay, partition_appends
+from strandline.security.producer_ids import owner_of
 from strandline.types import ProducerStamp
 
 
@@ -25,7 +29,14 @@ async def put(cluster, kit, numbers, *values):
             await asyncio.sleep(0.02)
 
 
-async def test_a_new_leader_knows_the_producers(cluster, kit):
+@pytest.fixture(params=["at once", "beside the loop"])
+def reading(request, monkeypatch):
+    """How a replica that restarted reads back what it knew."""
+    if request.param == "beside the loop":
+        monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+
+
+async def test_a_new_leader_knows_the_producers(cluster, kit, reading):
     """What the lost leader stored is acked where it is, by replicas that ran and that restarted."""
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -54,3 +65,50 @@ async def test_producer_ids_are_unique_in_the_cluster(cluster):
     await cluster.start(1)
     found.append(await cluster.brokers[1].new_producer_id())
     assert len(set(found)) == 4
+
+
+async def test_the_broker_that_gives_an_id_out_knows_its_owner(cluster):
+    """Whichever it is: the client uses the id there next. A principal has one number everywhere."""
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    owners = []
+    for broker in cluster.brokers.values():
+        for name in ("ann", "bob"):
+            found = owner_of(await broker.new_producer_id(name))
+            assert broker.image.producer_owners[name] == found
+            owners.append((name, found))
+    assert set(owners) == {("ann", 1), ("bob", 2)}
+    assert owner_of(await cluster.brokers[1].new_producer_id()) == 0
+
+
+async def test_what_is_copied_while_producers_are_read_back_is_known(cluster, kit, monkeypatch):
+    """A follower that restarted reads on a thread; batches that come meanwhile are noted after."""
+    may_end, load, begun = threading.Event(), partition_appends.load_producers, []
+
+    def held(*args, **kwargs):
+        begun.append(threading.get_ident())
+        assert may_end.wait(30)
+        return load(*args, **kwargs)
+
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await put(cluster, kit, (7, 0, 0), "a", "b")
+    leader = await cluster.leader()
+    follower = next(n for n in (1, 2, 3) if n != leader)
+    await cluster.kill(follower)
+    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(partition_appends, "load_producers", held)
+    await cluster.start(follower)
+    await cluster.isr(1, 2, 3)
+    for n, value in enumerate("cdef"):
+        await put(cluster, kit, (7, 0, 2 + n), value)
+    copy = cluster.partition(follower)
+    await kit.until(lambda: copy.log_end_offset == 6)
+    assert begun
+    assert threading.get_ident() not in begun
+    assert copy.producers is None
+    may_end.set()
+    await kit.until(lambda: copy.producers is not None)
+    assert copy.producers.check(ProducerStamp(7, 0, 6), 1) is None
+    for sequence in range(6):
+        assert copy.producers.check(ProducerStamp(7, 0, sequence), 1) == sequence

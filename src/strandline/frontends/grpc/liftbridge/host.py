@@ -56,7 +56,7 @@ class Host:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that clients are told to dial."""
-        return advertised_host(self.broker.config), self.port
+        return advertised_host(self.broker.config), self.config.advertised_port or self.port
 
     def stream(self, name: str) -> Stream | None:
         """A stream, if there is one of the name; those of other parts of the broker are hidden."""

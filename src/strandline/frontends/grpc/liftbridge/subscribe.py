@@ -10,24 +10,18 @@ from typing import Final, NamedTuple
 
 from strandline.broker.ends import know_end
 from strandline.broker.partition import Partition
-from strandline.errors import (
-    PausedError,
-    ReadonlyError,
-    ShuttingDownError,
-    StrandlineError,
-    UnknownStreamError,
-)
+from strandline.errors import ReadonlyError, StrandlineError, UnknownStreamError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.groups import check_member
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.messages import COLUMNS, MessageEncoder
 from strandline.frontends.grpc.liftbridge.permissions import allow
+from strandline.frontends.grpc.liftbridge.reverse import STOPPED, check_open, deliver_reverse
 from strandline.frontends.grpc.reading import Reader
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.types import Offset, PartitionName, TimestampNs
 
-STOPPED: Final = "Stop offset reached"
 NO_PARTITION: Final = "No such partition"
 END_OF_READONLY: Final = "End of readonly partition"
 
@@ -162,9 +156,13 @@ class SubscribeCalls:
         name = partition.name
         self.subscribers[name] += 1
         try:
-            if asks_for_end(request) and self._host.leader(partition) == self._host.me:
+            if (request.reverse or asks_for_end(request)) and self._host.leader(
+                partition
+            ) == self._host.me:
                 await know_end(partition)
                 self._partition(request)  # another broker may lead by now, and know of more
+            if request.reverse:
+                await deliver_reverse(self._host, partition, call, request=request)
             extent = extent_of(request, partition)
             call.send(pb.Message())
             await self._deliver(partition, extent, call, request=request)
@@ -258,20 +256,3 @@ class SubscribeCalls:
                 if is_readonly and reader.offset >= newest_of(partition):
                     raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
                 await reader.more()
-
-
-def check_open(partition: Partition) -> None:
-    """End a subscription of what is gone, moved away or paused.
-
-    Raises:
-        RpcError: it is.
-    """
-    if partition.closed:
-        if isinstance(partition.closed_by, ShuttingDownError):
-            raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
-        if not isinstance(partition.closed_by, UnknownStreamError):
-            # Other brokers keep it now, and clients look for them at this status alone.
-            raise RpcError(Status.UNAVAILABLE, "the partition goes on elsewhere; retry there")
-        raise RpcError(Status.NOT_FOUND, "commit log was deleted")
-    if isinstance(partition.barred_by, PausedError):
-        raise RpcError(Status.FAILED_PRECONDITION, "commit log was closed")

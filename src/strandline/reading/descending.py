@@ -1,0 +1,196 @@
+"""A reader's place in one partition that is read from its end to its beginning.
+
+Batches can only be read forwards, so one window of offsets after the other is read, each below the
+one before, and its records are delivered in reverse. A window grows to about ``batch_bytes``.
+
+Invariant: ``position`` is the offset after the next record to deliver; it only shrinks.
+
+Rules: as ``cursor``. What is newer than a damaged batch is delivered before the damage is reported.
+"""
+
+import array
+from typing import Final
+
+import pyarrow as pa
+
+from strandline.errors import CorruptBatchError, DataLossError, OffsetOutOfRangeError
+from strandline.protocol.tickets import ReadRequest
+from strandline.reading.cursor import Cursor, Delivery, PartitionRange, PartitionT
+from strandline.record.batch import read_header
+from strandline.record.codec import decode_batches
+from strandline.record.decode import walk
+from strandline.types import Offset
+
+GROWTH: Final = 4
+"""A window has at most so many times the offsets of the one before."""
+OVERSIZE: Final = 4
+"""A window that has become so many times too large is read again as smaller ones."""
+
+
+class DescendingCursor(Cursor[PartitionT]):
+    """Where a descending read is in one partition.
+
+    Args:
+        request: the read.
+        extent: its part of this partition, which has an end.
+        names: columns to deliver, in order.
+    """
+
+    def __init__(
+        self, request: ReadRequest, extent: PartitionRange[PartitionT], *, names: list[str]
+    ) -> None:
+        super().__init__(request, extent, names=names)
+        assert extent.stop is not None, "a descending read begins at its end"
+        self._start = extent.start
+        self.position = extent.stop
+        self._span = 1
+        self._record_bytes = 1
+        """About how large the batches of a record are."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything asked for has been delivered."""
+        return self.position <= self._start
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something can be delivered now."""
+        return not self.is_done
+
+    def read(self) -> list[Delivery]:
+        """The records before the position, newest first, as batches without empty ones.
+
+        An empty list means that none of the records passed over was asked for, or that the start is
+        reached; ``position`` tells.
+
+        Raises:
+            CorruptBatchError: the next batch is damaged, and the request does not skip those.
+            DataLossError: the next records were deleted meanwhile.
+        """
+        first = max(self._start, self.partition.log_start_offset)
+        if self.position <= first:
+            self._end_at(first)
+            return []
+        low, pieces = self._window(Offset(max(first, self.position - self._span)))
+        self._adapt(low, pieces)
+        end, self.position = self.position, max(first, low)
+        deliveries: list[Delivery] = []
+        for piece in reversed(pieces):
+            for whole in reversed(list(self._decoded(piece))):
+                batch = self._between(whole, end)
+                if batch.num_rows and not self._filter.is_trivial:
+                    batch = self._filter.apply(batch)
+                if batch.num_rows:
+                    deliveries += self._split(reverse(batch))
+        return deliveries
+
+    def _end_at(self, first: Offset) -> None:
+        """Stop, as the rest was deleted if it is not delivered.
+
+        Raises:
+            DataLossError: it was, and was asked for.
+        """
+        if first > self._start and not self._may_move:
+            raise DataLossError(
+                f"records {self._start} to {first - 1} of {self.partition.name} were deleted "
+                "before they were read"
+            )
+        self._start = self.position
+
+    def _decoded(self, piece: pa.Buffer) -> list[pa.RecordBatch]:
+        number = self.partition.name.partition
+        return list(decode_batches(piece, columns=self._columns, partition=number))
+
+    def _window(self, low: Offset) -> tuple[Offset, list[pa.Buffer]]:
+        """Whole batches from the one that holds ``low`` to the position, and where they begin."""
+        pieces: list[pa.Buffer] = []
+        begin = offset = low
+        size = 0
+        while offset < self.position:
+            wanted = max(1, min(self._request.batch_bytes, self._bytes_left(offset)))
+            try:
+                buffer = self.partition.read(offset, wanted)
+            except OffsetOutOfRangeError:
+                if offset >= self.partition.log_start_offset:
+                    raise
+                low = offset = self.partition.log_start_offset
+                continue
+            except CorruptBatchError as error:
+                offset = self._behind(error, offset)
+                if not self._request.skip_damaged:
+                    low, pieces = offset, []
+                continue
+            if not buffer.size:
+                break
+            size += buffer.size
+            is_large = size > OVERSIZE * self._request.batch_bytes and bool(pieces)
+            if is_large and self.position - begin > 1:
+                self._span = max(1, (self.position - begin) // GROWTH)
+                return self._window(Offset(self.position - self._span))
+            view = memoryview(buffer)
+            if not pieces:
+                low = min(low, read_header(view).base_offset)
+            pieces.append(self._below_position(buffer, view))
+            offset = read_header(view, walk(view)[-1][0]).next_offset
+        return low, pieces
+
+    def _bytes_left(self, offset: Offset) -> int:
+        """About how large the rest of the window is."""
+        return (self.position - offset) * self._record_bytes
+
+    def _behind(self, error: CorruptBatchError, offset: Offset) -> Offset:
+        """Where the intact batches behind a damaged one begin.
+
+        Raises:
+            CorruptBatchError: there are none in this window, and the request does not skip it.
+        """
+        following = Offset(error.next_offset)
+        if following <= offset:
+            raise error
+        if following >= self.position and not self._request.skip_damaged:
+            raise error
+        return following
+
+    def _below_position(self, buffer: pa.Buffer, view: memoryview) -> pa.Buffer:
+        """The batches that begin below the position; there is one at least."""
+        for place, _ in walk(view):
+            if place and read_header(view, place).base_offset >= self.position:
+                return buffer.slice(0, place)
+        return buffer
+
+    def _adapt(self, low: Offset, pieces: list[pa.Buffer]) -> None:
+        """Choose the next window by what this one had."""
+        offsets = max(1, self.position - low)
+        self._record_bytes = max(1, sum(piece.size for piece in pieces) // offsets)
+        fitting = self._request.batch_bytes // self._record_bytes
+        self._span = max(1, min(fitting, GROWTH * offsets))
+
+    def _between(self, batch: pa.RecordBatch, end: int) -> pa.RecordBatch:
+        """The rows from the start to ``end``."""
+        offsets = batch.column("offset").to_numpy()
+        begin = int(offsets.searchsorted(self._start))
+        return batch.slice(begin, max(0, int(offsets.searchsorted(end)) - begin))
+
+
+def reverse(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows in reverse order."""
+    # Not by pa.array, which imports pandas first if it is there.
+    indices = array.array("q", range(batch.num_rows - 1, -1, -1))
+    column = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, pa.py_buffer(indices)])
+    return batch.take(column)
+
+
+def offset_before_end(partition: PartitionT, count: int) -> Offset:
+    """Return the offset of the ``count``-th last record that readers see, or of the first one."""
+    first, end = partition.log_start_offset, partition.stable_offset
+    if count >= end - first:
+        return first
+    request = ReadRequest(stream=partition.name.stream, columns=["offset"])
+    extent = PartitionRange(partition, first, end, may_move=True)
+    cursor = DescendingCursor(request, extent, names=["offset"])
+    while not cursor.is_done:
+        for batch, _ in cursor.read():
+            if batch.num_rows >= count:
+                return Offset(batch.column(0)[count - 1].as_py())
+            count -= batch.num_rows
+    return partition.log_start_offset

@@ -1,0 +1,145 @@
+"""The columns that a sample of JSON values has: each holds what was there without loss, or none.
+
+Rules: an integer is a BIGINT, beyond 64 bits it is refused; a text is a DATE or a time only if all
+texts of the field are, with a zone in all of them or in none, and no finer than microseconds; else
+it stays text. Fields that are one thing in one value and another in the next are refused by name.
+Must not know streams.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.spark.json_text import LOCAL_TEXT, ZONED_TEXT
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_LOCAL, _ZONED = re.compile(LOCAL_TEXT), re.compile(ZONED_TEXT)
+_TOO_FINE = re.compile(r"\.\d{7}")
+_INTEGER = 1 << 63
+_EXACT_IN_DOUBLE = 1 << 53
+_NAMES = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    dict: "an object",
+    list: "a list",
+}
+
+
+class _Field:
+    """What the values of one field were so far."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.kind: type | None = None
+        self.integer_max = 0
+        self.texts: set[pa.DataType] = set()
+        self.fields: dict[str, _Field] = {}
+        self.items: _Field | None = None
+
+    def note(self, value: Any) -> None:
+        """Take in a value.
+
+        Raises:
+            ValueError: the field was something else before, or the value has no lossless column.
+        """
+        if value is None:
+            return
+        kind = type(value)
+        if self.kind not in (None, kind) and {self.kind, kind} != {int, float}:
+            assert self.kind is not None
+            other = _NAMES[self.kind]
+            raise ValueError(f"{self.path} is {other} in one and {_NAMES[kind]} in another")
+        self.kind = float if float in (self.kind, kind) else kind
+        if kind is int:
+            self._note_integer(value)
+        elif kind is str:
+            self.texts.add(_type_of_text(value))
+        elif kind is dict:
+            for name, part in value.items():
+                self.part(name).note(part)
+        elif kind is list:
+            self.items = self.items or _Field(self.path)
+            for item in value:
+                self.items.note(item)
+        if self.kind is float and self.integer_max > _EXACT_IN_DOUBLE:
+            raise ValueError(f"{self.path} has integers beyond what a DOUBLE holds exactly")
+
+    def part(self, name: str) -> "_Field":
+        """The field of a struct."""
+        return self.fields.setdefault(name, _Field(f"{self.path}.{name}".removeprefix(".")))
+
+    def type(self, empty: list[str]) -> pa.DataType | None:
+        """Its column's type; None if no value was there, then ``empty`` has its path."""
+        if self.kind is dict:
+            known = [(name, part.type(empty)) for name, part in self.fields.items()]
+            kept = [(name, kind) for name, kind in known if kind is not None]
+            if not known:
+                empty.append(self.path)
+            return pa.struct(kept) if kept else None
+        if self.kind is list:
+            assert self.items is not None
+            kind = self.items.type(empty)
+            return None if kind is None else pa.list_(kind)
+        if self.kind is None:
+            empty.append(self.path)
+            return None
+        if self.kind is str:
+            return next(iter(self.texts)) if len(self.texts) == 1 else pa.string()
+        return {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}[self.kind]
+
+    def _note_integer(self, value: int) -> None:
+        if not -_INTEGER <= value < _INTEGER:
+            raise ValueError(f"{self.path} has the integer {value}, beyond 64 bits")
+        self.integer_max = max(self.integer_max, abs(value))
+
+
+def columns_of(values: Iterable[bytes], empty: list[str]) -> tuple[int, pa.DataType | None]:
+    """How many of the values are JSON objects, and the struct that holds them all.
+
+    Args:
+        values: what is no JSON object is left out.
+        empty: gets the paths of fields without a value.
+
+    Raises:
+        ValueError: naming the field that no column can hold.
+    """
+    whole, objects = _Field(""), 0
+    for value in values:
+        found = _object(value)
+        if found is not None:
+            whole.note(found)
+            objects += 1
+    return objects, whole.type(empty) if objects else None
+
+
+def _object(value: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    json.loads(value, object_pairs_hook=_refuse_twice)
+    return found
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is there twice in one object")
+
+
+def _type_of_text(text: str) -> pa.DataType:
+    if _DATE.fullmatch(text):
+        return pa.date32()
+    if _TOO_FINE.search(text):
+        return pa.string()
+    if _ZONED.match(text):
+        return pa.timestamp("us", tz="UTC")
+    return pa.timestamp("us") if _LOCAL.match(text) else pa.string()

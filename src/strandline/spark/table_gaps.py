@@ -1,0 +1,89 @@
+"""Tells offsets that are no records from records that are missing, by asking the stream.
+
+Rules: a transaction's markers, what it aborted and what compaction removed have offsets and are not
+read, so a batch without them is complete. The stream is asked only about partitions whose offsets
+are not dense, and for offsets alone. Which stream it is the options say, or else the column
+``offset``, whose metadata come from the source and pass through a query. Must not know files.
+"""
+
+import logging
+
+import msgspec
+from pyspark.sql.types import StructType
+
+from strandline.spark.connection import stored_offsets
+from strandline.spark.options import ORIGIN, ReadOptions, TableOptions
+from strandline.spark.planning import OffsetRange
+from strandline.spark.table_log import Proposal, RangeSummary, TableState, unexplained
+
+logger = logging.getLogger(__name__)
+
+
+class GapExplainer:
+    """The stream that a table's rows come from, if it is known.
+
+    Args:
+        options: of the table.
+        schema: of the rows, with the metadata of its columns.
+    """
+
+    def __init__(self, options: TableOptions, schema: StructType) -> None:
+        self._stream = _origin(options, schema)
+
+    def explain(self, last: TableState | None, proposal: Proposal) -> Proposal:
+        """The proposal with what the stream holds where offsets are missing.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+            UnavailableError: the broker could not be reached in time.
+        """
+        if self._stream is None:
+            return proposal
+        stored = {
+            partition: _stored(self._stream, partition, span, found=proposal.ranges[partition])
+            for partition, span in unexplained(last, proposal).items()
+        }
+        return msgspec.structs.replace(proposal, stored=stored)
+
+
+def _origin(options: TableOptions, schema: StructType) -> ReadOptions | None:
+    if options.server is not None and options.stream is not None:
+        return ReadOptions(server=options.server, stream=options.stream)
+    for field in schema.fields:
+        if field.name == "offset" and ORIGIN in field.metadata:
+            return ReadOptions(**field.metadata[ORIGIN])
+    return None
+
+
+def _stored(
+    options: ReadOptions, partition: int, span: tuple[int, int], *, found: RangeSummary
+) -> RangeSummary:
+    """What the stream holds in a span, as far as that can be told.
+
+    Args:
+        options: which stream.
+        partition: of it.
+        span: half-open; from 0 on if nothing of the partition was committed.
+        found: the batch's own range.
+    """
+    start, stop = span
+    rows, total, state = stored_offsets(options, OffsetRange(partition, start, stop))
+    starts = {each.partition: each.log_start_offset for each in state.partitions}
+    log_start = starts.get(partition, 0)
+    deleted = min(log_start, found.start) - start
+    if start > 0 and deleted > 0:
+        # Nobody can tell any longer how many of them were records: count them as such.
+        return RangeSummary(start, stop, rows + deleted, total)
+    may_be_fewer = state.is_compacted or log_start > found.start
+    if stop == found.stop and may_be_fewer and rows <= found.rows:
+        if not state.is_compacted:
+            logger.warning(
+                "%s/%d was deleted up to %d while the batch from %d on was read: whether it is "
+                "complete cannot be checked",
+                options.stream,
+                partition,
+                log_start,
+                found.start,
+            )
+        return RangeSummary(start, stop, found.rows, found.offset_sum)
+    return RangeSummary(start, stop, rows, total)
