@@ -39,6 +39,10 @@ REQUEST_WORK_S = 0.0003
 """About what the answer to a request takes of the loop, a round later."""
 ANSWER_S = 30.0
 """For the answer to be made and taken."""
+REQUEST_S = 5.0
+"""For a whole request, from when the connection began or was last answered."""
+ANSWER_S = 30.0
+"""For the answer to be made and taken."""
 SAMPLE_INTERVAL_S = 1.0
 GRACE_S = 1
 
