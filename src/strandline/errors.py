@@ -312,6 +312,11 @@ class NotLeaderError(UnavailableError):
 
     code = "not_leader"
 
+    def __init__(self, message: str, *, is_leaderless: bool = False) -> None:
+        super().__init__(message)
+        self.is_leaderless = is_leaderless
+        """Whether the metadata says that no broker leads."""
+
 
 class NotEnoughReplicasError(UnavailableError):
     """Fewer than ``min_isr`` replicas are in sync: nothing was stored."""

@@ -600,6 +600,25 @@ def test_a_subscription_gives_records_as_objects(client, name):
         assert next(resumed).value == b"next"
 
 
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [(2, b"c"), ("earliest", b"a"), ("latest", b"new"), (datetime(2000, 1, 1, tzinfo=UTC), b"a")],
+)
+def test_a_subscription_to_one_partition_begins_where_it_is_told(client, start, first):
+    """At an offset, a word or a time of that partition; others are not read."""
+    name = f"one-{first.decode()}-{type(start).__name__}"
+    client.create_stream(name, partitions=3)
+    for partition, values_of in ((0, "xyz"), (1, "abcd"), (2, "u")):
+        for value in values_of:
+            client.append(name, value, partition=partition)
+    with client.subscribe(name, partition=1, start=start) as subscription:
+        client.append(name, b"elsewhere", partition=0)
+        client.append(name, b"new", partition=1)
+        record = next(subscription)
+        assert (record.partition, record.value) == (1, first)
+        assert subscription.positions == {1: record.offset + 1}
+
+
 def test_a_closed_subscription_wakes_its_reader(client, name):
     """A thread that waits for the next record ends when another closes it."""
     client.create_stream(name)

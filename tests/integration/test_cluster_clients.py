@@ -285,6 +285,22 @@ def test_a_clean_stop_of_the_controller_is_not_noticed(cluster, client):
     cluster.bring_back(victim)
 
 
+def test_a_wait_notices_what_any_leader_stores(cluster, client):
+    """Soon, though the partitions are led by several brokers, who are asked one after another."""
+    create(client, "waited")
+    assert len({part.leader for part in client.stream_info("waited").partitions}) == PARTITIONS
+    for number in range(PARTITIONS):
+        ends, began_s = client.offsets("waited"), time.monotonic()
+        later = threading.Timer(0.5, client.append, ("waited", b"news"), {"partition": number})
+        later.start()
+        found = client.wait_for("waited", ends, timeout_s=50)
+        assert time.monotonic() - began_s < 25
+        later.join()
+        assert found == ends | {number: ends[number] + 1}
+        past = {number: ends[number] + 1}
+        assert client.wait_for("waited", past, timeout_s=0.1) == past, "it is not beyond that"
+
+
 def test_reads_gather_partitions_from_their_leaders(cluster, client):
     """All of a stream, wherever it is led, in the shape that one broker gives it."""
     create(client, "wide")

@@ -1,7 +1,11 @@
 """Three brokers at a NATS cluster of the user's: one of its servers is lost under load."""
 
 import asyncio
+import contextlib
 
+import nats
+import nats.errors
+import nats.js.errors
 import pytest
 
 import strandline
@@ -64,3 +68,32 @@ async def test_publishers_outlive_a_nats_server(cluster, nats_servers, kit):
         logs.append(await asyncio.to_thread(kit.read_log, server.flight, "orders"))
     kit.judge(logs[0], publishers)
     assert logs[0] == logs[1] == logs[2]
+
+
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_publish_that_nobody_can_store_is_answered(cluster, nats_servers, kit):
+    """While the only copy's broker is down, stock publishers are told 503 instead of nothing."""
+
+    def create():
+        with strandline.connect(cluster[2].flight) as client:
+            client.create_stream("orders", replicas=1)
+
+    await asyncio.to_thread(kit.persist, create)
+    leader = await asyncio.to_thread(lambda: status(cluster[1]).leader)
+    cluster[leader].kill()
+    client = await nats.connect(nats_servers[0].url)
+    error = None
+    async with asyncio.timeout(60):
+        while error is None:
+            with contextlib.suppress(nats.errors.TimeoutError):
+                error = await refusal_of(client)
+    await client.close()
+    assert error.description == "orders/0 has no leader now; retry"
+
+
+async def refusal_of(client):
+    """Publish once, which nobody can store."""
+    with pytest.raises(nats.js.errors.ServiceUnavailableError) as caught:
+        await client.jetstream().publish("orders", b"x", timeout=0.5)
+    return caught.value

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from mistakes import Mistake, is_python, lines_of, mistakes_of
 from trials import ROOT, SOURCE, Copy
@@ -51,6 +52,20 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def noted(file: Path, *, mirrors_only: bool) -> list[dict[str, Any]]:
+    """What was tried before, the newest outcome of each mistake.
+
+    A survivor of the mirroring tests alone is tried again where others are run, too.
+    """
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = {(t["file"], t["before"], t["after"]): t for t in map(json.loads, lines)}
+    return [
+        each
+        for each in found.values()
+        if mirrors_only or each["noticed"] or not each.get("mirrors_only")
+    ]
+
+
 def main() -> None:
     """Try mistakes until there are enough, or the time is over; write the page."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
@@ -65,7 +80,7 @@ def main() -> None:
     given = parser.parse_args()
     note = given.notes / f"{given.seed}{given.only.replace('/', '-')}.jsonl"
     note.parent.mkdir(exist_ok=True)
-    known = [json.loads(line) for line in note.read_text().splitlines()] if note.exists() else []
+    known = noted(note, mirrors_only=given.mirrors_only)
     tried = {(each["file"], each["before"], each["after"]) for each in known}
     deadline_s = time.monotonic() + given.minutes * 60
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
@@ -83,7 +98,7 @@ def main() -> None:
                 say(f"{path}: its tests fail without a mistake, too")
                 continue
             trial = {"file": path, "line": mistake.line, "before": before, "after": after}
-            trial |= {"kind": mistake.kind, **outcome._asdict()}
+            trial |= {"kind": mistake.kind, **outcome._asdict(), "mirrors_only": given.mirrors_only}
             known.append(trial)
             with note.open("a") as file:
                 file.write(json.dumps(trial) + "\n")

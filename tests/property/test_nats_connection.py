@@ -104,16 +104,18 @@ class Transport:
     resume_reading = pause_reading
 
 
-envelope = encode_message(Message(key=b"k", value=b"v", ack_inbox="i.1"))
+envelope = encode_message(Message(key=b"k", value=b"v", ack_inbox="_INBOX.i.1"))
 pieces = st.sampled_from(
     [
-        b"SUB i.* 1\r\n", b"SUB > 2\r\n", b"SUB i.1 3\r\n", b"UNSUB 1\r\n", b"UNSUB 3 1\r\n",
-        b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n', b"CONNECT {}\r\n",
-        b"PUB a i.1 2\r\nhi\r\n", b"PUB a..b i.1 0\r\n\r\n", b"PUB $x i.2 0\r\n\r\n",
-        b"PUB a 0\r\n\r\n", b"HPUB a i.1 12 14\r\nNATS/1.0\r\n\r\nhi\r\n",
-        b"HPUB a i.1 4 4\r\nJUNK\r\n", b"PUB a \xff\xfe 0\r\n\r\n", b"PUB \xff i.1 0\r\n\r\n",
-        b"HPUB a i.1 38 38\r\nNATS/1.0\r\nNats-Expected-Stream:Z\r\n\r\n\r\n",
-        b"PUB a i.1 %d\r\n%b\r\n" % (len(envelope), envelope), b"PING\r\n", b"PONG\r\n",
+        b"SUB _INBOX.i.* 1\r\n", b"SUB _INBOX.> 2\r\n", b"SUB _INBOX.i.1 3\r\n", b"SUB > 4\r\n",
+        b"UNSUB 1\r\n", b"UNSUB 3 1\r\n", b"CONNECT {}\r\n",
+        b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n',
+        b"PUB a _INBOX.i.1 2\r\nhi\r\n", b"PUB a..b _INBOX.i.1 0\r\n\r\n",
+        b"PUB $x _INBOX.i.2 0\r\n\r\n", b"PUB a 0\r\n\r\n", b"HPUB a _INBOX.i.1 0 2\r\nhi\r\n",
+        b"HPUB a _INBOX.i.1 12 14\r\nNATS/1.0\r\n\r\nhi\r\n", b"PUB a \xff\xfe 0\r\n\r\n",
+        b"HPUB a _INBOX.i.1 4 4\r\nJUNK\r\n", b"PUB \xff _INBOX.i.1 0\r\n\r\n",
+        b"HPUB a _INBOX.i.1 38 38\r\nNATS/1.0\r\nNats-Expected-Stream:Z\r\n\r\n\r\n",
+        b"PUB a _INBOX.i.1 %d\r\n%b\r\n" % (len(envelope), envelope), b"PING\r\n", b"PONG\r\n",
         b"PUB a 70000\r\n", b"SUB a..b 9\r\n", b"WHAT\r\n",
     ]
 ) | st.binary(max_size=10)  # fmt: skip

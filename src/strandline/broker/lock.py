@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from strandline.errors import DataDirLockedError, UnavailableError
+from strandline.storage.private_directory import make_private_directory
 
 FILE_NAME = "broker.lock"
 
@@ -23,7 +24,7 @@ class DataDirLock:
 
     def __init__(self, directory: Path) -> None:
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_directory(directory)
             self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UnavailableError(

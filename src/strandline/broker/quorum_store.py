@@ -3,10 +3,11 @@
 Entries are records of a log like any other, with a log id of its own: entry ``i`` is the record
 at offset ``i - 1``, its term the leader epoch of its batch. So they go through the broker's
 journal, in the turn that everything else goes through. Term and vote change at elections only and
-have a small file, and so has the snapshot; both are replaced whole, with their checksum in the
-first line.
+have a small file with a twin, and so has the snapshot; both are replaced whole, with their checksum
+in the first line.
 
-Rules: a damaged file is refused, never guessed at: a member that forgot its vote could vote twice.
+Rules: what is damaged together with its twin, or in the log, is refused, never guessed at: a member
+that forgot its vote could vote twice.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from strandline.record.codec import Stamp, encode_records
 from strandline.record.decode import decode_batches, walk
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
+from strandline.storage.twin_file import read_with_twin, write_with_twin
 from strandline.types import LeaderEpoch, LogId, Offset, TimestampNs
 
 LOG_ID = LogId(0)
@@ -78,8 +80,7 @@ class QuorumStore:
         entries = [entry for entry in self._entries() if entry.index > snapshot.index]
         if entries and entries[0].index != snapshot.index + 1:
             raise CorruptBatchError(
-                f"entries {snapshot.index + 1} to {entries[0].index - 1} of the metadata are lost; "
-                "restore this broker from another one",
+                f"entries {snapshot.index + 1} to {entries[0].index - 1} of the metadata are lost",
                 file=str(self.log.directory),
             )
         return hard, snapshot, entries
@@ -90,7 +91,7 @@ class QuorumStore:
         Raises:
             UnavailableError: the file cannot be written; the old one stands.
         """
-        self._disk.write_atomically(self._vote, _sealed(hard))
+        write_with_twin(self._vote, _sealed(hard), disk=self._disk)
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot, and drop from the log what it covers; durable on return.
@@ -98,7 +99,7 @@ class QuorumStore:
         Raises:
             UnavailableError: it cannot be written; the old one stands.
         """
-        self._disk.write_atomically(self._snapshot, _sealed(snapshot))
+        write_with_twin(self._snapshot, _sealed(snapshot), disk=self._disk)
         if snapshot.index > self.log.log_end_offset:
             self.log.restart_at(snapshot.index)
         else:
@@ -155,16 +156,16 @@ class QuorumStore:
         return entries
 
     def _load(self, path: Path, kind: type[T]) -> T | None:
-        data = self._disk.read_bytes(path)
-        if data is None:
-            return None
-        crc, _, body = data.partition(b"\n")
-        try:
-            if int(crc, 16) == crc32c(body):
-                return msgspec.msgpack.decode(body, type=kind)
-        except UNDECODABLE as error:
-            raise _damaged(path) from error
-        raise _damaged(path)
+        def decoded(data: bytes) -> T:
+            crc, _, body = data.partition(b"\n")
+            try:
+                if int(crc, 16) == crc32c(body):
+                    return msgspec.msgpack.decode(body, type=kind)
+            except UNDECODABLE as error:
+                raise _damaged(path) from error
+            raise _damaged(path)
+
+        return read_with_twin(path, decoded, disk=self._disk)
 
 
 def _batch(entry: Entry, now_ns: TimestampNs) -> bytearray:
@@ -191,6 +192,4 @@ def _sealed(value: HardState | Snapshot) -> bytes:
 
 
 def _damaged(path: Path) -> CorruptBatchError:
-    return CorruptBatchError(
-        "checksum mismatch; restore this broker from another one", file=str(path)
-    )
+    return CorruptBatchError("checksum mismatch", file=str(path))

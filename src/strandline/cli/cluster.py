@@ -18,7 +18,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.errors import UnknownStreamError
+from strandline.errors import UnavailableError, UnknownStreamError
 
 if TYPE_CHECKING:
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
@@ -57,7 +57,8 @@ def status(
     """Show brokers, the controller, and each partition's leader and copies.
 
     Any broker answers. How many records a copy is behind its leader is asked of the brokers
-    themselves; one that does not answer is shown with a question mark.
+    themselves; one that does not answer is shown with a question mark. A broker without a
+    controller shows what it knew last, marked as such, and the exit code is 1.
     """
     from strandline.client.connection import Connection
     from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
@@ -73,6 +74,12 @@ def status(
         print_json(_as_json(found, wanted, ends))
     else:
         _print_status(found, wanted, ends)
+    if found.age_ms:
+        raise UnavailableError(
+            f"broker {found.broker} has known of no controller for {found.age_ms / 1e3:.0f} s: "
+            "which brokers are up, who leads and what is in sync is what it knew then. Are most of "
+            "the cluster's brokers up? Ask another one"
+        )
 
 
 def of_stream(parts: "Sequence[CopiesInfo]", stream: str | None) -> "list[CopiesInfo]":
@@ -105,6 +112,7 @@ def _as_json(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends) -> d
 def _print_status(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends) -> None:
     controller = found.controller if found.controller is not None else "none"
     print_line(f"cluster {found.cluster}, controller: {controller}\n")
+    mark = "?" if found.age_ms else ""
     led = [part.leader for part in found.partitions]
     print_table(
         ("#broker", "state", "flight", "rack", "#leads"),
@@ -123,10 +131,10 @@ def _print_status(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends)
             (
                 part.stream,
                 part.partition,
-                "none" if part.leader is None else str(part.leader),
+                "none" if part.leader is None else f"{part.leader}{mark}",
                 part.leader_epoch,
                 _replicas(part),
-                " ".join(map(str, part.isr)),
+                " ".join(f"{broker}{mark}" for broker in part.isr),
                 " ".join(
                     f"{broker}:{'?' if lag is None else lag}"
                     for broker, lag in lags(part, ends).items()

@@ -24,6 +24,7 @@ from strandline.cli.output import (
 )
 from strandline.config import bracketed
 from strandline.errors import UnavailableError
+from strandline.storage.private_directory import make_private_directory
 
 EPILOG = examples(
     "strandline dev --nodes 3                          # in one terminal",
@@ -58,7 +59,7 @@ def dev(
     --config' and its file.
     """
     members = with_ports([Member(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_directory(data_dir)
     serve = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", "--config"]
     files = [
         _write_settings(each, members, data_dir=data_dir, log_level=log_level) for each in members
@@ -67,12 +68,15 @@ def dev(
         subprocess.Popen(
             [*serve, str(file)],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
         for file in files
     ]
+    for number, broker in enumerate(brokers, 1):
+        threading.Thread(target=_pass_log_on, args=(number, broker), daemon=True).start()
     try:
         with _interrupted_by_sigterm():
             for number, broker in enumerate(brokers, 1):
@@ -96,6 +100,13 @@ def _write_settings(
     path.touch(mode=0o600)
     path.write_text(settings_text({"log_level": log_level, **settings}, title), "utf-8")
     return path
+
+
+def _pass_log_on(number: int, broker: "subprocess.Popen[str]") -> None:
+    """Print what a broker logs, each line with its number."""
+    assert broker.stderr is not None, "piped"
+    for line in broker.stderr:
+        note(f"broker {number}: {line.rstrip()}")
 
 
 def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:

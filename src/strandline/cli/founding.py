@@ -36,6 +36,7 @@ from strandline.cli.output import (
 )
 from strandline.config import bracketed
 from strandline.errors import InvalidRequestError
+from strandline.storage.private_directory import make_private_directory
 
 SETTINGS_NAME = "strandline.yaml"
 SECRET_NAME = "nats-secret"  # noqa: S105 - the name of the file
@@ -217,7 +218,8 @@ def _remove_empty(directory: Path) -> None:
 
 def _make_directory(directory: Path) -> None:
     try:
-        directory.mkdir(mode=0o700, parents=True)
+        make_private_directory(directory.parent)
+        directory.mkdir(mode=0o700)
     except FileExistsError as error:
         raise InvalidRequestError(
             f"{directory} exists and is left as it is; name another directory with --out, or "

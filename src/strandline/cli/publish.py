@@ -24,6 +24,7 @@ from strandline.errors import StrandlineError, UnavailableError
 
 if TYPE_CHECKING:
     from strandline.client.results import Ack, AckFuture
+    from strandline.protocol.admin import StreamInfo
 
 EPILOG = examples(
     "strandline publish orders 'one espresso' --key table-7 --header lang=en",
@@ -82,6 +83,8 @@ def publish(
         raise typer.BadParameter("--message-id names one record; give VALUE or --file")
     headers = [parse_header(text) for text in header or ()]
     with strandline.connect(server) as client, client.producer(stream) as producer:
+        if subject is not None:
+            _check_subject(subject, client.stream_info(stream))
 
         def append(record: bytes) -> "AckFuture[Ack]":
             return producer.append(
@@ -148,6 +151,28 @@ def _publish_lines(
     number, reason = failed
     reason.args = (f"line {number}: {reason.message}; records stored: {stored:,}",)
     raise reason
+
+
+def _check_subject(subject: str, stream: "StreamInfo") -> None:
+    """Refuse a subject that the stream would not store if it were published through NATS.
+
+    Raises:
+        InvalidSubjectError: it is another, or none at all.
+    """
+    from strandline.errors import InvalidSubjectError
+    from strandline.record.subjects import subject_matches, validate_subject
+
+    validate_subject(subject)
+    rest, _, last = subject.rpartition(".")
+    is_suffixed = stream.config.partition_rule == "suffix" and last.isdigit()
+    if subject_matches(stream.subject, subject) or (
+        is_suffixed and subject_matches(stream.subject, rest)
+    ):
+        return
+    raise InvalidSubjectError(
+        f"stream '{stream.name}' stores '{stream.subject}', not '{subject}': give a subject that "
+        "matches, or another stream"
+    )
 
 
 def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:

@@ -1,4 +1,4 @@
-"""``strandline cluster rescue``: one survivor decides alone. Offline, and the last resort."""
+"""``strandline cluster rescue`` and ``discard-metadata``: offline, on a data directory."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +30,8 @@ def add_to(app: typer.Typer) -> None:
     """Make the command part of ``strandline cluster``."""
     epilog = examples("strandline cluster rescue --data-dir strandline-data --yes")
     app.command("rescue", epilog=epilog)(reports_errors(rescue))
+    epilog = examples("strandline cluster discard-metadata --data-dir strandline-data --yes")
+    app.command("discard-metadata", epilog=epilog)(reports_errors(discard))
 
 
 def rescue(
@@ -69,8 +71,41 @@ def rescue(
         return
     voters = ", ".join(map(str, done.voters))
     print_line(f"broker {done.broker} decides alone now, instead of {voters}; start it")
-    _list("may lack records here: 'strandline cluster elect --unclean' to go on", done.in_doubt)
-    _list("have no copy here, and are lost if none is elsewhere", done.elsewhere)
+    elect = f"'strandline cluster elect STREAM --partition N --leader {done.broker} --unclean'"
+    _list(f"may lack records here: {elect} to go on", done.in_doubt)
+    _list(
+        "have no copy here, and are lost if none is elsewhere: 'strandline cluster replace-disk' a "
+        "broker that kept them, start it empty, and elect it --unclean, or delete the stream",
+        done.elsewhere,
+    )
+
+
+def discard(
+    *,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Data directory of the broker, which is stopped.")
+    ],
+    yes: YesOption = False,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Remove a stopped broker's damaged copy of the metadata, which the others have.
+
+    Run 'cluster replace-disk' at another broker before. Records are kept. It asks first, unless
+    --yes.
+    """
+    from strandline.broker.cluster.discard import discard_metadata
+    from strandline.storage.disk import Disk
+
+    question = "Has 'cluster replace-disk' been run for this broker at another one?"
+    if is_asked(output, yes=yes):
+        typer.confirm(question, abort=True)
+    elif not yes:
+        raise InvalidRequestError(f"nobody can be asked: {question} If so, say --yes")
+    broker = discard_metadata(data_dir, disk=Disk())
+    if output is OutputFormat.json:
+        print_json({"event": "done", "broker": broker})
+        return
+    print_line(f"broker {broker} asks the others for the metadata when it starts; start it")
 
 
 def _list(what: str, names: Iterable[object]) -> None:

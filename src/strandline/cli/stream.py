@@ -1,7 +1,8 @@
 """``strandline stream``: create, list, look at, extend, shorten and delete streams."""
 
+import time
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -21,7 +22,14 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.values import parse_duration, parse_size
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidRequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from strandline.client.client import Client
+    from strandline.protocol.admin import StreamInfo
+
+ELECTION_S: Final = 3.0
+"""A partition that has no leader for longer is not about to get one."""
 
 app = typer.Typer(
     no_args_is_help=True, help="Create, list, look at, extend, shorten and delete streams."
@@ -51,7 +59,7 @@ def create(
     ] = None,
     partitions: Annotated[int, typer.Option(help="Number of partitions.", min=1)] = 1,
     partition_by: Annotated[
-        Literal["suffix", "subject", "key"] | None,
+        Literal["suffix", "subject", "key", "message_id"] | None,
         typer.Option(
             help="How a record finds its partition.", show_default="subject if it has wildcards"
         ),
@@ -154,6 +162,16 @@ def create(
         )
     parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
     print_done(f"created {name}: records '{info.subject}' in {parts}", info, output=output)
+    if info.also_answering and output is OutputFormat.text:
+        print_line(_who_else_answers(info))
+
+
+def _who_else_answers(info: "StreamInfo") -> str:
+    others = ", ".join(info.also_answering)
+    return (
+        f"publishes to some of its subjects are also answered by {others}; a publisher that must "
+        "know which one stored its record names it in Nats-Expected-Stream"
+    )
 
 
 @app.command("list", epilog=examples("strandline stream list", "strandline stream list -o json"))
@@ -197,12 +215,39 @@ def info(
     import strandline
 
     with strandline.connect(server) as client:
-        found = client.stream_info(name)
+        found, leaderless = _described(client, name)
     if output is OutputFormat.json:
         print_json(found)
-        return
+    else:
+        _print_info(found)
+    if leaderless:
+        numbers = ", ".join(map(str, leaderless))
+        raise UnavailableError(
+            f"partitions {numbers} of stream {name!r} have no leader: of these the broker that was "
+            "asked shows its own copy. See 'strandline cluster status'"
+        )
+
+
+def _described(client: "Client", name: str) -> "tuple[StreamInfo, list[int]]":
+    """The stream, and the partitions that nobody leads; an election is waited for."""
+    deadline_s = time.monotonic() + ELECTION_S
+    while True:
+        found = client.stream_info(name, of_leaders=False)
+        leaderless = [part.partition for part in found.partitions if not part.leader]
+        if not leaderless or not client.server_info().brokers:
+            return client.stream_info(name), []
+        if time.monotonic() >= deadline_s:
+            return found, leaderless
+        time.sleep(0.2)
+
+
+def _print_info(found: "StreamInfo") -> None:
+    name = found.config.name
     created = datetime.fromtimestamp(found.created_ns / 1e9, UTC)
-    print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC\n")
+    print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC")
+    if found.also_answering:
+        print_line(_who_else_answers(found))
+    print_line("")
     print_table(
         ("setting", "value"),
         [(key, str(getattr(found.config, key))) for key in found.config.__struct_fields__],

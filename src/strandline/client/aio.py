@@ -75,9 +75,9 @@ class AsyncClient:
         """Delete a stream; as ``Client.delete_stream``."""
         await asyncio.to_thread(self._client.delete_stream, name)
 
-    async def stream_info(self, name: str) -> StreamInfo:
+    async def stream_info(self, name: str, *, of_leaders: bool = True) -> StreamInfo:
         """Describe a stream; as ``Client.stream_info``."""
-        return await asyncio.to_thread(self._client.stream_info, name)
+        return await asyncio.to_thread(self._client.stream_info, name, of_leaders=of_leaders)
 
     async def list_streams(self) -> list[StreamInfo]:
         """All streams; as ``Client.list_streams``."""

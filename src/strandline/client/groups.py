@@ -8,7 +8,7 @@ from strandline.client.fetching import Source
 from strandline.client.office import Office
 from strandline.client.positions import LogPositions, Offsets, Owner
 from strandline.client.reading import Place
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
 from strandline.protocol import groups as wire
 from strandline.types import PartitionName
 
@@ -81,13 +81,20 @@ class Groups:
         Raises:
             GroupInUseError: it has members; stop them first.
             InvalidRequestError: an offset for several partitions.
+            OffsetOutOfRangeError: an offset beyond the end.
         """
         if isinstance(to, str | datetime):
             found = self._source.offsets(stream, to)
         elif partition is None:
             raise InvalidRequestError(f"offset {to} is a place in one partition; name it")
         else:
-            found = {partition: to}
+            end = self._source.offsets(stream).get(partition)
+            if end is not None and to > end:
+                raise OffsetOutOfRangeError(
+                    f"offset {to} is beyond the end of {stream}/{partition}, {end}: give one up to "
+                    "that, or latest"
+                )
+            found = {partition: to} if end is not None else {}
         offsets = {
             PartitionName(stream, number): at
             for number, at in found.items()

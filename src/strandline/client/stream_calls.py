@@ -69,8 +69,12 @@ class StreamCalls(ABC):
         self._forget_appender(name)
         self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name), admin.StreamInfo)
 
-    def stream_info(self, name: str) -> admin.StreamInfo:
+    def stream_info(self, name: str, *, of_leaders: bool = True) -> admin.StreamInfo:
         """A stream's configuration and the extent of its partitions, as their leaders know it.
+
+        Args:
+            name: of the stream.
+            of_leaders: whether the leaders are asked; False: as any broker knows it, at once.
 
         Raises:
             UnknownStreamError: there is none.
@@ -79,7 +83,7 @@ class StreamCalls(ABC):
         """
         with within(self._brokers.timeout_s):
             info = self._described(name)
-            if not self._brokers.is_cluster:
+            if not (self._brokers.is_cluster and of_leaders):
                 return info
             found = self._brokers.ask_leaders(
                 name,

@@ -112,7 +112,8 @@ class BrokerInfo(Answer, frozen=True, kw_only=True):
 
     id: int
     state: str
-    """``live``, ``fenced`` (not heard of), ``draining`` or ``stopping``."""
+    """``live``, ``fenced`` (not heard of), ``impaired`` (its disk takes no records), ``draining``,
+    ``stopping``, or ``unknown`` where the broker that was asked has no controller."""
     flight_address: str
     rack: str
     is_voter: bool = False
@@ -153,3 +154,6 @@ class ClusterStatus(Answer, frozen=True, kw_only=True):
     partitions: tuple[CopiesInfo, ...]
     removed: tuple[int, ...] = ()
     """Brokers that were removed; their numbers are not used again."""
+    age_ms: int = 0
+    """For how long the broker that was asked has known of no controller: the rest is as old. 0: it
+    is current."""

@@ -31,6 +31,24 @@ def parts(*numbers):
     return frozenset(PartitionName("s", number) for number in numbers)
 
 
+@pytest.mark.parametrize("is_led_anew", [False, True])
+async def test_a_term_that_has_ended_writes_nothing(broker, is_led_anew):
+    """Whether it resigned or the partition has a new epoch: others decide from here on."""
+    await broker.groups.commit("g", {"s": {0: 1}}, number=1)
+    office, partition = broker.groups, broker.stream(GROUPS_STREAM).partition(0)
+    term, end = office.term, partition.next_offset
+    if is_led_anew:
+        partition.leader_epoch += 1
+    else:
+        office._resign(UnavailableError("led elsewhere"))
+    office._store(term, end, b"an entry of the term that has ended")
+    assert partition.next_offset == end
+    await broker.groups.commit("g", {"s": {0: 2}}, number=2)
+    assert office.term is not term
+    office._store(term, partition.next_offset, b"another one")
+    assert await broker.groups.positions("g") == {"s": {0: 2}}
+
+
 async def test_a_member_gets_everything_and_commits(broker, make_stream):
     """The first member reads all partitions; what it commits is what is read back."""
     await make_stream(broker, partitions=3)

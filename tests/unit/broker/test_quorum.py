@@ -15,8 +15,14 @@ from strandline.broker.turn import Turn
 from strandline.clock import SystemClock
 from strandline.config import LimitsConfig
 from strandline.consensus.messages import HardState, Members, Snapshot
-from strandline.errors import CorruptBatchError, NotLeaderError, StrandlineError
+from strandline.errors import (
+    CorruptBatchError,
+    NotLeaderError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.storage.recovery import LogPlan, recover
+from strandline.storage.twin_file import twin_of
 from strandline.telemetry import Telemetry
 
 IDS = (1, 2, 3)
@@ -240,14 +246,43 @@ async def test_a_member_with_a_full_disk_takes_part_again_when_there_is_space(ne
     await net.agree([b"before", *words, b"after"])
 
 
+async def test_a_member_whose_storage_failed_takes_no_part(net):
+    """It leads no more, refuses whoever waits, and says nothing; the others go on without it."""
+    await net.say(b"before")
+    failed = await net.leader()
+    waiting = asyncio.create_task(failed.quorum.propose(b"lost?", timeout_s=60))
+    await asyncio.sleep(0)
+    # Where the turn finds the journal poisoned it tells the member, which is not asked again.
+    failed.quorum.fail(UnavailableError("the journal cannot be written"))
+    failed.storage.logs[LOG_ID].poisoned = True
+    assert not failed.quorum.is_leading
+    assert failed.quorum.leader is None
+    with pytest.raises(StrandlineError, match="the journal cannot be written"):
+        await waiting
+    with pytest.raises(StrandlineError, match=r"cannot be written|reopen the log"):
+        await failed.quorum.propose(b"refused", timeout_s=60)
+    term, said = failed.quorum.term, []
+    failed.quorum._send = said.append
+    others = [number for number in IDS if number != failed.number]
+    net.cut_off.add(failed.number)
+    await net.say(b"after")
+    await net.kit.until(lambda: all(net.members[n].machine.words[-1] == b"after" for n in others))
+    net.cut_off.clear()
+    await asyncio.sleep(20 * quorum_module.TICK_MS / 1e3)
+    assert said == []
+    assert (failed.quorum.term, failed.quorum.is_leading) == (term, False)
+    assert b"after" not in failed.machine.words
+
+
 async def test_votes_survive_and_damage_to_them_is_refused(net):
-    """Term and vote are read back as written; a damaged file is never guessed at."""
+    """Term and vote are read back as written; damaged with their twin they are never guessed at."""
     await net.say(b"a")
     member = net.members[1]
     member.kill()
     path = member.directory / "quorum-vote"
     data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for each in (path, twin_of(path)):
+        each.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptBatchError):
         net.start(1)
     path.write_bytes(data)

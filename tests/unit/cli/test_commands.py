@@ -115,6 +115,29 @@ def test_one_record_goes_in_and_comes_out(run, stream):
     assert "one espresso" in run("read", stream).stdout
 
 
+def test_a_subject_that_the_stream_does_not_store_is_refused(run, stream):
+    """Through NATS it would not reach the stream either; the message says what would."""
+    refused = run("publish", stream, "x", "--subject", "other", code=1)
+    assert f"stream '{stream}' stores '{stream}.>', not 'other'" in refused.stderr
+    assert lines(run("read", stream, "-o", "json")) == []
+
+
+def test_streams_that_answer_the_same_publishes_are_named(run, stream):
+    """At the creation and later; a stream that answers nobody is not among them."""
+    other, silent = f"{stream}-other", f"{stream}-silent"
+    try:
+        run("stream", "create", silent, "--subject", f"{stream}.>", "--no-pub-ack")
+        assert "also answered by" not in run("stream", "info", stream).stdout
+        created = run("stream", "create", other, "--subject", f"{stream}.paris")
+        assert f"also answered by {stream};" in created.stdout
+        assert f"also answered by {other};" in run("stream", "info", stream).stdout
+        [info] = lines(run("stream", "info", other, "-o", "json"))
+        assert info["also_answering"] == [stream]
+    finally:
+        for name in (other, silent):
+            run("stream", "delete", name, "--yes")
+
+
 def test_a_repeat_with_a_message_id_is_stored_once(run, stream):
     """The second publish says that the record was stored earlier."""
     command = ("publish", stream, "x", "--subject", f"{stream}.a", "--message-id", "1")

@@ -1,6 +1,7 @@
 """``strandline cluster init``: settings that brokers take and agree on, and nothing overwritten."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -58,11 +59,18 @@ def test_three_brokers_on_three_machines_have_the_usual_ports(init):
     assert [len(secret.strip()) for secret in secrets] == [64]
 
 
-def test_the_secret_is_for_its_owner_alone(init):
-    """Nobody else on the machine reads what nats-servers show each other."""
-    init()
-    for file in Path("strandline-cluster").glob("*/nats-secret"):
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+def test_what_is_written_is_for_its_owner_alone(init):
+    """Nobody else reads what nats-servers show each other, nor the settings, whatever the umask."""
+    before = os.umask(0)
+    try:
+        init()
+    finally:
+        os.umask(before)
+    made = [Path("strandline-cluster"), *Path("strandline-cluster").rglob("*")]
+    assert {path.name for path in made} >= {"nats-secret"}
+    for path in made:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
 def test_two_clusters_are_never_taken_for_one(init):

@@ -49,6 +49,16 @@ def test_a_group_is_made_shown_and_deleted(run):
     assert "(unknown_group)" in run("info", "billing", code=1).stderr
 
 
+def test_a_place_beyond_the_end_is_refused(run):
+    """A group reset there would consume nothing for long, and nobody would be told."""
+    refused = run("reset", "far", "orders", "--partition", "0", "--to", "99999999", code=1)
+    assert "offset 99999999 is beyond the end of orders/0, 3" in refused.stderr
+    run("info", "far", code=1)
+    run("reset", "far", "orders", "--partition", "0", "--to", "3")
+    unknown = run("reset", "far", "orders", "--partition", "7", "--to", "0", code=1)
+    assert "has no partition 7" in unknown.stderr
+
+
 def test_members_are_shown_and_guard_their_group(run, url):
     """Who consumes what, by name; nobody rewinds or deletes a group that is in use."""
     with (

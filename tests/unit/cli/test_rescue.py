@@ -21,3 +21,14 @@ def test_it_wants_a_yes(tmp_path):
     done = CliRunner().invoke(app, ["cluster", "rescue", "--data-dir", str(tmp_path)])
     assert done.exit_code == 1
     assert "say --yes" in done.stderr
+
+
+def test_metadata_is_discarded_of_a_stopped_broker_of_a_cluster_only(tmp_path):
+    """Where nobody can be asked it wants a yes, and another directory is refused by name."""
+    command = ["cluster", "discard-metadata", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert "replace-disk" in done.output
+    done = CliRunner().invoke(app, [*command, "--yes"])
+    assert done.exit_code == 1
+    assert "is not the data directory of a broker of a cluster" in done.output

@@ -352,6 +352,35 @@ def test_entry_after_a_torn_one_never_comes_back(open_journal, make_batch, disk)
     assert again.damage == []
 
 
+@pytest.mark.parametrize("is_wiped_late", [False, True])
+def test_what_never_happened_is_wiped_at_the_opening(
+    open_journal, make_batch, disk, tmp_path, is_wiped_late
+):
+    """Entries behind a torn one would count once the file that bounds them is gone."""
+    journal = open_journal()
+    journal.append([(LogId(1), make_batch(0))])
+    journal.sync()
+    for number in range(1, 4):
+        journal.append([(LogId(1), make_batch(number))])
+    torn, *_ = disk.unsynced
+    del journal
+    disk.crash(lambda write: () if write == torn else keep_all(write))
+    first = tmp_path / "journal" / "000001.journal"
+    left = first.read_bytes()
+    assert make_batch(3) in left, "the crash left what came behind the torn one"
+    journal = open_journal()
+    assert [journal.append([(LogId(2), make_batch(n))]) for n in range(2)] == [2, 3]
+    journal.sync()
+    del journal
+    disk.crash()
+    if is_wiped_late:  # by the next opening, which knows where the next file begins
+        first.write_bytes(left)
+        assert [sequence for sequence, _ in contents(open_journal())] == [1, 2, 3]
+    (tmp_path / "journal" / "000002.journal").unlink()
+    again = open_journal(3)
+    assert (contents(again, 3), again.last_sequence, again.damage) == ([], 3, [])
+
+
 def test_damage_in_the_middle_is_reported_and_later_entries_replayed(
     open_journal, make_batch, tmp_path
 ):

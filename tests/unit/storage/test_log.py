@@ -56,6 +56,21 @@ def test_segments_roll_by_age(open_log, make_batch):
     assert [s.base_offset for s in log.segments] == [0, 3, 5]
 
 
+def test_the_age_of_a_segment_outlives_a_restart(open_log, make_batch):
+    """Of records that were stored before it: how long they may stay is counted from them."""
+    log = open_log(segment_bytes=1 << 20, segment_age_ms=10)
+    append(log, make_batch(0, time_ns=5_000_000))
+    append(log, make_batch(1, time_ns=9_000_000))
+    at = log.checkpoint()
+    log.flush()
+    log.close()
+    log = open_log(at, segment_bytes=1 << 20, segment_age_ms=10)
+    append(log, make_batch(2, time_ns=15_000_000))
+    assert [s.base_offset for s in log.segments] == [0]
+    append(log, make_batch(3, time_ns=16_000_000))
+    assert [s.base_offset for s in log.segments] == [0, 3]
+
+
 def test_roll_on_request(open_log, fill):
     """Rolling seals what there is and does nothing to an empty segment."""
     log = open_log()

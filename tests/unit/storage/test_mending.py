@@ -174,3 +174,13 @@ def test_there_is_no_place_for_what_a_shorter_file_has_lost(damaged_log, open_lo
     log = open_log(segment_bytes=3000)
     with pytest.raises(InvalidRecordError, match="there is no place for them"):
         mend(log, [batches[lost // 2]])
+
+
+def test_what_is_removed_meanwhile_is_not_mended(damaged_log, fill):
+    """Retention may remove the segment while its copy is on the way: an error of ours says so."""
+    log, batches = damaged_log
+    flip(log, 0)
+    log.truncate_before(80)
+    assert log.segments[0].base_offset > 0, "the first segment is gone"
+    with pytest.raises(InvalidRecordError, match="offset 0 is below all that is kept"):
+        mend(log, [batches[0]])

@@ -35,7 +35,7 @@ def not_leader(
 ) -> NotLeaderError:
     """Says who leads a partition, and where."""
     if partition is None or partition.leader is None:
-        return NotLeaderError(f"{name} has no leader now; retry")
+        return NotLeaderError(f"{name} has no leader now; retry", is_leaderless=True)
     leader = image.brokers[partition.leader]
     return NotLeaderError(
         f"broker {leader.id} leads {name}, at {leader.flight_address} (Flight); retry there"

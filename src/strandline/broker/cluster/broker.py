@@ -11,6 +11,7 @@ import msgspec
 
 from strandline.broker.broker import PRODUCER_IDS
 from strandline.broker.cluster import figures
+from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.following import FollowingBroker
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
 from strandline.broker.cluster.log_starts import LogStarts
@@ -27,6 +28,7 @@ from strandline.broker.stream import Stream
 from strandline.broker.transactions.office import MarkerDone
 from strandline.config import StreamConfig, bracketed
 from strandline.errors import (
+    CorruptBatchError,
     InvalidConfigError,
     RequestTimeoutError,
     ShuttingDownError,
@@ -77,6 +79,11 @@ class ClusterBroker(FollowingBroker):
         host = self.config.cluster.client_host
         self._flight_address = f"{bracketed(host)}:{flight_port}"
         self.membership.announce(self._flight_address)
+
+    @property
+    def is_controller(self) -> bool:
+        """As ``Broker``."""
+        return self.membership.quorum.is_leading
 
     @property
     def flight_address(self) -> str:
@@ -134,17 +141,20 @@ class ClusterBroker(FollowingBroker):
         self._store_of_quorum = QuorumStore(
             self.data_dir, disk=self.disk, log=self._storage.logs[LOG_ID]
         )
-        self.membership = Membership(
-            self.config,
-            self._store_of_quorum,
-            self.turn,
-            identity=self._identity,
-            clock=self.clock,
-            telemetry=self.telemetry,
-            wake=self._wake,
-            on_image=self._follow,
-            on_removed=self._removed,
-        )
+        try:
+            self.membership = Membership(
+                self.config,
+                self._store_of_quorum,
+                self.turn,
+                identity=self._identity,
+                clock=self.clock,
+                telemetry=self.telemetry,
+                wake=self._wake,
+                on_image=self._follow,
+                on_removed=self._removed,
+            )
+        except CorruptBatchError as error:
+            raise corrupt_metadata(error, self._identity.broker, self.data_dir) from error
         self._storage_watch = StorageWatch(
             self.data_dir,
             self.disk,

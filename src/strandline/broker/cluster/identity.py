@@ -1,8 +1,8 @@
 """Who a data directory belongs to: one broker of one cluster, for ever.
 
-A small file, replaced whole at each start, its checksum in the first line. The directory's id is
-random, so that two brokers started with one number are told apart; the number of starts makes
-each life of its replicas distinct.
+A small file and its twin, replaced whole at each start, the checksum in the first line. The
+directory's id is random, so that two brokers started with one number are told apart; the number of
+starts makes each life of its replicas distinct.
 """
 
 import logging
@@ -13,11 +13,16 @@ from crc32c import crc32c
 
 from strandline.errors import UNDECODABLE, CorruptBatchError, DiskFullError, InvalidConfigError
 from strandline.storage.disk import Disk
+from strandline.storage.twin_file import read_with_twin, write_with_twin
 from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "broker.json"
+UNREADABLE = (
+    "the file that says whose data directory it is, and its twin, are damaged; restore one of them "
+    "from a backup, or give this broker an empty directory after 'strandline cluster replace-disk'"
+)
 
 
 class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +73,8 @@ def begin_life(
         )
     noted = known.founders if known.founders is not None else founders
     identity = msgspec.structs.replace(known, starts=known.starts + 1, founders=noted)
-    body = msgspec.json.encode(identity)
     try:
-        disk.write_atomically(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body))
+        save_identity(directory, identity, disk=disk)
     except DiskFullError as error:
         if identity.starts == 1:
             raise
@@ -87,13 +91,24 @@ def load_identity(directory: Path, *, disk: Disk) -> DirectoryIdentity | None:
         CorruptBatchError: the file is damaged.
     """
     path = directory / FILE_NAME
-    data = disk.read_bytes(path)
-    if data is None:
-        return None
-    crc, _, body = data.rstrip(b"\n").partition(b"\n")
-    try:
-        if int(crc, 16) == crc32c(body):
-            return msgspec.json.decode(body, type=DirectoryIdentity)
-    except UNDECODABLE as error:
-        raise CorruptBatchError("damaged; restore it from a backup", file=str(path)) from error
-    raise CorruptBatchError("checksum mismatch; restore it from a backup", file=str(path))
+
+    def decoded(data: bytes) -> DirectoryIdentity:
+        crc, _, body = data.rstrip(b"\n").partition(b"\n")
+        try:
+            if int(crc, 16) == crc32c(body):
+                return msgspec.json.decode(body, type=DirectoryIdentity)
+        except UNDECODABLE as error:
+            raise CorruptBatchError(UNREADABLE, file=str(path)) from error
+        raise CorruptBatchError(UNREADABLE, file=str(path))
+
+    return read_with_twin(path, decoded, disk=disk)
+
+
+def save_identity(directory: Path, identity: DirectoryIdentity, *, disk: Disk) -> None:
+    """Note whose directory it is.
+
+    Raises:
+        UnavailableError: it cannot be written.
+    """
+    body = msgspec.json.encode(identity)
+    write_with_twin(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body), disk=disk)

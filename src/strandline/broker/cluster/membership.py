@@ -291,6 +291,13 @@ class Membership:
         return self._clock.monotonic_ms() - self._controller_seen_ms < CUT_OFF_MS
 
     @property
+    def image_age_ms(self) -> int:
+        """For how long no controller was known that would change the image; 0: one is."""
+        if self.has_controller:
+            return 0
+        return int(self._clock.monotonic_ms() - self._controller_seen_ms)
+
+    @property
     def image_index(self) -> int:
         """The last entry of the metadata that streams and replicas go by; any thread."""
         return self._image_index

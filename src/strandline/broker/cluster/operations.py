@@ -139,7 +139,8 @@ class Operations:
         if leader not in copies:
             raise InvalidRequestError(
                 f"broker {leader} keeps no copy of {name}, or is to lose it; those that stay are "
-                f"{', '.join(map(str, copies))}"
+                f"{', '.join(map(str, copies))}. If their disks are lost, 'cluster replace-disk' "
+                "one of them, start it empty and elect it, or delete the stream"
             )
 
         def prefer() -> ReassignReplicas | None:

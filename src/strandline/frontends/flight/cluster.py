@@ -129,7 +129,7 @@ class _Actions:
 def cluster_status(broker: ClusterBroker) -> ClusterStatus:
     """What a broker knows of its cluster."""
     image, quorum = broker.membership.machine.image, broker.membership.quorum
-    voters = quorum.members.voters
+    voters, age_ms = quorum.members.voters, broker.membership.image_age_ms
     return ClusterStatus(
         cluster=broker.config.cluster.name,
         broker=broker.membership.me,
@@ -137,7 +137,7 @@ def cluster_status(broker: ClusterBroker) -> ClusterStatus:
         brokers=tuple(
             BrokerInfo(
                 id=b.id,
-                state=b.state,
+                state="unknown" if age_ms else b.state,
                 flight_address=b.flight_address,
                 rack=b.rack,
                 is_voter=b.id in voters,
@@ -146,6 +146,7 @@ def cluster_status(broker: ClusterBroker) -> ClusterStatus:
         ),
         partitions=_partitions(image),
         removed=image.removed,
+        age_ms=age_ms,
     )
 
 

@@ -28,6 +28,7 @@ from strandline.errors import UnavailableError
 from strandline.frontends.nats.routes import Routes, quoted, tls_lines
 from strandline.frontends.tasks import end_task, start_task
 from strandline.storage.disk import FULL
+from strandline.storage.private_directory import make_private_directory
 
 if TYPE_CHECKING:
     from strandline.frontends.nats.accounts import Accounts
@@ -218,7 +219,7 @@ class NatsServerChild:
             TimeoutError: its port is not known in time.
             OSError: its configuration cannot be written.
         """
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(self._directory)
         config = self._directory / "nats-server.conf"
         _write_private(config, self._configuration())
         launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()))

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from strandline.frontends.nats.listener import IngestListener
 
 OKAY: Final = b"+OK\r\n"
+INBOX_PREFIX: Final = "_INBOX."
+"""Of the subjects for replies, the only ones that anything is delivered to here."""
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 CONTROLS_MAX: Final = 10_000
@@ -322,7 +324,7 @@ class PublisherConnection(MessageReader):
         template = self._listener.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sid, sequence))
 
-    is_alone = True
+    is_alone = answers_leaderless = True
     """Nobody else hears what came over it."""
 
     def rejected(self, token: object, error: StrandlineError) -> None:
@@ -383,6 +385,14 @@ class PublisherConnection(MessageReader):
             validate_subject(pattern, wildcards=True)
         except (InvalidSubjectError, UnicodeDecodeError):
             self.output.append(encode_failure("Invalid Subject"))
+            return
+        if not pattern.startswith(INBOX_PREFIX):
+            self.output.append(
+                encode_failure(
+                    f'Permissions Violation for Subscription to "{pattern}": this listener takes '
+                    f"publishes and delivers replies below {INBOX_PREFIX}; subscribe at nats-server"
+                )
+            )
             return
         if not self._inboxes.add(pattern, sid):
             self.fail("maximum subscriptions exceeded")

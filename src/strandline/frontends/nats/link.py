@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
-from strandline.errors import InvalidSubjectError, NotLeaderError, StrandlineError
+from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.frontends.nats.connection import PING
 from strandline.frontends.nats.protocol import (
     Event,
@@ -20,7 +20,7 @@ from strandline.frontends.nats.protocol import (
     encode_subscribe,
     encode_unsubscribe,
 )
-from strandline.frontends.nats.replies import ReplySink, error_reply, pub_ack
+from strandline.frontends.nats.replies import ReplySink, error_reply, is_left_to_others, pub_ack
 from strandline.frontends.nats.server_link import ServerLink
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
@@ -141,6 +141,11 @@ class Link(ServerLink):
     is_alone = False
     """The leader hears every message too."""
 
+    @property
+    def answers_leaderless(self) -> bool:
+        """Whether this broker answers for partitions that nobody leads."""
+        return self._subscriber.is_controller
+
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
     ) -> None:
@@ -156,8 +161,8 @@ class Link(ServerLink):
         self.output.append(template % (reply, sequence))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue an error reply, unless the leader, which hears every message too, answers."""
-        if isinstance(error, NotLeaderError):
+        """Queue an error reply, unless another broker, which hears every message too, answers."""
+        if is_left_to_others(error, self):
             return
         self.deliver(cast("bytes", token), error_reply(error))
 
@@ -183,7 +188,7 @@ class SoleSink:
         link: how they came.
     """
 
-    is_alone = True
+    is_alone = answers_leaderless = True
 
     def __init__(self, link: Link) -> None:
         self.acked = link.acked

@@ -57,6 +57,11 @@ class BrokerPort(Protocol):
         """How full it is."""
         ...
 
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides who leads what, and so is the first to know it."""
+        ...
+
     async def quiesce(self) -> None:
         """Wait until every accepted record is answered."""
         ...

@@ -33,7 +33,7 @@ PARSER_ERROR: Final = "Parser Error"
 
 Message = tuple[bytes, bytes, bytes | None, bytes | None, bytes]
 """(subject, sid, reply, header block, payload); sid is empty at the server's end, reply and header
-block are None where absent."""
+block are None where absent or empty."""
 
 
 class Subscribe(msgspec.Struct, frozen=True):
@@ -222,7 +222,7 @@ class Parser:
                 return ""
             if data[stop:position] != b"\r\n":
                 return PARSER_ERROR
-            if header_size < 0:
+            if header_size <= 0:  # clients send an empty block with messages without headers
                 add((words[0], sid, reply, None, data[start:stop]))
             else:
                 split = start + header_size
@@ -242,7 +242,7 @@ class Parser:
             return taken
         content = memoryview(body.data)
         split = max(body.header_size, 0)
-        block = bytes(content[:split]) if body.header_size >= 0 else None
+        block = bytes(content[:split]) if split else None
         events.append((*body.head, block, bytes(content[split:-2])))
         return taken
 

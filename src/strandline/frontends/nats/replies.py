@@ -113,9 +113,25 @@ class ReplySink(Responder, Protocol):
         """Whether no other broker hears what came this way: then nobody else can answer."""
         ...
 
+    @property
+    def answers_leaderless(self) -> bool:
+        """Whether this broker answers for partitions that nobody leads."""
+        ...
+
     def deliver(self, to: bytes, payload: bytes) -> None:
         """Queue a message to the subject ``to``; never raises."""
         ...
+
+
+def is_left_to_others(error: StrandlineError, sink: ReplySink) -> bool:
+    """Return whether another broker, which hears the message too, answers instead.
+
+    That is the partition's leader. If there is none, it is the controller: it is the first to know
+    of a new leader, so it does not refuse what that leader stores.
+    """
+    if sink.is_alone or not isinstance(error, NotLeaderError):
+        return False
+    return not (error.is_leaderless and sink.answers_leaderless)
 
 
 class EnvelopeResponder:
@@ -160,8 +176,8 @@ class EnvelopeResponder:
         """Send the reason, whatever the policy."""
         if token is not None:
             self._sink.rejected(token, error)
-        if isinstance(error, NotLeaderError) and not self._sink.is_alone:
-            return  # the leader, which hears every message too, answers
+        if is_left_to_others(error, self._sink):
+            return
         reason = next(
             (found for cls, found in _ENVELOPE_ERRORS if isinstance(error, cls)),
             envelope.AckError.UNKNOWN,

@@ -78,6 +78,11 @@ class Subscriber:
         self._last_error = "no attempt was made"
         self._connected: asyncio.Future[None] | None = None
 
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides who leads what."""
+        return self._broker.is_controller
+
     async def start(
         self, servers: Sequence[str], bindings: list[Binding], *, is_awaited: bool = True
     ) -> None:

@@ -29,6 +29,7 @@ from strandline.record.codec import Stamp, encode_filler, encode_records
 from strandline.replication.messages import BatchRef, Replicate
 from strandline.storage.log import Log
 from strandline.storage.recovery import LogPlan, recover
+from strandline.storage.twin_file import twin_of
 from strandline.types import Offset
 
 
@@ -67,6 +68,24 @@ def test_epochs_are_found_in_the_batches(tmp_path, disk, epochs):
     assert leader_epochs(log) == tuple(wanted)
 
 
+@pytest.mark.parametrize("hit", range(0, 40, 3))
+def test_epochs_are_found_around_damage(tmp_path, disk, hit):
+    """A batch that cannot be read hides no later epoch, and moves no other one's start."""
+    log = open_log(tmp_path / "log", disk)
+    epochs = [0] * 10 + [1] * 10 + [4] * 20
+    for number, epoch in enumerate(epochs):
+        append(log, batch(number, 1, epoch))
+    log.checkpoint()
+    log.flush()
+    found = log.read(hit, 1)
+    with found.file.open("r+b") as file:
+        file.seek(found.position)
+        file.write(b"\0" * 16)
+    starts = {epoch: epochs.index(epoch) for epoch in (0, 1, 4)}
+    wanted = {epoch: start + (start == hit and start > 0) for epoch, start in starts.items()}
+    assert dict(leader_epochs(log)) == wanted
+
+
 def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
     """What retention removed counts no more, also in the middle of a batch."""
     log = open_log(tmp_path / "log", disk)
@@ -85,7 +104,8 @@ def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
         with pytest.raises(InvalidConfigError, match="belongs to broker 1 of cluster 'c'"):
             begin_life(tmp_path, cluster, broker, disk=disk)
     path = tmp_path / IDENTITY_NAME
-    path.write_bytes(path.read_bytes().replace(b'"c"', b'"x"'))
+    for each in (path, twin_of(path)):
+        each.write_bytes(each.read_bytes().replace(b'"c"', b'"x"'))
     with pytest.raises(CorruptBatchError):
         load_identity(tmp_path, disk=disk)
 

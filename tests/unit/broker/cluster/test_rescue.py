@@ -1,5 +1,7 @@
 """One survivor of three decides alone, with what it had."""
 
+import shutil
+
 import pytest
 
 from strandline.broker.cluster.rescue import rescue, what_is_left
@@ -7,7 +9,7 @@ from strandline.config import StreamConfig
 from strandline.errors import DataDirLockedError, InvalidConfigError, InvalidRequestError
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.storage.disk import Disk
-from strandline.types import BrokerId, LogId
+from strandline.types import BrokerId, LogId, PartitionName
 
 
 def test_a_directory_of_no_cluster_is_refused(tmp_path):
@@ -63,3 +65,32 @@ def test_what_may_be_missing_is_named():
     in_doubt, elsewhere = what_is_left(MetadataImage(streams={"s": stream}), me)
     assert [str(name) for name in in_doubt] == ["s/1"]
     assert [str(name) for name in elsewhere] == ["s/3"]
+
+
+async def test_a_partition_without_a_copy_on_the_survivor_goes_on_empty(cluster, kit):
+    """As the guide says: another disk for a lost broker, its start, and its unclean election."""
+    await cluster.start(1, 2, 3)
+    await cluster.create("here", min_isr=1)
+    survivor = 3
+    await cluster.create("s", replicas=2, min_isr=1)
+    keeping = cluster.image().replicas
+    if survivor in keeping:
+        survivor = next(n for n in (1, 2, 3) if n not in keeping)
+    await cluster.put("lost")
+    await cluster.isr(*sorted(keeping))
+    directory = await lose_most(cluster, survivor)
+    done = rescue(directory, disk=Disk())
+    assert [str(name) for name in done.elsewhere] == ["s/0"]
+    await cluster.start(survivor)
+    operations = cluster.brokers[survivor].operations
+    with pytest.raises(InvalidRequestError, match="replace-disk"):
+        await operations.elect(PartitionName("s", 0), BrokerId(survivor), is_unclean=True)
+    again = keeping[0]
+    await operations.replace_disk(BrokerId(again))
+    shutil.rmtree(cluster.tmp_path / f"broker-{again}")
+    cluster.tls[again] = {"join": True}
+    await cluster.start(again)
+    await cluster.until_live()
+    await operations.elect(PartitionName("s", 0), BrokerId(again), is_unclean=True)
+    await cluster.put("new")
+    assert kit.values(cluster.partition(again)) == [b"new"]

@@ -144,7 +144,7 @@ def test_an_offset_that_does_not_exist_is_told_at_once(pair, client):
     with pytest.raises(OffsetOutOfRangeError, match="high watermark is 1"):
         client.read("s", start=2)
     with pytest.raises(OffsetOutOfRangeError, match="negative"):
-        client.read("s", start=-1)
+        client.read("s", stop=-1)
     assert time.monotonic() - started < client._brokers.timeout_s
 
 

@@ -55,6 +55,7 @@ class FakeBroker:
         self.telemetry = Telemetry()
         self.admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: None)
         self.refusal = None
+        self.is_controller = True
         self.frozen = False
         self.waiting = []
         self._streams = {}
@@ -131,6 +132,7 @@ class RecordingSink:
     """Remembers what a publisher would hear."""
 
     is_alone = False
+    answers_leaderless = False
 
     def __init__(self):
         self.delivered = []

@@ -56,14 +56,15 @@ async def test_acks_wait_for_the_turn_and_come_in_one_write(broker, ingest, clie
     broker.frozen = True
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i.* 1\r\n" + b"".join(b"PUB a i.%d 1\r\nx\r\n" % n for n in range(50)))
+    publishes = [b"PUB a _INBOX.i.%d 1\r\nx\r\n" % n for n in range(50)]
+    await raw.send(b"SUB _INBOX.i.* 1\r\n" + b"".join(publishes))
     await until(lambda: len(broker.waiting) == 50)
     await raw.send(b"PING\r\n")
     assert await raw.line() == b"PONG"
     broker.turn()
     for number in range(50):
         words, body = await raw.message()
-        assert words[1] == b"i.%d" % number
+        assert words[1] == b"_INBOX.i.%d" % number
         assert json.loads(body)["seq"] == number + 1
 
 
@@ -74,11 +75,36 @@ async def test_headers_are_kept_and_message_id_is_read(broker, ingest, client):
     raw = await client(listener.port)
     block = encode_headers([("Nats-Msg-Id", b"id"), ("x", b"y")])
     sizes = b"%d %d" % (len(block), len(block) + 2)
-    await raw.send(b"SUB i 1\r\nHPUB a i %b\r\n%bhi\r\n" % (sizes, block))
+    await raw.send(b"SUB _INBOX.i 1\r\nHPUB a _INBOX.i %b\r\n%bhi\r\n" % (sizes, block))
     await raw.message()
     (record,) = partition.records
     assert (record.value, record.message_id) == (b"hi", "id")
     assert record.headers == [("Nats-Msg-Id", b"id"), ("x", b"y")]
+
+
+async def test_an_empty_header_block_is_none(broker, ingest, client):
+    """JavaScript clients send one with every message: it is a plain message, whole or in parts."""
+    (partition,) = broker.add("S", "a")
+    listener = await ingest()
+    raw = await client(listener.port)
+    await raw.send(b"SUB _INBOX.i 1\r\nHPUB a _INBOX.i 0 2\r\nhi\r\nHPUB a 0 2\r\nh")
+    await raw.message()
+    await raw.send(b"o\r\nPING\r\n")
+    assert await raw.line() == b"PONG"
+    assert [record.value for record in partition.records] == [b"hi", b"ho"]
+
+
+@pytest.mark.parametrize("pattern", [b"orders.>", b">", b"other", b"*.a", b"_INBOX"])
+async def test_subscriptions_that_would_hear_nothing_are_refused(broker, ingest, client, pattern):
+    """Only replies are delivered here; the client is told so at once, and stays connected."""
+    broker.add("S", "orders.>")
+    listener = await ingest()
+    raw = await client(listener.port)
+    await raw.send(b"SUB %b 1\r\nPING\r\n" % pattern)
+    answer = await raw.line()
+    assert answer.startswith(b'-ERR \'Permissions Violation for Subscription to "%b"' % pattern)
+    assert b"subscribe at nats-server" in answer
+    assert await raw.line() == b"PONG"
 
 
 async def test_liftbridge_envelope(broker, ingest, client):
@@ -86,8 +112,9 @@ async def test_liftbridge_envelope(broker, ingest, client):
     (partition,) = broker.add("S", "a")
     listener = await ingest()
     raw = await client(listener.port)
-    payload = encode_message(Message(key=b"k", value=b"v", ack_inbox="ack.1", correlation_id="c"))
-    await raw.send(b"SUB ack.* 1\r\nPUB a %d\r\n%b\r\n" % (len(payload), payload))
+    message = Message(key=b"k", value=b"v", ack_inbox="_INBOX.ack.1", correlation_id="c")
+    payload = encode_message(message)
+    await raw.send(b"SUB _INBOX.ack.* 1\r\nPUB a %d\r\n%b\r\n" % (len(payload), payload))
     _, body = await raw.message()
     assert decode_ack(body).correlation_id == "c"
     assert (partition.records[0].value, partition.records[0].key) == (b"v", b"k")
@@ -97,12 +124,13 @@ async def test_no_stream_means_no_responders(broker, ingest, client):
     """A request that no stream binds gets the 503 status at once, if the client asked for it."""
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i.* 1\r\nPUB nobody i.1 0\r\n\r\n")
+    await raw.send(b"SUB _INBOX.i.* 1\r\nPUB nobody _INBOX.i.1 0\r\n\r\n")
     words, body = await raw.message()
-    assert words == [b"HMSG", b"i.1", b"1", b"16", b"16"]
+    assert words == [b"HMSG", b"_INBOX.i.1", b"1", b"16", b"16"]
     assert body == b"NATS/1.0 503\r\n\r\n"
     silent = await client(listener.port, options=b'{"verbose":false}')
-    await silent.send(b"SUB i.* 1\r\nPUB nobody i.1 0\r\n\r\nPUB nobody 0\r\n\r\nPING\r\n")
+    await silent.send(b"SUB _INBOX.i.* 1\r\nPUB nobody _INBOX.i.1 0\r\n\r\n")
+    await silent.send(b"PUB nobody 0\r\n\r\nPING\r\n")
     assert await silent.line() == b"PONG"
 
 
@@ -112,7 +140,7 @@ async def test_rejections_reach_the_publisher(broker, ingest, client):
     broker.refusal = DiskFullError("no space left")
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i 1\r\nPUB a i 0\r\n\r\nPUB a 0\r\n\r\nPING\r\n")
+    await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\nPUB a 0\r\n\r\nPING\r\n")
     _, body = await raw.message()
     error = json.loads(body)
     assert error["error"]["code"] == 503
@@ -125,7 +153,7 @@ async def test_invalid_subjects(broker, ingest, client):
     broker.add("S", ">")
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i 1\r\nPUB a..b i 0\r\n\r\n")
+    await raw.send(b"SUB _INBOX.i 1\r\nPUB a..b _INBOX.i 0\r\n\r\n")
     _, body = await raw.message()
     assert json.loads(body)["error"]["code"] == 400
     await raw.send(b"PUB a.* 0\r\n\r\nSUB a..b 2\r\nPING\r\n")
@@ -139,7 +167,9 @@ async def test_verbose_mode(broker, ingest, client):
     broker.add("S", "a")
     listener = await ingest()
     raw = await client(listener.port, options=None)
-    await raw.send(b"SUB i 1\r\nPUB a 0\r\n\r\nUNSUB 1\r\nUNSUB 1 1\r\nCONNECT {}\r\nPING\r\n")
+    await raw.send(
+        b"SUB _INBOX.i 1\r\nPUB a 0\r\n\r\nUNSUB 1\r\nUNSUB 1 1\r\nCONNECT {}\r\nPING\r\n"
+    )
     assert [await raw.line() for _ in range(6)] == [b"+OK"] * 5 + [b"PONG"]
     await raw.send(b'CONNECT {"verbose":false}\r\nPUB a 0\r\n\r\nPING\r\n')
     assert await raw.line() == b"PONG"
@@ -168,7 +198,7 @@ async def test_misbehaviour_costs_only_its_sender(broker, ingest, client, data, 
     await bad.send(data)
     assert await bad.line() == error
     assert await bad.line() == b""
-    await good.send(b"SUB i 1\r\nPUB a i 0\r\n\r\n")
+    await good.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await good.message()
 
 
@@ -208,14 +238,14 @@ async def test_a_client_that_does_not_read_is_not_read(broker, ingest, client, u
     listener = await ingest()
     lazy, busy = await client(listener.port), await client(listener.port)
     lazy.writer.transport.pause_reading()
-    await lazy.send(b"SUB i 1\r\n")
+    await lazy.send(b"SUB _INBOX.i 1\r\n")
     for _ in range(2000):
-        lazy.writer.write(b"PUB a i 0\r\n\r\n" * 100)
+        lazy.writer.write(b"PUB a _INBOX.i 0\r\n\r\n" * 100)
     await until(lambda: any(len(c._inboxes) for c in listener._connections))
     (connection,) = [c for c in listener._connections if len(c._inboxes)]
     await until(lambda: connection._held_for)
     assert len(partition.records) < 200_000
-    await busy.send(b"SUB i 1\r\nPUB a i 0\r\n\r\n")
+    await busy.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await busy.message()
     lazy.writer.transport.resume_reading()
     received = b""
@@ -229,7 +259,7 @@ async def test_too_many_subscriptions(broker, ingest, client):
     """Subscriptions are capped per connection."""
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"".join(b"SUB i.%d %d\r\n" % (n, n) for n in range(5000)))
+    await raw.send(b"".join(b"SUB _INBOX.i.%d %d\r\n" % (n, n) for n in range(5000)))
     assert await raw.line() == b"-ERR 'maximum subscriptions exceeded'"
 
 
@@ -329,12 +359,12 @@ async def test_streams_that_change_change_the_routes(broker, ingest, client):
     (partition,) = broker.add("S", "a")
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i 1\r\nPUB a i 0\r\n\r\n")
+    await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await raw.message()
     broker.drop("S")
     listener.routes.replace(())
     listener.streams_changed()
-    await raw.send(b"PUB a i 0\r\n\r\n")
+    await raw.send(b"PUB a _INBOX.i 0\r\n\r\n")
     words, _ = await raw.message()
     assert words[0] == b"HMSG"
     assert len(partition.records) == 1
@@ -346,7 +376,7 @@ async def test_stop_answers_what_was_taken(broker, ingest, client, until):
     broker.frozen = True
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i 1\r\nPUB a i 0\r\n\r\n")
+    await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await until(lambda: broker.waiting)
     stopping = asyncio.create_task(listener.stop())
     await asyncio.sleep(0.01)
@@ -364,7 +394,7 @@ async def test_acks_for_a_connection_that_is_gone_are_dropped(broker, ingest, cl
     broker.frozen = True
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i 1\r\nPUB a i 0\r\n\r\n")
+    await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await until(lambda: broker.waiting)
     await raw.close()
     await until(lambda: not listener._connections)
@@ -395,7 +425,7 @@ async def test_connections_and_messages_are_counted(broker, ingest, client, unti
     broker.add("S", "a")
     listener = await ingest()
     raw = await client(listener.port)
-    await raw.send(b"SUB i 1\r\n" + b"PUB a i 0\r\n\r\n" * 3)
+    await raw.send(b"SUB _INBOX.i 1\r\n" + b"PUB a _INBOX.i 0\r\n\r\n" * 3)
     for _ in range(3):
         await raw.message()
     assert broker.telemetry.connections["ingest"] == 1

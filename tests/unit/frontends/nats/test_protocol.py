@@ -49,7 +49,7 @@ def from_server(data, payload_max=1000):
         (b"PUB a 4\r\n\r\n\r\n\r\n", (b"a", b"", None, None, b"\r\n\r\n")),
         (b"HPUB a 3 5\r\nHHHhi\r\n", (b"a", b"", None, b"HHH", b"hi")),
         (b"HPUB a r 3 3\r\nHHH\r\n", (b"a", b"", b"r", b"HHH", b"")),
-        (b"hpub a r 0 2\r\nhi\r\n", (b"a", b"", b"r", b"", b"hi")),
+        (b"hpub a r 0 2\r\nhi\r\n", (b"a", b"", b"r", None, b"hi")),
         (b"PING\r\n", Ping()),
         (b"ping\r\n", Ping()),
         (b"PONG\r\n", Pong()),

@@ -278,6 +278,29 @@ async def test_of_a_queue_group_also_who_does_not_lead_answers(broker, server, s
     assert json.loads(link.published[0][1])["code"] == "not_leader"
 
 
+@pytest.mark.parametrize(("is_leaderless", "is_controller"), [(1, 1), (1, 0), (0, 1), (0, 0)])
+async def test_the_controller_answers_for_partitions_that_nobody_leads(
+    broker, server, subscribe, is_leaderless, is_controller
+):
+    """With 503, so that a publisher retries; all other brokers leave it to the leader to answer."""
+    broker.add("S", "s")
+    broker.refusal = NotLeaderError("S/0 has no leader now", is_leaderless=bool(is_leaderless))
+    broker.is_controller = bool(is_controller)
+    await subscribe()
+    link = await server.next_link()
+    wrapped = encode_message(Message(value=b"v", ack_inbox="inbox"))
+    link.writer.write(b"MSG s 1 r 0\r\n\r\n")
+    link.writer.write(b"MSG s 1 %d\r\n%b\r\n" % (len(wrapped), wrapped))
+    link.writer.write(b"PING\r\n")
+    await link.until(lambda: b"PONG" in link.lines)
+    if not (is_leaderless and is_controller):
+        assert link.published == []
+        return
+    (to, body), (inbox, _) = link.published
+    assert (to, inbox) == (b"r", b"inbox")
+    assert json.loads(body)["error"]["code"] == 503
+
+
 async def test_reconnects_and_subscribes_again(broker, server, subscribe):
     """A lost link is made again, with all subscriptions, and acks flow on it."""
     broker.add("A", "a")

@@ -1,0 +1,79 @@
+"""Small files that are kept twice, so that one flipped bit costs nothing.
+
+Rules: the twin is written first, so that it is never older than the file: a file that is damaged is
+rebuilt from its twin, and one that is intact counts. A twin that is newer belongs to a write that
+did not return. Who reads says what is damaged; must not know what the files mean.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from strandline.errors import CorruptBatchError, UnavailableError
+from strandline.storage.disk import Bytes, Disk
+
+logger = logging.getLogger(__name__)
+
+TWIN_SUFFIX: Final = ".twin"
+T = TypeVar("T")
+
+
+def twin_of(path: Path) -> Path:
+    """Where a file's twin is."""
+    return path.with_name(path.name + TWIN_SUFFIX)
+
+
+def write_with_twin(path: Path, data: Bytes, *, disk: Disk) -> None:
+    """Replace a file and its twin; durable on return.
+
+    Raises:
+        UnavailableError: one cannot be written; each is the old or the new one, whole.
+    """
+    disk.write_atomically(twin_of(path), data)
+    disk.write_atomically(path, data)
+
+
+def read_with_twin(path: Path, decode: Callable[[bytes], T], *, disk: Disk) -> T | None:
+    """The contents of a file, or of its twin where it is damaged or gone; None: neither is there.
+
+    Args:
+        path: of the file.
+        decode: raises ``CorruptBatchError`` for what is damaged.
+        disk: the file system.
+
+    Raises:
+        CorruptBatchError: both are damaged.
+        LogPoisonedError: they cannot be read.
+    """
+    data = disk.read_bytes(path)
+    try:
+        if data is not None:
+            return decode(data)
+    except CorruptBatchError as error:
+        logger.warning("%s; it is rebuilt from its twin if that is intact", error)
+        twin = disk.read_bytes(twin_of(path))
+        if twin is None:
+            raise
+    else:
+        twin = disk.read_bytes(twin_of(path))
+        if twin is None:
+            return None
+    found = decode(twin)
+    try:
+        disk.write_atomically(path, twin)
+    except UnavailableError as error:
+        logger.warning("%s is not rebuilt yet, its twin is used: %s", path, error)
+    return found
+
+
+def remove_with_twin(path: Path, *, disk: Disk) -> None:
+    """Remove a file and its twin; fine if they are not there.
+
+    Raises:
+        LogPoisonedError: one could not be removed.
+    """
+    for each in (path, twin_of(path)):
+        if disk.exists(each):
+            disk.unlink(each)
+    disk.sync_directory(path.parent)

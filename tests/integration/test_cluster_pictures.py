@@ -1,0 +1,93 @@
+"""What operators are shown: of a cluster without a majority, of a leaderless partition, by dev."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import strandline
+
+from .clusters import in_sync
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def run(*command):
+    """Run a command of ours to its end."""
+    whole = (sys.executable, "-m", "strandline.cli", *command)
+    return subprocess.run(whole, capture_output=True, check=False, text=True)
+
+
+def are_in_service(client):
+    assert len(client.server_info().brokers) == 3
+
+
+def test_status_without_a_majority_says_how_old_it_is_and_what_is_unknown(cluster, kit):
+    """No broker is called live, leaders and copies in sync are marked, and the exit code is 1."""
+    with strandline.connect(cluster[1].flight) as client:
+        client.create_stream("orders", subject="orders", replicas=3, min_isr=2)
+    kit.persist(lambda: in_sync(cluster))
+    ask = ("cluster", "status", "--timeout", "1", "--server", cluster[1].flight)
+    good = run(*ask)
+    assert (good.returncode, good.stdout.count("live")) == (0, 3)
+    assert "?" not in good.stdout.split("RECORDS BEHIND")[0]
+    for number in (2, 3):
+        cluster[number].kill()
+
+    def is_marked():
+        shown = run(*ask)
+        assert shown.returncode == 1, shown.stdout
+        assert "live" not in shown.stdout
+        assert shown.stdout.count("unknown") == 3
+        assert "1? 2? 3?" in shown.stdout
+        assert "has known of no controller for" in shown.stderr
+
+    kit.persist(is_marked)
+    told = run(*ask, "--output", "json")
+    assert told.returncode == 1
+    assert json.loads(told.stdout.splitlines()[0])["age_ms"] >= 3000
+
+
+def test_stream_info_shows_the_partitions_that_are_led(cluster, kit):
+    """One that nobody leads is named, within seconds, and hides nothing of the others."""
+    with strandline.connect(cluster[1].flight) as client:
+        kit.persist(lambda: are_in_service(client))
+        client.create_stream("orders", subject="orders", partitions=3, replicas=1)
+        led = {part.leader: part.partition for part in client.stream_info("orders").partitions}
+    lost = next(n for n, server in cluster.items() if n != 1 and server.flight in led)
+    gone = led[cluster[lost].flight]
+    cluster[lost].kill()
+
+    def is_shown():
+        began = time.monotonic()
+        shown = run("stream", "info", "orders", "--server", cluster[1].flight)
+        assert shown.returncode == 1, shown.stdout
+        assert f"partitions {gone} of stream 'orders' have no leader" in shown.stderr
+        assert shown.stdout.split("HIGH WATERMARK")[1].count("\n") >= 3
+        assert time.monotonic() - began < 9
+
+    kit.persist(is_shown)
+
+
+def test_lines_that_brokers_of_dev_log_name_the_broker(tmp_path):
+    """Three processes share one terminal."""
+    arguments = ("dev", "--nodes", "3", "--port-base", "0", "--log-level", "info", "-o", "json")
+    dev = subprocess.Popen(
+        (sys.executable, "-m", "strandline.cli", *arguments, "--data-dir", str(tmp_path / "dev")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for _ in range(3):
+            json.loads(dev.stdout.readline())
+    finally:
+        os.kill(dev.pid, signal.SIGTERM)
+        _, logged = dev.communicate(timeout=60)
+    lines = [line for line in logged.splitlines() if "INFO" in line]
+    assert len(lines) > 10
+    assert all(line.startswith(("broker 1: ", "broker 2: ", "broker 3: ")) for line in lines)
