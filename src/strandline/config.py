@@ -16,7 +16,7 @@ from strandline.errors import InvalidConfigError
 
 Acks = Literal["memory", "disk", "replicated"]
 """What an ack says, the least first."""
-PartitionBy = Literal["suffix", "subject", "key"]
+PartitionBy = Literal["suffix", "subject", "key", "message_id"]
 Compression = Literal["none", "zstd", "lz4"]
 
 PARTITIONS_MAX = 10_000

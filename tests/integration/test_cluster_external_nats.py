@@ -83,14 +83,17 @@ async def test_a_publish_that_nobody_can_store_is_answered(cluster, nats_servers
     leader = await asyncio.to_thread(lambda: status(cluster[1]).leader)
     cluster[leader].kill()
     client = await nats.connect(nats_servers[0].url)
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                with contextlib.suppress(nats.errors.TimeoutError):
-                    try:
-                        await client.jetstream().publish("orders", b"x", timeout=0.5)
-                    except nats.js.errors.ServiceUnavailableError as error:
-                        assert error.description == "orders/0 has no leader now; retry"  # noqa: PT017
-                        break
-    finally:
-        await client.close()
+    error = None
+    async with asyncio.timeout(60):
+        while error is None:
+            with contextlib.suppress(nats.errors.TimeoutError):
+                error = await refusal_of(client)
+    await client.close()
+    assert error.description == "orders/0 has no leader now; retry"
+
+
+async def refusal_of(client):
+    """Publish once, which nobody can store."""
+    with pytest.raises(nats.js.errors.ServiceUnavailableError) as caught:
+        await client.jetstream().publish("orders", b"x", timeout=0.5)
+    return caught.value

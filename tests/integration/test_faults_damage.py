@@ -228,10 +228,14 @@ def test_a_damaged_small_file_is_done_without(stopped, serve, name):
 
 def test_damaged_metadata_refuses_to_start_and_touches_nothing(stopped, serve):
     """Which streams exist is not guessed: the error names the file, and the records stay."""
-    metadata = stopped / "metadata.json"
-    intact = metadata.read_bytes()
+    metadata, log = stopped / "metadata.json", stopped / "metadata.log"
+    intact, commands = metadata.read_bytes(), log.read_bytes()
     before = {file: file.read_bytes() for file in segments(stopped)}
-    for damaged in (intact.replace(b'"s"', b'"t"', 1), b"", intact[:100], None):
+    log.write_bytes(commands.replace(b'"s"', b'"t"', 1))
+    with pytest.raises(StrandlineError, match=r"metadata\.log"):
+        serve(stopped)
+    log.write_bytes(commands)
+    for damaged in (b"", intact[:100], None):
         if damaged is None:
             metadata.unlink()
         else:

@@ -1,5 +1,6 @@
 """Writing from Spark: appends to a stream, and the exactly-once table."""
 
+import contextlib
 import os
 import random
 import signal
@@ -240,3 +241,56 @@ def test_task_workers_killed_at_random_change_nothing(stream_reader, log, landed
         query.stop()
     assert len(killed) >= 3
     assert landed(tmp_path / "t") == log.records(stream)
+
+
+def land(frame, directory, **options):
+    """Everything that is there into the table ``directory``, and its values."""
+    writer = frame.writeStream.format("strandline-table").options(**options)
+    writer = writer.option("checkpointLocation", f"{directory}-checkpoint")
+    query = writer.trigger(availableNow=True).start(str(directory))
+    query.awaitTermination(240)
+    return sorted(read_table(str(directory)).to_table().column("value").to_pylist())
+
+
+def test_what_the_exactly_once_sink_wrote_is_loaded_with_the_defaults(
+    spark, log, stream_reader, tmp_path
+):
+    """A transaction's markers, and what it aborted, have offsets and are no records; a filter's
+    gaps are refused as before, and so are all if nobody says which stream is read.
+    """
+    stream = log.new_stream(partitions=1)
+    for ends_well in (True, False, True):
+        with contextlib.suppress(KeyError), log.client.transaction(f"t-{stream}") as transaction:
+            transaction.append(stream, b"kept" if ends_well else b"aborted")
+            if not ends_well:
+                raise KeyError
+    log.append(stream, range(3), partitions=1)
+    every = [b"0", b"1", b"2", b"kept", b"kept"]
+    assert land(stream_reader(stream).load(), tmp_path / "all") == every
+    some = stream_reader(stream).load().where("value <> X'31'")
+    with pytest.raises(PySparkException, match="the stream has 5 records there, the batch 4"):
+        land(some, tmp_path / "some")
+    bare = stream_reader(stream).schema("partition INT, offset BIGINT, value BINARY").load()
+    with pytest.raises(PySparkException, match="give the options server and stream"):
+        land(bare, tmp_path / "bare")
+    bare = stream_reader(stream).schema("partition INT, offset BIGINT, value BINARY").load()
+    assert land(bare, tmp_path / "told", server=log.server, stream=stream) == every
+
+
+def test_options_that_are_not_ours_are_refused(spark, log, stream_reader, batch_reader, tmp_path):
+    """Where a read is loaded, or used if its schema was given; never with an error of Spark's own.
+    Tables of Spark's catalog, which lose their options, are refused with what to write.
+    """
+    stream = log.new_stream(1, partitions=1)
+    for reader in (batch_reader, stream_reader):
+        with pytest.raises(PySparkException, match=r"unknown option 'assign'.*'stream'"):
+            reader(stream, assign="1").load()
+    bare = stream_reader(stream, assign="1").schema("value BINARY").load()
+    with pytest.raises(PySparkException, match="unknown option 'assign'") as told:
+        land(bare, tmp_path / "t")
+    assert "UnboundLocalError" not in str(told.value)
+    options = f"OPTIONS (server '{log.server}', stream '{stream}')"
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE refused USING strandline {options}")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW seen USING strandline {options}")
+    assert spark.table("seen").count() == 1

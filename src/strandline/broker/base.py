@@ -210,7 +210,7 @@ class BrokerBase(ABC):
             self.check_knows_streams()
             if name in self._image.streams:
                 raise UnavailableError(f"stream {name!r} is not open here yet; retry") from None
-            hides = self.config.auth.enabled
+            hides = self.config.auth.enabled or is_internal(name)
             others = [] if hides else [n for n in self._image.streams if not is_internal(n)]
             raise UnknownStreamError(unknown_stream_message(name, others)) from None
 
@@ -361,7 +361,7 @@ class BrokerBase(ABC):
 
     def _count_streams(self) -> None:
         self.telemetry.streams = len(self._streams)
-        self.telemetry.partitions = len(self.partitions())
+        self.telemetry.partitions = sum(len(s.partitions) for s in self._streams.values())
 
     def _open(self) -> Recovered:
         """Recover the logs of the streams in the image and attach the journal to the turn.

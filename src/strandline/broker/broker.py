@@ -47,6 +47,7 @@ from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
 
+METADATA_INTERVAL_S = 2.0
 PRODUCER_IDS = 1000
 """So many are reserved at a time; what is left of them is lost with a restart."""
 
@@ -101,6 +102,7 @@ class Broker(BrokerBase):
 
     def _begin(self) -> None:
         """Make the streams there are."""
+        self._spawn(self._keep_metadata_short(), "metadata")
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
         self._bar_partitions()
@@ -161,16 +163,16 @@ class Broker(BrokerBase):
             self._check_descriptors(f"stream {config.name!r}", len(image.partitions))
             try:
                 # Logs first: a stream in the metadata without logs would be in the way.
+                await asyncio.to_thread(self._open_logs, image)
                 stream = self._make_stream(image)
                 self._apply(command)
             except StrandlineError:
                 self._remove_logs(image.partitions)
                 raise
             self._streams = {**self._streams, config.name: stream}
-            self._keep_ledgers()
+            self._keep_ledgers(stream)
             self._announce()
             self._tell_image()
-            self._count_streams()
             await self._wait_until_bound(config.name)
             logger.info("created stream %s on subject %s", config.name, config.subject)
             return stream
@@ -290,13 +292,16 @@ class Broker(BrokerBase):
         """Whether there is no other broker."""
         return not self.config.cluster.is_on
 
-    def _keep_ledgers(self) -> None:
+    def _keep_ledgers(self, changed: Stream | None = None) -> None:
         """Look after transactions in every partition, from the moment on when there can be any.
+
+        Only one stream has changed, if it is named.
 
         What is committed in one that has no ledger by then belongs to none, and is not read back
         while everybody waits; a copy that was given one before begins by itself.
         """
-        for partition in self.partitions():
+        is_alone = changed is not None and changed.name != COORDINATOR_STREAM
+        for partition in changed.partitions if changed and is_alone else self.partitions():
             self._keep_ledger(partition, partition.high_watermark)
 
     def _keep_ledger(self, partition: Partition, start: Offset) -> None:
@@ -369,26 +374,43 @@ class Broker(BrokerBase):
                 self.turn.poison(error)
             raise
 
+    async def _keep_metadata_short(self) -> None:
+        """Write the metadata whole once its log is long, until cancelled."""
+        while True:
+            await asyncio.sleep(METADATA_INTERVAL_S)
+            if not self._store.is_long or self.admission.refusal is not None:
+                continue
+            async with self._admin:
+                try:
+                    await asyncio.to_thread(self._store.rewrite)
+                except UnavailableError as error:
+                    logger.warning("the metadata could not be written whole: %s", error)
+                    if not self._store.is_certain:
+                        self.turn.poison(error)
+
     def _open_storage(self) -> Recovered:
         self._store.restore()
         return open_storage(self.data_dir, self._store.image, self.config, disk=self.disk)
 
+    def _open_logs(self, image: StreamImage) -> None:
+        """Make the logs of a new stream; any thread."""
+        for item in image.partitions:
+            plan = log_plan(self.data_dir, item.log_id, image.config)
+            log = Log.open(
+                plan.directory,
+                disk=self.disk,
+                segment_bytes=plan.segment_bytes,
+                segment_age_ms=plan.segment_age_ms,
+            )
+            self._keep(item.log_id, log)
+
     def _make_stream(self, image: StreamImage) -> Stream:
-        """The stream of an image, its logs opened (or made)."""
+        """The stream of an image, whose logs are open."""
         config = image.config
         partitions = []
         for number, item in enumerate(image.partitions):
             log_id = LogId(item.log_id)
-            log = self._storage.logs.get(log_id)
-            if log is None:
-                plan = log_plan(self.data_dir, log_id, config)
-                log = Log.open(
-                    plan.directory,
-                    disk=self.disk,
-                    segment_bytes=plan.segment_bytes,
-                    segment_age_ms=plan.segment_age_ms,
-                )
-                self._keep(log_id, log)
+            log = self._storage.logs[log_id]
             name = PartitionName(config.name, number)
             partitions.append(
                 Partition(

@@ -1,52 +1,89 @@
-"""Keeps the metadata image on disk: one small file, replaced whole at each command.
+"""Keeps the metadata image on disk: a small file, and a log of the commands since it was written.
 
-Rules: the file is written beside, synced and renamed, so that a crash leaves the old image or the
-new one; its first line is the CRC-32C of the rest, because a flipped bit in here could cost a whole
-stream. If that fails when the file has its name, the old image is put back, and until that is done
-nobody may rely on either. A file that is damaged, or made by a later version, is refused, never
-guessed at. A deletion is how an operator frees a full disk, so it must not need space: it may spend
-the reserve.
+Rules: a command is one line at the end of ``metadata.log``, synced, so that it costs the same
+however many streams there are. Once the log is long, ``metadata.json`` is written anew, beside,
+synced and renamed. Each line carries a CRC-32C, since a flipped bit in here could cost a whole
+stream, and that of the line before it, the first one that of ``metadata.json``: so a log that
+belongs to an older file is known by it, and counts no more. A last line that was torn never
+happened, as nobody was told of it. A file that is damaged otherwise, or made by a later version, is
+refused, never guessed at.
+
+If a write fails the file is brought back to the current image, and until that is done nobody may
+rely on either. A deletion is how an operator frees a full disk, so it must not need space: it may
+spend the reserve.
 """
 
+import contextlib
+import re
 from pathlib import Path
+from typing import Final, NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from strandline.errors import (
+    UNDECODABLE,
     CorruptBatchError,
     DiskFullError,
     InvalidRecordError,
+    StrandlineError,
     UnavailableError,
 )
 from strandline.metadata.apply import apply
-from strandline.metadata.commands import Command, CreateStream, DeleteStream
+from strandline.metadata.commands import Command, DeleteStream
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.snapshot import decode_json, encode_json
-from strandline.storage.disk import Disk
+from strandline.storage.disk import Disk, OpenFile
 from strandline.storage.reserve import Reserve
 
 FILE_NAME = "metadata.json"
+LOG_NAME = "metadata.log"
+LOG_BYTES_MIN: Final = 256 << 10
+"""A shorter log is never worth a new file."""
+_LINE: Final = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{8}) ")
+"""CRC-32C of the rest, that of the line before, and the length of the command."""
+_HEAD_BYTES: Final = 27
+_UNWRITTEN: Final = bytes(8)
+"""So many zeros are in no line, but where a sector of it was not written."""
+_decode = msgspec.json.Decoder(Command).decode
+
+
+class _Stored(NamedTuple):
+    """What the files hold."""
+
+    image: MetadataImage
+    is_new: bool
+    """There is no ``metadata.json`` yet."""
+    size: int
+    """Bytes of ``metadata.json``."""
+    mark: int
+    """The checksum that the next line continues."""
+    log_bytes: int
+    """Bytes of the log that count."""
 
 
 class MetadataStore:
-    """The current image and its file.
+    """The current image and its files.
 
     Attributes:
         image: the current one.
         is_certain: whether it is what the next start will find.
 
     Raises:
-        CorruptBatchError: the file is damaged; it names the file.
-        LogPoisonedError: the file cannot be read.
+        CorruptBatchError: a file is damaged; it names the file.
+        LogPoisonedError: a file cannot be read.
     """
 
     def __init__(self, directory: Path, disk: Disk, reserve: Reserve) -> None:
         self._path = directory / FILE_NAME
+        self._log_path = directory / LOG_NAME
         self._disk = disk
         self._reserve = reserve
-        self.image = load_metadata(directory, disk)
+        stored = _load(directory, disk)
+        self.image, self._is_new, self._size, self._mark, self._log_bytes = stored
         self.is_certain = True
-        self._reserve.renew(2 * len(_encoded(self.image)))
+        self._log: OpenFile | None = None
+        self._reserve.renew()
 
     def preview(self, command: Command) -> MetadataImage:
         """The image as the command would leave it; nothing changes.
@@ -61,46 +98,89 @@ class MetadataStore:
 
         Raises:
             InvalidRequestError: the command does not apply; nothing changed.
-            UnavailableError: the image could not be stored; nothing changed, as far as that is
+            UnavailableError: the command could not be stored; nothing changed, as far as that is
                 certain.
         """
         image = self.preview(command)
-        data = _encoded(image)
         try:
-            self._write(data, is_deletion=isinstance(command, DeleteStream))
+            self._write(command, is_deletion=isinstance(command, DeleteStream))
         except UnavailableError:
-            self._take_back(data)
+            with contextlib.suppress(UnavailableError):  # it stays uncertain, and says so
+                self.restore()
             raise
         self.image = image
-        if isinstance(command, CreateStream):
-            self._reserve.renew(2 * len(data))  # what there is to delete has grown
         return image
 
-    def _write(self, data: bytes, *, is_deletion: bool) -> None:
+    @property
+    def is_long(self) -> bool:
+        """Whether the log is long enough for ``rewrite``."""
+        return self._log_bytes > max(LOG_BYTES_MIN, self._size)
+
+    def rewrite(self) -> None:
+        """Write the current image whole, so that the log begins anew; nothing applies meanwhile.
+
+        Raises:
+            UnavailableError: it could not be stored; the files stand as they were, as far as that
+                is certain.
+        """
+        data = _encoded(self.image)
         try:
             self._disk.write_atomically(self._path, data)
+        except UnavailableError:
+            # With its name, though not durably, neither file nor log would count for certain.
+            self.is_certain = self.is_certain and self._is_not(data)
+            raise
+        self._is_new, self._size = False, len(data)
+        self._mark, self._log_bytes = int(data[:8], 16), 0
+
+    def _is_not(self, data: bytes) -> bool:
+        try:
+            return self._disk.read_bytes(self._path) != data
+        except UnavailableError:
+            return False
+
+    def _write(self, command: Command, *, is_deletion: bool) -> None:
+        try:
+            self._append(command)
         except DiskFullError:
             if not is_deletion:
                 raise
             self._reserve.spend()
-            self._disk.write_atomically(self._path, data)
+            self._append(command)
 
-    def _take_back(self, data: bytes) -> None:
-        """Put the current image back if ``data`` has taken its place, though not durably."""
+    def _append(self, command: Command) -> None:
+        if self._is_new:
+            self.rewrite()
+        body = msgspec.json.encode(command)
+        rest = b"%08x %08x %b" % (self._mark, len(body), body)
+        mark = crc32c(rest)
+        if self._log is None:
+            log = OpenFile(self._log_path, disk=self._disk, write=True, create=True)
+            self._disk.sync_directory(self._log_path.parent)
+            self._log = log
+        fd, line = self._log.fd, b"%08x %b\n" % (mark, rest)
+        if self._disk.size(fd) > self._log_bytes:
+            self._disk.truncate(fd, self._log_bytes)
         try:
-            self.is_certain = self._disk.read_bytes(self._path) != data
-            self.restore()
+            self._disk.pwrite(fd, line, self._log_bytes)
+        except DiskFullError:
+            self._disk.truncate(fd, self._log_bytes)
+            raise
+        try:
+            self._disk.fdatasync(fd)
         except UnavailableError:
-            self.is_certain = False
+            self.is_certain, self._log = False, None
+            raise
+        self._mark, self._log_bytes = mark, self._log_bytes + len(line)
 
     def restore(self) -> None:
-        """Make the file that of the current image again, unless it is.
+        """Make the files those of the current image again, unless they are.
 
         Raises:
             UnavailableError: it could not be stored.
         """
         if not self.is_certain:
-            self._disk.write_atomically(self._path, _encoded(self.image))
+            self.rewrite()
             self.is_certain = True
 
 
@@ -108,20 +188,72 @@ def load_metadata(directory: Path, disk: Disk) -> MetadataImage:
     """The image of a data directory, empty if there is none; nothing is written.
 
     Raises:
-        CorruptBatchError: the file is damaged; it names the file.
-        LogPoisonedError: the file cannot be read.
+        CorruptBatchError: a file is damaged; it names the file.
+        LogPoisonedError: a file cannot be read.
     """
+    return _load(directory, disk).image
+
+
+def _load(directory: Path, disk: Disk) -> _Stored:
     path = directory / FILE_NAME
     data = disk.read_bytes(path)
+    lines = disk.read_bytes(directory / LOG_NAME) or b""
+    if data is None and lines:
+        raise _damaged(path, f"it is missing, and {LOG_NAME} goes on after it")
     if data is None:
-        return MetadataImage()
+        return _Stored(MetadataImage(), is_new=True, size=0, mark=0, log_bytes=0)
     try:
         crc, body = data.rstrip(b"\n").split(b"\n", 1)
-        if int(crc, 16) == crc32c(body):
-            return decode_json(body)
+        if int(crc, 16) != crc32c(body):
+            raise _damaged(path, "checksum mismatch")
+        image = decode_json(body)
     except (ValueError, InvalidRecordError) as error:
         raise _damaged(path, str(error)) from error
-    raise _damaged(path, "checksum mismatch")
+    mark, position = int(crc, 16), 0
+    while position < len(lines):
+        found = _line_at(lines, position)
+        if found is None and _is_torn(lines[position:]):
+            break
+        if found is None:
+            raise _damaged(directory / LOG_NAME, f"checksum mismatch at byte {position}")
+        if found.after != mark and not position:
+            break  # of an older file
+        image = _applied(image, found, directory / LOG_NAME)
+        mark, position = found.mark, found.end
+    return _Stored(image, is_new=False, size=len(data), mark=mark, log_bytes=position)
+
+
+class _Line(NamedTuple):
+    """An intact line of the log."""
+
+    mark: int
+    after: int
+    body: bytes
+    end: int
+
+
+def _line_at(lines: bytes, position: int) -> _Line | None:
+    """The line at a position, if it is intact; its line end does not matter."""
+    head = _LINE.match(lines, position)
+    if head is None:
+        return None
+    mark, after, length = (int(each, 16) for each in head.groups())
+    end = position + _HEAD_BYTES + length
+    if end > len(lines) or crc32c(lines[position + 9 : end]) != mark:
+        return None
+    return _Line(mark, after, lines[position + _HEAD_BYTES : end], end + 1)
+
+
+def _is_torn(rest: bytes) -> bool:
+    """Whether a write did not reach the disk as a whole, as in a power loss."""
+    return not rest.endswith(b"\n") or rest.startswith(b"\0") or _UNWRITTEN in rest
+
+
+def _applied(image: MetadataImage, line: _Line, path: Path) -> MetadataImage:
+    try:
+        return apply(image, _decode(line.body))
+    except (*UNDECODABLE, StrandlineError) as error:
+        raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: Path, why: str) -> CorruptBatchError:
@@ -131,6 +263,6 @@ def _damaged(path: Path, why: str) -> CorruptBatchError:
 
 
 def _encoded(image: MetadataImage) -> bytes:
-    """The contents of the file."""
+    """The contents of ``metadata.json``."""
     body = encode_json(image)
     return b"%08x\n%b\n" % (crc32c(body), body)

@@ -1,11 +1,12 @@
 """From a published subject to the partitions that record it.
 
 Rules: a stream binds its subject and, with the ``suffix`` rule, ``subject.N`` for its partition N;
-with the ``subject`` and ``key`` rules a hash chooses the partition (a record without a key goes by
-its subject). Streams of one queue group take turns; every other stream gets every record. In a
-cluster each broker hears every message and the leader stores it, but for queue groups: a message of
-theirs is given to one broker, so only those that lead ask for them. What was found for a subject is
-remembered in a bounded dictionary until the streams, or the leaders of queue groups, change.
+with the other rules a hash chooses the partition (a record without a key, or without a message id,
+goes by its subject). Streams of one queue group take turns; every other stream gets every record.
+In a cluster each broker hears every message and the leader stores it, but for queue groups: a
+message of theirs is given to one broker, so only those that lead ask for them. What was found for a
+subject is remembered in a bounded dictionary until the streams, or the leaders of queue groups,
+change.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError
 from strandline.record.codec import Headers
 from strandline.record.partitioner import partition_of
-from strandline.record.subjects import SubjectRouter, validate_subject
+from strandline.record.subjects import SubjectRouter, subjects_overlap, validate_subject
 from strandline.types import PartitionName
 
 REMEMBERED_SUBJECTS_MAX: Final = 16_384
@@ -97,12 +98,41 @@ def stream_bindings(stream: StreamPort) -> list[Binding]:
     ]
 
 
+def answering_beside(stream: StreamPort, streams: Iterable[StreamPort]) -> list[str]:
+    """Return the names of the other streams that answer some publishes to this one, too.
+
+    Streams of its queue group take turns with it and are not among them.
+    """
+    if not stream.config.pub_ack:
+        return []
+    patterns = _patterns(stream)
+    group = stream.config.queue_group
+    return [
+        other.config.name
+        for other in streams
+        if other.config.name != stream.config.name
+        and other.config.pub_ack
+        and not (group and other.config.queue_group == group)
+        and any(
+            subjects_overlap(pattern, theirs) for theirs in _patterns(other) for pattern in patterns
+        )
+    ]
+
+
+def _patterns(stream: StreamPort) -> list[str]:
+    """Return the patterns of the subjects that a stream stores."""
+    if stream.config.partition_rule != "suffix":
+        return [stream.config.subject]
+    return [binding.pattern for binding in stream_bindings(stream)]
+
+
 class Target:
     """A stream that records a subject."""
 
     __slots__ = (
         "answers",
         "by_key",
+        "by_message_id",
         "checks_offsets",
         "is_ours",
         "name",
@@ -129,13 +159,18 @@ class Target:
             number = partition_of(subject, len(self.partitions))
         self.partition = self.partitions[number]
         """The partition of records without a key."""
-        self.by_key = config.partition_rule == "key" and len(self.partitions) > 1
+        has_several = len(self.partitions) > 1
+        self.by_key = config.partition_rule == "key" and has_several
+        self.by_message_id = config.partition_rule == "message_id" and has_several
 
-    def partition_for(self, key: bytes | None) -> PartitionPort:
-        """The partition of a record with this key."""
-        if key is None or not self.by_key:
-            return self.partition
-        return self.partitions[partition_of(key, len(self.partitions))]
+    def partition_for(self, key: bytes | None, message_id: str | None) -> PartitionPort:
+        """The partition of a record with this key and message id."""
+        if key is not None and self.by_key:
+            return self.partitions[partition_of(key, len(self.partitions))]
+        if message_id is not None and self.by_message_id:
+            id_bytes = message_id.encode(errors="surrogateescape")
+            return self.partitions[partition_of(id_bytes, len(self.partitions))]
+        return self.partition
 
 
 class Route:

@@ -59,7 +59,7 @@ def create(
     ] = None,
     partitions: Annotated[int, typer.Option(help="Number of partitions.", min=1)] = 1,
     partition_by: Annotated[
-        Literal["suffix", "subject", "key"] | None,
+        Literal["suffix", "subject", "key", "message_id"] | None,
         typer.Option(
             help="How a record finds its partition.", show_default="subject if it has wildcards"
         ),
@@ -162,6 +162,16 @@ def create(
         )
     parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
     print_done(f"created {name}: records '{info.subject}' in {parts}", info, output=output)
+    if info.also_answering and output is OutputFormat.text:
+        print_line(_who_else_answers(info))
+
+
+def _who_else_answers(info: "StreamInfo") -> str:
+    others = ", ".join(info.also_answering)
+    return (
+        f"publishes to some of its subjects are also answered by {others}; a publisher that must "
+        "know which one stored its record names it in Nats-Expected-Stream"
+    )
 
 
 @app.command("list", epilog=examples("strandline stream list", "strandline stream list -o json"))
@@ -234,7 +244,10 @@ def _described(client: "Client", name: str) -> "tuple[StreamInfo, list[int]]":
 def _print_info(found: "StreamInfo") -> None:
     name = found.config.name
     created = datetime.fromtimestamp(found.created_ns / 1e9, UTC)
-    print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC\n")
+    print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC")
+    if found.also_answering:
+        print_line(_who_else_answers(found))
+    print_line("")
     print_table(
         ("setting", "value"),
         [(key, str(getattr(found.config, key))) for key in found.config.__struct_fields__],

@@ -13,6 +13,7 @@ Invariants (``check.py`` states them as code):
 """
 
 import difflib
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -38,6 +39,8 @@ IMAGE_VERSION = 4
 """Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
 events; all are read and become 4."""
 
+SIMILAR_MAX = 200
+"""So many names are compared with one that is unknown: that takes 5 ms."""
 BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
 
 
@@ -271,7 +274,8 @@ def unknown_stream_message(name: str, streams: Collection[str]) -> str:
     """The sentence for an unknown stream: what to do instead, and which there are."""
     if not streams:
         return f"no stream {name!r}; create it with 'strandline stream create {name} --subject …'"
-    near = difflib.get_close_matches(name, streams, n=1)
+    similar = (s for s in streams if s[:1] == name[:1] and abs(len(s) - len(name)) <= 3)
+    near = difflib.get_close_matches(name, itertools.islice(similar, SIMILAR_MAX), n=1)
     if near:
         return f"no stream {name!r}; did you mean {near[0]!r}?"
     some = ", ".join(sorted(streams)[:5])

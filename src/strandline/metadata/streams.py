@@ -9,7 +9,7 @@ import re
 import msgspec
 
 from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX, StreamConfig
-from strandline.errors import InvalidConfigError, StreamExistsError
+from strandline.errors import InvalidConfigError, InvalidSubjectError, StreamExistsError
 from strandline.metadata.brokers import known_broker
 from strandline.metadata.commands import AddPartitions, CreateStream, DeleteStream, Replicas
 from strandline.metadata.groups import with_more_partitions, without_stream
@@ -21,6 +21,8 @@ from strandline.record.subjects import validate_subject
 from strandline.types import LogId
 
 REPLICAS_MAX = 7
+RESERVED_ROOTS = ("$JS", "$SYS", "_INBOX")
+"""First tokens of subjects that are NATS' own: its API, its system account, and replies."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _AMOUNTS = (
     "retention_age_ms",
@@ -136,6 +138,7 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
             "'.', not starting with '-' or '.'"
         )
     validate_subject(config.subject, wildcards=True)
+    _check_answers(config)
     group = config.queue_group
     if group and (not _NAME.fullmatch(group) or len(group) > NAME_BYTES_MAX):
         raise InvalidConfigError(
@@ -160,6 +163,25 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
         )
     _check_queue_group(config, is_cluster=is_cluster)
     _check_copies(config, is_cluster=is_cluster)
+
+
+def _check_answers(config: StreamConfig) -> None:
+    """Refuse subjects on which a stream would store or answer what is meant for others."""
+    first, _, rest = config.subject.partition(".")
+    if first in RESERVED_ROOTS and rest == ">":
+        raise InvalidSubjectError(
+            f"subject '{config.subject}' is all of NATS' own messages: name the part to store"
+        )
+    if first in ("*", ">") and config.pub_ack:
+        raise InvalidConfigError(
+            f"subject '{config.subject}' covers requests to any service, and a stream with pub_ack "
+            "would answer them: set pub_ack to false (--no-pub-ack), or name the first token"
+        )
+    if first in RESERVED_ROOTS and config.pub_ack:
+        raise InvalidConfigError(
+            f"subject '{config.subject}' is NATS' own, and a stream with pub_ack would answer its "
+            "requests: set pub_ack to false (--no-pub-ack)"
+        )
 
 
 def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:

@@ -51,17 +51,19 @@ class Router:
         """
         if self.partitions == 1:
             return 0
+        if message_id is not None and self._rule == "message_id":
+            return partition_of(_id_bytes(message_id), self.partitions)
         if subject is not None:
             if self._rule == "suffix":
                 number = self._suffix(subject)
                 if number is not None:
                     return number
-            elif self._rule == "subject" or key is None:
+            elif self._rule != "key" or key is None:
                 return partition_of(subject.encode(), self.partitions)
         if key is not None:
             return partition_of(key, self.partitions)
         if message_id is not None:
-            return partition_of(message_id.encode(), self.partitions)
+            return partition_of(_id_bytes(message_id), self.partitions)
         return None if subject is None else 0
 
     def of_batch(
@@ -97,6 +99,8 @@ class Router:
             found = [self._map(subject, self._suffix_of), *by_hash, self._map(subject, _zero)]
         elif self._rule == "subject":
             found = [self._map(subject, self._hash), *by_hash]
+        elif self._rule == "message_id":
+            found = [by_hash[1], self._map(subject, self._hash), by_hash[0]]
         else:
             found = [by_hash[0], self._map(subject, self._hash), by_hash[1]]
         rest = pa.repeat(pa.scalar(spread % self.partitions, pa.int32()), batch.num_rows)
@@ -127,6 +131,11 @@ class Router:
             return None
         number = int(digits)
         return number if str(number) == digits and number < self.partitions else None
+
+
+def _id_bytes(message_id: str) -> bytes:
+    """Return a message id as the header has it; see ``record.columns.as_id``."""
+    return message_id.encode(errors="surrogateescape")
 
 
 def _zero(_: bytes) -> int:

@@ -91,6 +91,20 @@ def subject_matches(pattern: str, subject: str) -> bool:
     )
 
 
+def subjects_overlap(one: str, other: str) -> bool:
+    """Return whether a subject exists that both valid patterns match."""
+    for first, second in ((one, other), (other, one)):
+        if first[0] in "*>" and is_reserved(second):
+            return False
+    ours, theirs = one.split("."), other.split(".")
+    for mine, its in zip(ours, theirs, strict=False):
+        if ">" in (mine, its):
+            return True
+        if mine != its and "*" not in (mine, its):
+            return False
+    return len(ours) == len(theirs)
+
+
 def subject_covers(pattern: str, asked: str) -> bool:
     """Whether every subject that ``asked`` matches is one that ``pattern`` matches.
 

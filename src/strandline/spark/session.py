@@ -7,19 +7,26 @@ Spark 4.2+ session finds ``format("strandline")`` by itself. Must not know strea
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from strandline.errors import UnavailableError
 from strandline.spark.java import use_java
+from strandline.spark.releases import refuse_old_spark
 
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+
+_INITIALIZING = "Initializing sources"
+"""What Spark says of a query that is starting."""
+_STATUS_POLL_S = 0.1
 
 RECOMMENDED: dict[str, str] = {
     # The default state store keeps everything on the heap and refuses transformWithState.
@@ -65,11 +72,13 @@ def spark_session(
         settings: Spark settings that come on top of, and override, the recommended ones.
 
     Raises:
+        InvalidConfigError: this PySpark is too old.
         UnavailableError: no Java 17 or later was found, or Spark does not start.
     """
+    refuse_old_spark()
     use_java()
-    # Executors take their Python from the driver's environment; the setting of the same name
-    # does not reach them (measured on 4.3).
+    # Sources run in this Python on the driver and on executors: Spark 4.3 looks at the driver's
+    # environment alone, and at PYSPARK_DRIVER_PYTHON first.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master.startswith("local"):
@@ -87,3 +96,16 @@ def spark_session(
             f"Spark does not start with master {master!r} and these settings: "
             f"{said.splitlines()[0]}"
         ) from error
+
+
+def wait_for_sources(query: StreamingQuery, *, timeout_s: float = 60.0) -> None:
+    """Wait until a query that was just started has its sources, or has failed.
+
+    Spark starts a Python process for each and gives it 10 s to connect, however many start at once:
+    "Python worker failed to connect back". So the next query is started after this.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not query.isActive or query.status["message"] != _INITIALIZING:
+            return
+        time.sleep(_STATUS_POLL_S)

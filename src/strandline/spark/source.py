@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.options import origin_metadata
+from strandline.spark.releases import refuse_old_spark
 
 if TYPE_CHECKING:
     from strandline.spark.batch_reader import StreamSliceReader
@@ -44,6 +45,10 @@ NULLABLE = ("key", "value", "headers")
 
 class StrandlineSource(DataSource):
     """Reads records of a stream, and appends rows to one; ``docs/spark.md`` lists the options."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        refuse_old_spark()
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

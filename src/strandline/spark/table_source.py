@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from strandline.spark.releases import refuse_old_spark
 from strandline.spark.source import refuse_overwrite
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 class StrandlineTable(DataSource):
     """Commits rows once into a directory of Parquet files, and reads what is committed."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        refuse_old_spark()
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

@@ -19,8 +19,10 @@ def delete_log_directory(directory: Path, *, disk: Disk) -> None:
         LogPoisonedError: a file could not be removed.
     """
     remove_doomed(directory.with_name(directory.name + UNBORN_SUFFIX), disk=disk)
+    is_there = disk.exists(directory)
     doomed = doom_log_directory(directory, disk=disk)
-    disk.sync_directory(directory.parent)
+    if is_there:
+        disk.sync_directory(directory.parent)
     remove_doomed(doomed, disk=disk)
 
 

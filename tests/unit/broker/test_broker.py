@@ -268,6 +268,7 @@ async def test_streams_are_announced_and_counted(broker):
     broker.on_streams_changed(lambda: changes.append([s.name for s in broker.streams()]))
     await broker.create_stream(StreamConfig(name="b", subject="b", partitions=3))
     await broker.create_stream(StreamConfig(name="a", subject="a"))
+    broker.refresh_telemetry()
     assert broker.telemetry.streams == 2
     assert broker.telemetry.partitions == 4
     await broker.delete_stream("b")
@@ -381,7 +382,7 @@ async def test_a_deletion_that_cannot_be_noted_did_not_happen(
     broker, partition, answers, disk, kit
 ):
     """No space for the metadata: a typed error, and the stream works as before."""
-    disk.fail("create", "metadata", code=errno.ENOSPC)
+    disk.fail("write", "metadata", code=errno.ENOSPC)
     with pytest.raises(DiskFullError):
         await broker.delete_stream("s")
     kit.put(partition, answers, "a")

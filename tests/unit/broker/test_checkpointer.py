@@ -74,14 +74,14 @@ async def test_turns_come_between_the_writes_of_a_checkpoint(
         kit.put(stream, answers, stream.name.stream)
     await answers.wait(20)
     written = []
-    broker.on_answered(lambda: written.append(disk.count("write", "*.log")))
+    broker.on_answered(lambda: written.append(disk.count("write", "/logs/*.log")))
     async with asyncio.TaskGroup() as group:
         group.create_task(broker._checkpoints.checkpoint())
         await asyncio.sleep(0)
         kit.put(streams[0], answers, "between")
     await answers.wait(21)
     assert 0 < written[0] < 20
-    assert disk.count("write", "*.log") >= 20
+    assert disk.count("write", "/logs/*.log") >= 20
 
 
 async def test_a_spare_file_does_not_take_the_space_that_logs_wait_for(

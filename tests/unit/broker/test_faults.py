@@ -427,7 +427,8 @@ async def test_a_stream_whose_deletion_failed_is_there_after_a_restart(
     partition = await make_stream(broker)
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
-    disk.fail("names", "/data", times=times)
+    disk.fail("sync", "metadata.log", times=times)
+    disk.fail("names", "/data", times=times - 1)
     with pytest.raises(LogPoisonedError):
         await broker.delete_stream("s")
     kit.put(partition, answers, "b")

@@ -1,11 +1,13 @@
-"""The metadata file: replaced whole, checked when read, never guessed at."""
+"""The metadata files: an image and the commands since, checked when read, never guessed at."""
 
 import contextlib
 import errno
+from itertools import pairwise
 
 import pytest
 
-from strandline.broker.metadata_store import FILE_NAME, MetadataStore
+from strandline.broker import metadata_store
+from strandline.broker.metadata_store import FILE_NAME, LOG_NAME, MetadataStore
 from strandline.config import StreamConfig
 from strandline.errors import (
     CorruptBatchError,
@@ -46,10 +48,68 @@ def test_the_image_survives(store, tmp_path, disk):
 def test_a_refused_command_changes_nothing(store, tmp_path, disk):
     """A command that does not apply leaves image and file alone."""
     store.apply(create("a"))
-    before = (tmp_path / FILE_NAME).read_bytes()
+    before = [(tmp_path / name).read_bytes() for name in (FILE_NAME, LOG_NAME)]
     with pytest.raises(StreamExistsError):
         store.apply(create("a"))
-    assert (tmp_path / FILE_NAME).read_bytes() == before
+    assert [(tmp_path / name).read_bytes() for name in (FILE_NAME, LOG_NAME)] == before
+
+
+def test_a_command_costs_the_same_however_many_streams_there_are(store, tmp_path, disk):
+    """It is one line at the end of the log, and one sync; the image is not written again."""
+    sizes = []
+    for number in range(100):
+        before = len(disk.seen)
+        store.apply(create(f"stream-{number:03d}"))
+        written = [path for operation, path in disk.seen[before:] if operation == "write"]
+        sizes.append((tmp_path / LOG_NAME).stat().st_size)
+        assert not number or written == [str(tmp_path / LOG_NAME)]
+    growth = [after - before for before, after in pairwise(sizes)]
+    assert len(set(growth)) == 1
+    assert opened(tmp_path, disk).image == store.image
+
+
+def test_a_long_log_becomes_an_image(store, tmp_path, disk, monkeypatch):
+    """The log begins anew, and goes on; at any moment both together are the current image."""
+    monkeypatch.setattr(metadata_store, "LOG_BYTES_MIN", 2000)
+    rewritten = 0
+    for number in range(60):
+        store.apply(create(f"s{number}"))
+        assert opened(tmp_path, disk).image == store.image
+        if store.is_long:
+            rewritten += 1
+            store.rewrite()
+            assert not store.is_long
+            assert opened(tmp_path, disk).image == store.image
+    assert 1 < rewritten < 20
+
+
+def test_a_log_of_an_older_image_does_not_count(store, tmp_path, disk):
+    """A crash after the image was written, and before the log was begun anew, changes nothing."""
+    store.apply(create("a"))
+    store.apply(create("b"))
+    old = (tmp_path / LOG_NAME).read_bytes()
+    store.rewrite()
+    assert (tmp_path / LOG_NAME).read_bytes() == old
+    again = opened(tmp_path, disk)
+    assert again.image == store.image
+    again.apply(DeleteStream(name="a"))
+    assert opened(tmp_path, disk).image == again.image
+
+
+@pytest.mark.parametrize("end", [b"", bytes(64), bytes(5)])
+def test_a_torn_line_never_happened(store, tmp_path, disk, end):
+    """A write that did not reach the disk as a whole was answered to nobody; the next one fits."""
+    store.apply(create("a"))
+    store.apply(create("b"))
+    before = (tmp_path / LOG_NAME).read_bytes()
+    store.apply(create("c"))
+    line = (tmp_path / LOG_NAME).read_bytes()[len(before) :]
+    for length in range(len(line) - 1):
+        (tmp_path / LOG_NAME).write_bytes(before + line[:length] + end)
+        again = opened(tmp_path, disk)
+        assert list(again.image.streams) == ["a", "b"]
+    again.apply(create("d"))
+    assert list(opened(tmp_path, disk).image.streams) == ["a", "b", "d"]
 
 
 def test_a_preview_changes_nothing(store):
@@ -58,37 +118,69 @@ def test_a_preview_changes_nothing(store):
     assert not store.image.streams
 
 
-@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "names"])
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EIO, LogPoisonedError)]
 )
-def test_a_failed_write_leaves_the_old_image(store, tmp_path, disk, operation, code, kind):
+@pytest.mark.parametrize(
+    ("is_first", "operation"),
+    [
+        *((True, each) for each in ("create", "write", "sync", "rename", "names")),
+        *((False, each) for each in ("write", "sync")),
+    ],
+)
+def test_a_failed_write_leaves_the_old_image(
+    store, tmp_path, disk, operation, code, kind, is_first
+):
     """The current image is the one on disk: the old one, until the new one is durable."""
-    store.apply(create("a"))
+    if not is_first:
+        store.apply(create("a"))
+    if operation == "sync" and not is_first:
+        kind = LogPoisonedError  # whatever the reason was
     image = store.image
-    disk.fail(operation, "*" if operation == "names" else FILE_NAME, code=code)
+    disk.fail(operation, "*" if operation == "names" else "metadata.", code=code)
     with pytest.raises(kind):
         store.apply(create("b"))
     assert store.image is image
     disk.mend()
     found = opened(tmp_path, disk).image
     assert found in (image, store.preview(create("b")))
+    assert store.is_certain or operation in ("sync", "names", "write")
+    store.restore()
+    assert opened(tmp_path, disk).image == image
+    store.apply(create("c"))
+    assert opened(tmp_path, disk).image == store.image
 
 
-def test_an_image_whose_name_is_not_durable_is_taken_back(store, tmp_path, disk):
+def test_a_command_that_is_not_durable_is_taken_back(store, tmp_path, disk):
     """A failed command changed nothing, in memory and on disk."""
     store.apply(create("a"))
-    disk.fail("names", times=1)
+    disk.fail("sync", LOG_NAME, times=1)
     with pytest.raises(LogPoisonedError):
         store.apply(DeleteStream(name="a"))
     assert store.is_certain
     assert opened(tmp_path, disk).image == store.image
     assert "a" in store.image.streams
+    store.apply(create("b"))
+    assert opened(tmp_path, disk).image == store.image
+
+
+def test_an_image_whose_name_is_not_durable_takes_no_commands(store, tmp_path, disk):
+    """A power loss may bring the one before back, which a new log would not continue."""
+    store.apply(create("a"))
+    disk.fail("names", times=1)
+    with pytest.raises(LogPoisonedError):
+        store.rewrite()
+    assert not store.is_certain
+    store.restore()
+    assert store.is_certain
+    store.apply(create("b"))
+    assert opened(tmp_path, disk).image == store.image
 
 
 def test_what_cannot_be_taken_back_is_not_certain(store, tmp_path, disk):
     """Until the file is that of the current image again."""
     store.apply(create("a"))
+    disk.fail("sync", LOG_NAME)
     disk.fail("names")
     with pytest.raises(LogPoisonedError):
         store.apply(DeleteStream(name="a"))
@@ -120,14 +212,15 @@ def test_a_deletion_needs_no_space(store, tmp_path, disk, monkeypatch):
     assert not opened(tmp_path, disk).image.streams
     assert not kept.exists(), "there is no space for it yet"
     monkeypatch.undo()
-    store.apply(create("b"))
-    assert kept.stat().st_size >= 2 * (tmp_path / FILE_NAME).stat().st_size
+    assert list(store.apply(create("b")).streams) == ["b"]
 
 
-def test_every_flipped_bit_is_found(store, tmp_path, disk):
-    """Damage anywhere in the file is an error that names it, never another image."""
+@pytest.mark.parametrize("name", [FILE_NAME, LOG_NAME])
+def test_every_flipped_bit_is_found(store, tmp_path, disk, name):
+    """Damage anywhere in a file is an error that names it, never another image."""
     store.apply(create("a"))
-    path = tmp_path / FILE_NAME
+    store.apply(create("b"))
+    path = tmp_path / name
     intact = path.read_bytes()
     for position in range(len(intact)):
         for bit in (0x01, 0x20, 0x80):
@@ -178,4 +271,5 @@ def test_a_file_of_version_1_is_read(tmp_path, disk):
     store.apply(create("b"))
     assert opened(tmp_path, disk).image == store.image
     assert store.image.streams["b"].partitions[0].log_id == 3
+    store.rewrite()
     assert b'"version": %d' % IMAGE_VERSION in (tmp_path / FILE_NAME).read_bytes()

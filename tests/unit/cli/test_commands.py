@@ -122,6 +122,22 @@ def test_a_subject_that_the_stream_does_not_store_is_refused(run, stream):
     assert lines(run("read", stream, "-o", "json")) == []
 
 
+def test_streams_that_answer_the_same_publishes_are_named(run, stream):
+    """At the creation and later; a stream that answers nobody is not among them."""
+    other, silent = f"{stream}-other", f"{stream}-silent"
+    try:
+        run("stream", "create", silent, "--subject", f"{stream}.>", "--no-pub-ack")
+        assert "also answered by" not in run("stream", "info", stream).stdout
+        created = run("stream", "create", other, "--subject", f"{stream}.paris")
+        assert f"also answered by {stream};" in created.stdout
+        assert f"also answered by {other};" in run("stream", "info", stream).stdout
+        [info] = lines(run("stream", "info", other, "-o", "json"))
+        assert info["also_answering"] == [stream]
+    finally:
+        for name in (other, silent):
+            run("stream", "delete", name, "--yes")
+
+
 def test_a_repeat_with_a_message_id_is_stored_once(run, stream):
     """The second publish says that the record was stored earlier."""
     command = ("publish", stream, "x", "--subject", f"{stream}.a", "--message-id", "1")

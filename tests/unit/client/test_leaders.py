@@ -107,6 +107,7 @@ def test_a_partition_waits_until_its_leader_was_looked_up(make):
         assert kit.leaders.may_send(1, "c:1"), "the other one does not wait"
         assert kit.leaders.last_loss is LOST
     kit.until(lambda: kit.leaders.may_send(0, "b:1"))
+    assert kit.leaders._brokers.asked_another == 3, "at each loss and each answer without a leader"
     assert kit.sent_to[-1] == ["b:1"]
     assert kit.leaders.last_loss.message == "not now"
 

@@ -3,8 +3,9 @@
 import pytest
 
 from strandline.config import StreamConfig
-from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.errors import InvalidConfigError, InvalidRequestError, InvalidSubjectError
 from strandline.metadata.commands import AddPartitions, BeginShutdown, CreateStream, DeleteStream
+from strandline.metadata.streams import check_stream_config
 
 
 def create(made, *assignment, **settings):
@@ -129,3 +130,20 @@ def test_what_cannot_be_added_is_refused(cluster, command, code):
     create(made, (1, 2, 3))
     assert made.do(command).code == code
     assert len(made.image.stream("s").partitions) == 1
+
+
+@pytest.mark.parametrize("subject", [">", "*", "*.orders", "*.>", "$JS.EVENT.>", "_INBOX.x.*"])
+def test_a_stream_that_would_answer_requests_of_others_is_refused(subject):
+    """It may store them, but not with PubAcks; the error names the way out."""
+    with pytest.raises(InvalidConfigError, match="--no-pub-ack"):
+        check_stream_config(StreamConfig(name="s", subject=subject), is_cluster=False)
+    check_stream_config(StreamConfig(name="s", subject=subject, pub_ack=False), is_cluster=False)
+
+
+@pytest.mark.parametrize("subject", ["$JS.>", "$SYS.>", "_INBOX.>"])
+def test_all_of_the_messages_of_nats_itself_are_not_stored(subject):
+    """A part of them may be."""
+    with pytest.raises(InvalidSubjectError, match="name the part"):
+        check_stream_config(
+            StreamConfig(name="s", subject=subject, pub_ack=False), is_cluster=False
+        )

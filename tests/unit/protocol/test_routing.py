@@ -10,7 +10,7 @@ from strandline.protocol.put import normalise
 from strandline.protocol.routing import Router, default_subject
 from strandline.record.partitioner import partition_of
 
-RULES = ("suffix", "subject", "key")
+RULES = ("suffix", "subject", "key", "message_id")
 
 
 def router(rule: str, partitions: int = 5) -> Router:
@@ -59,6 +59,14 @@ def test_suffix_rule_goes_by_number(subject, partition):
 def test_a_retry_with_its_message_id_goes_where_the_first_try_went():
     """Else it could not be recognised as a duplicate."""
     assert router("suffix").of_record(None, None, "id") == partition_of(b"id", 5)
+
+
+def test_message_id_rule_goes_by_message_id():
+    """Whatever subject and key; a record without an id goes by its subject."""
+    made = router("message_id")
+    assert made.of_record(b"k", "s.x", "id") == partition_of(b"id", 5)
+    assert made.of_record(b"k", "s.x", None) == partition_of(b"s.x", 5)
+    assert made.of_record(b"k", None, "\udce8") == partition_of(b"\xe8", 5)
 
 
 def test_a_record_without_anything_may_go_anywhere():

@@ -8,6 +8,7 @@ from strandline.record.subjects import (
     SubjectRouter,
     is_reserved,
     subject_matches,
+    subjects_overlap,
     validate_subject,
 )
 
@@ -115,3 +116,17 @@ def test_router_without_bindings_matches_nothing():
 def test_reserved_subjects(subject, expected):
     """Subjects of NATS itself are told by their first token."""
     assert is_reserved(subject) is expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("a", "a", True), ("a", "b", False), ("a.*", "a.b", True), ("a.*", "*.b", True),
+        ("a.*", "b.*", False), ("a.>", "a", False), ("a.>", "a.b.c", True), ("a.>", "*.b.>", True),
+        ("a.*", "a.b.c", False), (">", "a.b", True), (">", "$JS.API", False),
+        ("*.x", "_INBOX.x", False), ("$JS.>", "$JS.*", True), (">", "*", True),
+    ],
+)  # fmt: skip
+def test_overlapping_patterns(one, other, expected):
+    """Two patterns overlap if some subject matches both, in either order."""
+    assert subjects_overlap(one, other) is subjects_overlap(other, one) is expected

@@ -12,6 +12,7 @@ from strandline.broker.access import Asker
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
+from strandline.broker.stream import Stream
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import (
     InvalidConfigError,
@@ -125,7 +126,7 @@ class AdminActions:
         if not config.name:
             raise InvalidConfigError("a stream needs a name")
         check_public(config.name)
-        return [stream_info(self._change(self._broker.create_stream(config)), self._broker)]
+        return [self._with_others(self._change(self._broker.create_stream(config)))]
 
     def _delete_stream(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, admin.StreamName, what="delete_stream")
@@ -147,7 +148,13 @@ class AdminActions:
         stream = self._broker.stream(request.name)
         led = [stream.partition(number) for number in request.led or ()]
         self._know_end(led, context.is_cancelled, led=led)
-        return [stream_info(stream, self._broker)]
+        return [self._with_others(stream)]
+
+    def _with_others(self, stream: Stream) -> admin.StreamInfo:
+        """Describe a stream, and the others that answer its publishers."""
+        hides = self._broker.config.auth.enabled  # the caller may not know of the others
+        others = () if hides else self._broker.streams()
+        return stream_info(stream, self._broker, others=others)
 
     def _list_streams(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.LIST_STREAMS)

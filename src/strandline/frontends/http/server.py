@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import h11
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -25,6 +26,7 @@ from strandline.frontends.connections import HTTP_SHARE
 from strandline.frontends.http.app import build_app
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView
+from strandline.frontends.round_budget import SPENT, RoundBudget
 from strandline.frontends.round_budget import SPENT, RoundBudget
 from strandline.frontends.tls import keep_current, load_tls
 from strandline.storage.descriptors import current_shares
@@ -37,6 +39,10 @@ REQUEST_S = 8.0
 """For a whole request, from when the connection began or was last answered."""
 REQUEST_WORK_S = 0.0003
 """About what the answer to a request takes of the loop, a round later."""
+ANSWER_S = 30.0
+"""For the answer to be made and taken."""
+REQUEST_S = 5.0
+"""For a whole request, from when the connection began or was last answered."""
 ANSWER_S = 30.0
 """For the answer to be made and taken."""
 SAMPLE_INTERVAL_S = 1.0

@@ -208,7 +208,7 @@ class Intake:
                     stream_subject=target.stream_subject,
                     clock=self._clock,
                 )
-        partition = target.partition_for(publication.key)
+        partition = target.partition_for(publication.key, publication.message_id)
         refusal = publication.refusal
         if refusal is not None and (responder is not None or publication.is_malformed):
             # Every broker of a cluster receives the message: the leader refuses it for all.

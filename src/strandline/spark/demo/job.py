@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from strandline.spark.demo.flights import COLUMNS, TEXT_COLUMNS
-from strandline.spark.session import QUICK_START, spark_session
+from strandline.spark.session import QUICK_START, spark_session, wait_for_sources
 
 # How much later than the newest record of any partition another may come: partitions are read in
 # proportion to what waits in each, so that a backlog of months stays within days.
@@ -111,7 +111,10 @@ def main() -> None:
         records_per_trigger=arguments.records_per_trigger,
     )
     directory = arguments.directory.absolute()
-    queries = [land_records(flights, directory), count_delays(flights, directory)]
+    queries = []
+    for start in (land_records, count_delays):
+        queries.append(start(flights, directory))
+        wait_for_sources(queries[-1])
     while not _input_ended(wait_s=1.0):
         for query in queries:
             if (failure := query.exception()) is not None:

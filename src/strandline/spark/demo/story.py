@@ -252,12 +252,12 @@ class Story:
         assert self._job is not None
         try:
             report = self._job.latest("progress")
-        except UnavailableError as error:
+        except UnavailableError:
             self._restarts += 1
             if self._restarts > _RESTARTS_MAX:
                 raise
             self._job.kill()
-            self._progress.say(str(error))
+            self._progress.say(f"the Spark job ended by itself; {self._job.log} says why")
             self._start_job("starting it again, from its checkpoint")
             return
         if report is not None:

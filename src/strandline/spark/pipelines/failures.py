@@ -31,6 +31,7 @@ _KEYS = {
     "deadLetters": "dead_letters",
 }
 """What sources and sinks call an option, and a pipeline's file a key."""
+_LATE_WORKER = "Python worker failed to connect back"
 _OUR_PLACE = f"{StrandlineError.__module__}."
 
 
@@ -53,6 +54,14 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
         return InvalidRecordError(f"query {name} failed: {refused[0]}")
     said = found[-1][0] if found else _first_line(error)
     return UnavailableError(f"query {name} failed: {said}")
+
+
+def is_late_worker(error: StrandlineError) -> bool:
+    """Whether a Python process took longer to start than Spark waits, as on a busy machine.
+
+    Spark gives it 10 s, which no setting changes; nothing was read or written then.
+    """
+    return _LATE_WORKER in error.message
 
 
 def refused_description(error: Exception) -> InvalidConfigError:

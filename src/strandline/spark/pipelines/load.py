@@ -24,6 +24,7 @@ from strandline.spark.decode import (
 from strandline.spark.pipelines.config import Load
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
+from strandline.spark.session import wait_for_sources
 from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
 from strandline.spark.table_open import existing_store
 from strandline.spark.table_store import local_path
@@ -90,7 +91,9 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
     # Not as a Path, which would take a slash out of ``hdfs://``.
     checkpoint = f"{config.checkpoint.rstrip('/')}/{stream}"
     writer = writer.option("checkpointLocation", checkpoint)
-    return triggered(writer, config).queryName(name).start(path)
+    query = triggered(writer, config).queryName(name).start(path)
+    wait_for_sources(query)
+    return query
 
 
 def _committed(config: Load, path: str) -> TableState | None:

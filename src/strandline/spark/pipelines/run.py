@@ -4,6 +4,7 @@ Rules: one function for every kind; a Spark session is made if none is given. Mu
 the command line.
 """
 
+import logging
 from collections.abc import Callable
 
 from py4j.protocol import Py4JJavaError
@@ -11,6 +12,7 @@ from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from strandline.errors import UnavailableError
 from strandline.spark.pipelines.aggregate import start_aggregate
 from strandline.spark.pipelines.clean import start_clean
 from strandline.spark.pipelines.config import (
@@ -24,13 +26,22 @@ from strandline.spark.pipelines.config import (
     Transform,
 )
 from strandline.spark.pipelines.copy import start_copy
-from strandline.spark.pipelines.failures import refused_description, start_failure
+from strandline.spark.pipelines.failures import (
+    is_late_worker,
+    refused_description,
+    start_failure,
+)
 from strandline.spark.pipelines.load import start_load
 from strandline.spark.pipelines.merge import start_merge
+from strandline.spark.pipelines.outputs import removed_if_refused
 from strandline.spark.pipelines.queries import Report, wait_for_end
 from strandline.spark.pipelines.repartition import start_repartition
 from strandline.spark.pipelines.transform import start_transform
 
+logger = logging.getLogger(__name__)
+
+_STARTS = 5
+"""How often a pipeline is started whose Python processes came too late for Spark."""
 _START: dict[type, Callable[..., list[StreamingQuery]]] = {
     Aggregate: start_aggregate,
     Clean: start_clean,
@@ -50,7 +61,8 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
             Spark cannot make sense of its SQL, or use its checkpoint.
     """
     try:
-        return _START[type(config)](spark, config)
+        with removed_if_refused():
+            return _START[type(config)](spark, config)
     except AnalysisException as error:
         raise refused_description(error) from error
     except (IllegalArgumentException, Py4JJavaError) as error:
@@ -69,4 +81,11 @@ def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None
         StrandlineError: as ``start_pipeline``, or a query failed; run the pipeline again when what
             it says is mended, it goes on where it was.
     """
-    wait_for_end(start_pipeline(spark, config), server=config.server, report=report)
+    for left in reversed(range(_STARTS)):
+        try:
+            wait_for_end(start_pipeline(spark, config), server=config.server, report=report)
+            break
+        except UnavailableError as error:
+            if not is_late_worker(error) or left == 0:
+                raise
+            logger.warning("%s: starting it again", error.message)

@@ -271,6 +271,18 @@ def test_key_chooses_the_partition(broker, publish):
     assert sorted(len(p.records) for p in partitions) == [0] * 7 + [3]
 
 
+def test_a_message_id_chooses_the_partition(broker, publish):
+    """With that rule an id has one partition, whatever subject and key; others go by subject."""
+    partitions = broker.add("A", "x.*", partitions=8, partition_by="message_id")
+    for number in range(6):
+        key = ("Strandline-Key", b"%d" % number)
+        publish(b"x.%d" % number, reply=b"r", headers=[("Nats-Msg-Id", b"same"), key])
+    assert sorted(len(p.records) for p in partitions) == [0] * 7 + [6]
+    for number in range(20):
+        publish(b"x.%d" % number)
+    assert sum(1 for p in partitions if p.records) > 2
+
+
 def test_envelope_is_acked_on_its_inbox(broker, sink, publish):
     """A Liftbridge publish gets its ack envelope, and no PubAck unless there is a reply subject."""
     broker.add("A", "x")

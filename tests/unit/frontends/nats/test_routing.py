@@ -39,8 +39,8 @@ def test_key_rule_hashes_the_key_or_else_the_subject(broker):
     broker.add("S", "a.>", partitions=4, partition_by="key")
     route = broker.routes().find(b"a.x")
     ((target,),) = route.groups
-    assert target.partition_for(b"k").name.partition == zlib.crc32(b"k") % 4
-    assert target.partition_for(None).name.partition == zlib.crc32(b"a.x") % 4
+    assert target.partition_for(b"k", "id").name.partition == zlib.crc32(b"k") % 4
+    assert target.partition_for(None, None).name.partition == zlib.crc32(b"a.x") % 4
     assert route.partition is target.partition
 
 

@@ -297,7 +297,7 @@ class PublishCalls:
     def _store_in(
         self, target: Target, request: pb.PublishToSubjectRequest, responder: SingleAck | None
     ) -> None:
-        partition = target.partition_for(request.key or None)
+        partition = target.partition_for(request.key or None, _message_id(request.headers))
         receipt = Receipt(
             request, self._host, subject=request.subject, stream_subject=target.stream_subject
         )

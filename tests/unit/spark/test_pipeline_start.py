@@ -1,0 +1,114 @@
+"""How pipelines start: what a refused one leaves, late Python processes, too old a Spark."""
+
+import pytest
+
+import strandline
+from strandline.errors import InvalidConfigError, UnavailableError
+from strandline.spark.pipelines import run
+from strandline.spark.pipelines.config import Copy, decode_pipeline
+from strandline.spark.pipelines.outputs import ensure_stream, removed_if_refused, stream_of
+from strandline.spark.releases import refuse_old_spark
+from strandline.spark.session import spark_session
+from strandline.spark.source import StrandlineSource
+from strandline.spark.table_source import StrandlineTable
+from strandline.testing import Server
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("in")
+        yield str(url), client
+
+
+def refused(begin):
+    """A pipeline that is refused after it has begun."""
+    with removed_if_refused():
+        begin()
+        raise InvalidConfigError("the SQL is wrong")
+
+
+def names(client):
+    return {each.name for each in client.list_streams()}
+
+
+def test_a_refused_pipeline_leaves_no_output_behind(broker):
+    """Only what it made is removed: not what was there, nor what somebody has written to."""
+    server, client = broker
+    source = stream_of(server, "in")
+    client.create_stream("there")
+
+    def begin():
+        for name in ("there", "made", "used"):
+            ensure_stream(server, name, like=source)
+        client.append("used", b"x")
+
+    with pytest.raises(InvalidConfigError):
+        refused(begin)
+    assert names(client) == {"in", "there", "used"}
+    with removed_if_refused():
+        ensure_stream(server, "started", like=source)
+    assert "started" in names(client)
+
+
+def test_an_output_made_anew_by_somebody_else_stays(broker):
+    """What was deleted and created by another meanwhile is not ours to remove."""
+    server, client = broker
+
+    def begin():
+        ensure_stream(server, "taken", like=stream_of(server, "in"))
+        client.delete_stream("taken")
+        client.create_stream("taken")
+
+    with pytest.raises(InvalidConfigError):
+        refused(begin)
+    assert "taken" in names(client)
+
+
+def copy(server):
+    values = {"kind": "copy", "server": server, "stream": "in", "into": "o", "checkpoint": "c"}
+    return decode_pipeline(values)
+
+
+class LateWorkers:
+    """Ends a pipeline's start as Spark does on a machine too busy for its 10 s; then lets it be."""
+
+    def __init__(self, times):
+        self.left = times
+
+    def __call__(self, spark, config):
+        self.left -= 1
+        if self.left >= 0:
+            raise UnavailableError("query q failed: Python worker failed to connect back. SQLSTATE")
+        return []
+
+
+def test_a_pipeline_whose_python_processes_come_too_late_is_started_again(monkeypatch, caplog):
+    """A few times, and said each time; another failure ends it at once."""
+    monkeypatch.setitem(run._START, Copy, LateWorkers(4))
+    run.run_pipeline(None, copy("127.0.0.1:1"))
+    assert caplog.text.count("starting it again") == 4
+    monkeypatch.setitem(run._START, Copy, LateWorkers(5))
+    with pytest.raises(UnavailableError, match="connect back"):
+        run.run_pipeline(None, copy("127.0.0.1:1"))
+    caplog.clear()
+
+    def broken(spark, config):
+        raise UnavailableError("query q failed: no disk")
+
+    monkeypatch.setitem(run._START, Copy, broken)
+    with pytest.raises(UnavailableError, match="no disk"):
+        run.run_pipeline(None, copy("127.0.0.1:1"))
+    assert "again" not in caplog.text
+
+
+@pytest.mark.parametrize("made", [StrandlineSource, StrandlineTable, lambda _: spark_session()])
+def test_an_old_spark_is_refused_by_name(monkeypatch, made):
+    """Instead of a TypeError within Spark, whose interface was another one."""
+    for version in ("4.1.4", "3.5.0"):
+        monkeypatch.setattr("pyspark.__version__", version)
+        with pytest.raises(InvalidConfigError, match=rf"PySpark {version}.*4\.2 or later"):
+            made({})
+    for version in ("4.2.0", "4.10.1", "5.0.0.dev1"):
+        monkeypatch.setattr("pyspark.__version__", version)
+        refuse_old_spark()
