@@ -27,7 +27,6 @@ from strandline.frontends.http.app import build_app
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView
 from strandline.frontends.round_budget import SPENT, RoundBudget
-from strandline.frontends.round_budget import SPENT, RoundBudget
 from strandline.frontends.tls import keep_current, load_tls
 from strandline.storage.descriptors import current_shares
 
