@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import h11
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
