@@ -38,6 +38,8 @@ SETTINGS_MAX: Final = 100
 is every call's."""
 CONTROL_MAX: Final = 1000
 """Frames without content, such as PING and WINDOW_UPDATE, before they are forgotten."""
+MESSAGE_BYTES_MIN: Final = 5
+"""Of a message in gRPC's framing; many smaller DATA frames can only be meant to keep us busy."""
 CONTROL_PIECE: Final = 32
 """How many of them are shown to h2 at once, so that the connection can stop between them."""
 
@@ -112,7 +114,7 @@ class Cutter:
             if kind == DATA and not self._is_in_headers:
                 if begin < position:
                     yield data[begin:position]
-                if start == end and not flags:
+                if end - start < MESSAGE_BYTES_MIN and not flags:
                     self._count_control(kind)
                 yield stream_id & STREAM_MASK, flags, data, start, end
                 begin = end

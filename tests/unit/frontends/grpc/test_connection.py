@@ -358,12 +358,16 @@ def frame(kind, stream_id, payload=b"", flags=0):
     return HEADER.pack(0, len(payload), kind, flags, stream_id) + payload
 
 
+SMALL = framed(b"abcdefg")
+SMALL_FRAMES = (data_header(1, 6) + SMALL[:6] + data_header(1, 6) + SMALL[6:]) * 2500
+"""2,500 messages, each in two frames."""
 WITHOUT_CONTENT = {
     "PING": frame(6, 0, bytes(8)),
     "PRIORITY": frame(2, 3, bytes(5)),
     "WINDOW_UPDATE": frame(8, 0, b"\0\0\0\1"),
     "unknown": frame(0x55, 0, b"z"),
     "empty DATA": frame(0, 1),
+    "tiny DATA": frame(0, 1, b"\0"),
     "GOAWAY": frame(7, 0, bytes(8)),
     "RST_STREAM of no call": frame(3, 1, b"\0\0\0\x08"),
 }
@@ -401,16 +405,14 @@ async def test_a_client_may_answer_each_output_with_frames_without_content(kind)
     client.server.connection_lost(None)
 
 
-@pytest.mark.parametrize("what", ["tiny DATA", "calls"])
+@pytest.mark.parametrize("what", ["small DATA", "calls"])
 async def test_much_input_lets_the_loop_run_between(what):
     """However much work a client's input makes, others run every few milliseconds; none is lost."""
     client = Client()
-    if what == "tiny DATA":
+    if what == "small DATA":
         client.begin(1, b"/s/Count")
         await client.exchange()
-        client.server.data_received(
-            b"".join(data_header(1, 1) + b"%c" % byte for byte in framed(b"abc") * 2500)
-        )
+        client.server.data_received(SMALL_FRAMES)
     else:
         for n in range(1500):
             client.begin(2 * n + 1, b"/s/Count")
@@ -438,8 +440,7 @@ async def test_input_waits_while_output_is_not_taken():
     client = Client()
     client.begin(1, b"/s/Count")
     await client.exchange()
-    tiny = b"".join(data_header(1, 1) + b"%c" % byte for byte in framed(b"abc") * 2500)
-    client.server.data_received(tiny)
+    client.server.data_received(SMALL_FRAMES)
     client.server.pause_writing()
     for _ in range(50):
         await asyncio.sleep(0)
