@@ -27,12 +27,12 @@ from report import page
 LEFT_OUT = ("testing", "_generated", "demo", "version.py", "__main__.py")
 
 
-def drawn(seed: int, only: str) -> Iterator[tuple[str, Mistake]]:
-    """All mistakes, a round of one for each file after another, both in an order from the seed."""
+def drawn(root: Path, seed: int, only: str) -> Iterator[tuple[str, Mistake]]:
+    """All mistakes in a tree, round after round of one for each file, in an order from the seed."""
     chance = random.Random(seed)
     left: dict[str, list[Mistake]] = {}
-    for file in sorted((ROOT / SOURCE).rglob("*.py")):
-        path = file.relative_to(ROOT).as_posix()
+    for file in sorted((root / SOURCE).rglob("*.py")):
+        path = file.relative_to(root).as_posix()
         found = mistakes_of(file.read_bytes())
         chance.shuffle(found)
         if found and only in path and not any(each in file.parts for each in LEFT_OUT):
@@ -85,7 +85,7 @@ def main() -> None:
     deadline_s = time.monotonic() + given.minutes * 60
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copy = Copy(Path(directory) / "tree", limit_s=given.limit)
-        for path, mistake in drawn(given.seed, given.only):
+        for path, mistake in drawn(copy.directory, given.seed, given.only):
             if len(known) >= given.count or time.monotonic() >= deadline_s:
                 break
             source = (copy.directory / path).read_bytes()

@@ -34,12 +34,8 @@ def open_standard_streams() -> None:
     ways = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, ways[descriptor])
-            if opened != descriptor:
-                os.dup2(opened, descriptor)
-                os.close(opened)
-            mode = "w" if descriptor else "r"
-            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+            opened = os.open(os.devnull, ways[descriptor])  # the lowest that is free: its own
+            setattr(sys, name, os.fdopen(opened, "w" if descriptor else "r", closefd=False))
 
 
 def _loaded(module: str) -> Any:

@@ -3,6 +3,7 @@
 import pytest
 
 from strandline.errors import InvalidRequestError
+from strandline.metadata import quotas
 from strandline.metadata.apply import apply
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.quota_commands import RemoveQuota, SetQuota
@@ -42,6 +43,18 @@ def test_what_limits_nobody_or_nothing_is_refused(command):
     """No name, a broker's own, no limit, a negative one."""
     with pytest.raises(InvalidRequestError):
         apply(MetadataImage(), command)
+
+
+def test_there_are_only_so_many_quotas(monkeypatch):
+    """Each costs every broker memory; those that are there can be changed and removed."""
+    monkeypatch.setattr(quotas, "QUOTAS_MAX", 2)
+    image = MetadataImage()
+    for name in ("a", "b", "a"):
+        image = apply(image, SetQuota(name, SLOW))
+    with pytest.raises(InvalidRequestError, match="there are 2 quotas; remove some"):
+        apply(image, SetQuota("c", SLOW))
+    image = apply(apply(image, SetQuota("b", FEW)), RemoveQuota("a"))
+    assert apply(image, SetQuota("c", SLOW)).quotas == {"b": FEW, "c": SLOW}
 
 
 def test_quotas_outlive_a_restart():
