@@ -43,7 +43,9 @@ def refuse_other_than_one_value(lines: bytes, values: list[str]) -> None:
         for value in values:
             json.loads(value)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("JSON that is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"not one JSON value: {error}") from error
 
 
 def text_type(kind: pa.DataType) -> pa.DataType:

@@ -399,8 +399,9 @@ def test_times_and_bytes_are_read_at_any_depth():
 def test_a_value_too_deep_is_refused_alone():
     """Whatever reads it, its neighbours are decoded."""
     deep = b'{"b":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    found = decoded([b'{"a":1}', deep, b'{"a":NaN}', b'{"a":2}'])
+    found = decoded([b'{"a":1}', deep, b'{"a":NaN}', b'{"a":2}', b"oops"])
     assert found.sources == [0, 3]
+    assert found.bad[-1] == (4, "not one JSON value: Expecting value: line 1 column 1 (char 0)")
 
 
 @pytest.mark.parametrize(
