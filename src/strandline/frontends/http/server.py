@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import h11
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -26,7 +25,6 @@ from strandline.frontends.connections import HTTP_SHARE
 from strandline.frontends.http.app import build_app
 from strandline.frontends.http.rates import RateMeter
 from strandline.frontends.http.view import BrokerView
-from strandline.frontends.round_budget import SPENT, RoundBudget
 from strandline.frontends.round_budget import SPENT, RoundBudget
 from strandline.frontends.tls import keep_current, load_tls
 from strandline.storage.descriptors import current_shares
