@@ -151,11 +151,11 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     config: StreamConfig
     created_ns: int
     partitions: tuple[PartitionInfo, ...]
-    metadata_index: int = 0
-    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
     also_answering: tuple[str, ...] = ()
     """Other streams that answer publishes to some of its subjects, too; only in the answers to
     ``create_stream`` and ``stream_info``, and not where access is controlled."""
+    metadata_index: int = 0
+    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
 
     @property
     def name(self) -> str:

@@ -366,8 +366,9 @@ def _refuse_hole(partition: int, span: tuple[int, int], proposal: Proposal) -> N
     else:
         where += ", and not each offset once"
     raise DataLossError(
-        f"{where}; {problem} start at strandline.spark.table.committed_offsets(); if the query "
-        "leaves records out or multiplies them on purpose, set denseOffsets=false"
+        f"{where}; {problem} start with a new checkpoint, at "
+        "strandline.spark.table.committed_offsets(); if the query leaves records out or multiplies "
+        "them on purpose, set denseOffsets=false"
     )
 
 

@@ -70,11 +70,12 @@ def test_keys_may_be_text():
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"start": -1}, OffsetOutOfRangeError),
+        ({"starts": {0: -1}}, OffsetOutOfRangeError),
         ({"stop": -1}, OffsetOutOfRangeError),
         ({"subject": "a..b"}, InvalidSubjectError),
         ({"partition": -1}, InvalidRequestError),
         ({"starts": {}}, InvalidRequestError),
+        ({"start": -(1 << 64)}, InvalidRequestError),
         ({"partition": 0, "starts": {0: 1}}, InvalidRequestError),
         ({"batch_bytes": 1}, InvalidRequestError),
         ({"records_max": -1}, InvalidRequestError),

@@ -36,6 +36,11 @@ def test_advice_is_about_what_pipelines_have():
     for said, told in (
         ("DataLossError: gone; or set failOnDataLoss=false to", "set fail_on_data_loss: false to"),
         ("InvalidRecordError: no JSON; the option 'deadLetters'", "the option 'dead_letters'"),
+        ("DataLossError: x; set denseOffsets=false", "x; set dense_offsets: false"),
+        (
+            "DataLossError: a checkpoint, at strandline.spark.table.committed_offsets(); else",
+            "a checkpoint; else",
+        ),
         ("InvalidConfigError: option 'startingOffsets' takes", "option 'starting_offsets' takes"),
     ):
         line = f"strandline.errors.{said}"

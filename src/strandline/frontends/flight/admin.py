@@ -8,10 +8,13 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from strandline.broker.access import Asker
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
+from strandline.broker.routing import answering_beside
 from strandline.broker.stream import Stream
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import (
@@ -152,9 +155,11 @@ class AdminActions:
 
     def _with_others(self, stream: Stream) -> admin.StreamInfo:
         """Describe a stream, and the others that answer its publishers."""
-        hides = self._broker.config.auth.enabled  # the caller may not know of the others
-        others = () if hides else self._broker.streams()
-        return stream_info(stream, self._broker, others=others)
+        found = stream_info(stream, self._broker)
+        if self._broker.config.auth.enabled:  # the caller may not know of the others
+            return found
+        others = tuple(answering_beside(stream, self._broker.streams()))
+        return msgspec.structs.replace(found, also_answering=others)
 
     def _list_streams(self, body: bytes, _: ActionContext) -> list[Any]:
         refuse_body(body, admin.LIST_STREAMS)

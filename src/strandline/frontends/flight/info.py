@@ -5,14 +5,12 @@ same records. Its locations name the brokers that can serve it: a broker alone i
 the leader and then the other replicas in service.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import pyarrow.flight as fl
 
 from strandline.broker.broker import Broker
 from strandline.broker.partition import Partition
-from strandline.broker.routing import answering_beside
 from strandline.broker.stream import Stream
 from strandline.errors import InvalidRequestError, PausedError
 from strandline.frontends.flight.plan import ReadPlan, plan_read
@@ -44,21 +42,14 @@ def partition_info(partition: Partition) -> PartitionInfo:
     )
 
 
-def stream_info(stream: Stream, broker: Broker, *, others: Iterable[Stream] = ()) -> StreamInfo:
-    """A stream as clients see it.
-
-    Args:
-        stream: described.
-        broker: the one that describes it.
-        others: among which those are looked for that answer publishers, too.
-    """
+def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
+    """A stream as clients see it."""
     index = broker.metadata_index  # before the rest, which may be newer but never older
     return StreamInfo(
         metadata_index=index,
         config=stream.config,
         created_ns=stream.created_ns,
         partitions=tuple(partition_info(partition) for partition in stream.partitions),
-        also_answering=tuple(answering_beside(stream, others)),
     )
 
 

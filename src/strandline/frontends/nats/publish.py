@@ -167,6 +167,8 @@ class Intake:
         try:
             publication = interpret(block, payload)
         except InvalidRecordError as error:
+            # With its traceback it would be kept, and keep the headers, until garbage is collected.
+            error.__traceback__ = None
             publication = Publication(payload, refusal=error, is_malformed=True)
         expected, named = publication.expected_stream, None
         if publication.is_republished:

@@ -27,10 +27,12 @@ _DATA = re.compile(r"\[(?!STREAM_FAILED)[A-Z_.]+\] [^\n]*SQLSTATE: 22\w{3}")
 _OURS = {each.__name__: each for each in all_error_classes()}
 _KEYS = {
     "failOnDataLoss=false": "fail_on_data_loss: false",
+    "denseOffsets=false": "dense_offsets: false",
+    ", at strandline.spark.table.committed_offsets()": "",
     "startingOffsets": "starting_offsets",
     "deadLetters": "dead_letters",
 }
-"""What sources and sinks call an option, and a pipeline's file a key."""
+"""What sources and sinks call an option, and a pipeline's file a key or does by itself."""
 _LATE_WORKER = "Python worker failed to connect back"
 _OUR_PLACE = f"{StrandlineError.__module__}."
 

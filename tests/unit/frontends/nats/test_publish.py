@@ -1,12 +1,18 @@
 """What a message becomes: records with keys, headers and checks."""
 
+import gc
 import json
 
 import pytest
 
 from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.frontends.nats.headers import encode_headers
-from strandline.frontends.nats.publish import UNSUPPORTED_HEADERS, Intake, interpret
+from strandline.frontends.nats.publish import (
+    UNSUPPORTED_HEADERS,
+    Intake,
+    Publication,
+    interpret,
+)
 from strandline.frontends.nats.replies import EnvelopeResponder, error_reply
 from strandline.record.envelope import AckPolicy, Message, decode_ack, encode_message
 
@@ -250,6 +256,21 @@ def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, 
     (line,) = [record.message for record in caplog.records if "stream A" in record.message]
     assert "was not stored" in line
     assert "headers do not end with an empty line" in line
+
+
+def test_refused_headers_are_let_go_at_once(broker, sink):
+    """A flood of them does not fill the memory until garbage is collected."""
+    broker.add("A", "x")
+    routes = broker.routes()
+    intake = Intake(broker.clock, routes, broker.admission)
+    route = routes.find(b"x")
+    gc.collect()
+    gc.disable()
+    try:
+        intake.take(route, None, block=b"broken", payload=b"v", sink=sink)
+        assert not [each for each in gc.get_objects() if isinstance(each, Publication)]
+    finally:
+        gc.enable()
 
 
 def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
