@@ -34,7 +34,7 @@ def drawn(root: Path, seed: int, only: str) -> Iterator[tuple[str, Mistake]]:
     for file in sorted((root / SOURCE).rglob("*.py")):
         path = file.relative_to(root).as_posix()
         found = mistakes_of(file.read_bytes())
-        chance.shuffle(found)
+        random.Random(f"{seed} {path}").shuffle(found)  # whatever becomes of other files
         if found and only in path and not any(each in file.parts for each in LEFT_OUT):
             left[path] = found
     while left:

@@ -39,14 +39,20 @@ def page(trials: list[dict[str, Any]], *, seed: int, command: str) -> str:
         else:
             counts[2] += 1
         if not each["noticed"]:
-            said = f"{verdict['verdict']}: {verdict['reason']}" if verdict else "not judged yet"
+            said = "not judged yet"
+            if verdict:
+                said = f"{verdict['verdict']}: {verdict['reason']}"
+            elif each.get("mirrors_only"):
+                said = "not judged yet; only the tests that mirror the file were run"
             change = f"`{_cell(each['before'])}` → `{_cell(each['after'])}`"
             rows.append(f"| `{each['file']}:{each['line']}` | {change} | {said} |")
+    partly = sum(bool(each.get("mirrors_only")) and not each["noticed"] for each in trials)
     intro = (
         f"{datetime.now(UTC):%Y-%m-%d}, `{command}`: {len(trials)} mistakes from seed {seed}, each "
         "alone in a copy of the tree. The tests that mirror the file ran first, then the "
         "integration tests that go through it. A mistake that makes no difference to behaviour "
         "counts for neither side."
+        + (f" Of those not noticed {partly} have not met the integration tests yet." * bool(partly))
     )
     lines = [
         "# Single mistakes, and whether a test notices",
