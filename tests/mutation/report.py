@@ -73,10 +73,8 @@ def page(trials: list[dict[str, Any]], *, seed: int, command: str) -> str:
     told = ", ".join(f"{count} by {stage} tests" for stage, count in sorted(stages.items()))
     lines += [
         "",
-        (
-            f"Noticed in the run itself: {sum(stages.values())} of {len(trials)} ({told or 'none'}). "
-            "The table above also counts a mistake as noticed if a test was added for it afterwards."
-        ),
+        f"Noticed in the run itself: {sum(stages.values())} of {len(trials)} ({told or 'none'}).",
+        "The table also counts a mistake as noticed if a test was added for it afterwards.",
     ]
     lines += ["", "## Not noticed in the run", ""]
     if rows:
