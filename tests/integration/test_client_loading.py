@@ -110,6 +110,14 @@ def transact(client):
     return [b"v"]
 
 
+def publish_staged(client):
+    with client.stage("job", 0) as stage:
+        stage.append("s", b"v")
+        part = stage.finish()
+    client.publish_staged("job", 0, [part.ref], fingerprint="f")
+    return [b"v"]
+
+
 def consume(client):
     client.append("s", b"v")
     with client.consumer("g", "s", start="earliest") as consumer:
@@ -120,7 +128,9 @@ def consume(client):
     return [b"v"]
 
 
-@pytest.mark.parametrize("path", [append, append_with_id, append_batch, produce, transact, consume])
+@pytest.mark.parametrize(
+    "path", [append, append_with_id, append_batch, produce, transact, publish_staged, consume]
+)
 def test_clients_wait_for_a_leader_that_loads(client, loads, numbers, path):
     """Nobody sees ``still_loading``; the order holds, and no epoch of a producer is used up."""
     expected = path(client)
