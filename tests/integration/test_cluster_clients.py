@@ -76,7 +76,8 @@ class Cluster:
 
 
 def in_sync(client, name):
-    return all(len(part.in_sync) == len(IDS) for part in client.stream_info(name).partitions)
+    info = client.stream_info(name)
+    return all(len(part.in_sync) == info.config.replicas for part in info.partitions)
 
 
 def until(condition):
