@@ -158,13 +158,14 @@ class Quorum:
         """Who belongs to the group."""
         return self._raft.state.members
 
-    def stored(self) -> dict[BrokerId, Index]:
-        """How much of what is committed is on whose disk, for certain; nothing unless we lead."""
-        role, commit_index = self._raft.role, self._raft.state.log.commit_index
-        if not isinstance(role, Leader):
-            return {}
-        found = {broker: min(p.match, commit_index) for broker, p in role.followers.items()}
-        return {**found, self.me: min(self._raft.state.log.stable_index, commit_index)}
+    @property
+    def stored_index(self) -> Index:
+        """The last entry that is committed and on this member's disk.
+
+        No later start of this member may find less: see ``metadata.brokers.check_not_older``.
+        """
+        log = self._raft.state.log
+        return min(log.stable_index, log.commit_index)
 
     async def propose(self, command: bytes, *, timeout_s: float) -> object:
         """What the machine answered to the command once it was committed and applied here.

@@ -117,9 +117,9 @@ def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
     if known is None:
         return image.with_broker(BrokerImage(id=command.broker, **told))
     check_directory(known, command)
-    check_not_older(known, command)
     if known.incarnation == command.incarnation:
         return image.with_broker(msgspec.structs.replace(known, **told))
+    check_not_older(known, command)
     again = msgspec.structs.replace(known, **told, is_fenced=True, is_stopping=False)
     return _without_service(image, {known.id}).with_broker(again)
 
@@ -160,6 +160,19 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
     Raises:
         RefusedError: its data directory is an older copy.
     """
+    # Why a broker with its own directory is never refused. ``known.stored_index`` was reported by
+    # an earlier run of this broker: an entry that was on its disk (synced, not only sent or
+    # written), and committed. What was acknowledged and is not committed does not count, since
+    # another leader may rightly overwrite it. What is committed does: every later leader has it,
+    # so nobody ever makes this broker cut it off its log (Raft, 5.4), and a snapshot that replaces
+    # it counts as its last entry. So each later start finds it again, and ``command.stored_index``,
+    # the last entry that was found at the start of the run that registers, is no smaller.
+    #
+    # It must be "an earlier run". Whatever the quorum's leader knows of a broker (its ``match``)
+    # is of the newest run, which follows from its first moment, long before it registers: when the
+    # controller fences the run before, that has more on its disk than it found at its start. So
+    # each run reports for itself, in its heartbeats, which begin after it has registered; and a
+    # registration that is repeated, since its answer was lost, is not compared.
     if command.stored_index < known.stored_index:
         raise RefusedError(
             "older_copy",

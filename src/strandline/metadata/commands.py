@@ -88,8 +88,9 @@ class Fence(msgspec.Struct, frozen=True, tag=True):
 
     runs: tuple[BrokerRun, ...]
     stored: tuple[int, ...] = ()
-    """Of each run, the last committed entry of the metadata log that is certain to be on its disk,
-    so that an older copy of its data directory is recognised."""
+    """Of each run, the last entry of the metadata log that this run itself has reported as
+    committed and on its disk, so that an older copy of its data directory is recognised; 0: none
+    is known."""
 
 
 class Unfence(msgspec.Struct, frozen=True, tag=True):

@@ -74,6 +74,8 @@ class Heard:
 
     incarnation: str
     at_ms: float
+    stored_index: int = 0
+    """The last entry of the metadata log that is committed and on its disk, as it reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +91,6 @@ class View:
     log_ends: LogEnds = field(default_factory=dict)
     away: Mapping[BrokerId, float] = field(default_factory=dict)
     """Since when there is no connection with brokers that had one."""
-    stored: Mapping[BrokerId, int] = field(default_factory=dict)
-    """How much of the metadata log is certain to be on brokers' disks."""
 
 
 def decide(
@@ -140,6 +140,13 @@ def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     return view.now_ms - heard.at_ms <= limits.session_ms and not is_away(broker, view, limits)
 
 
+def reported_index(broker: BrokerImage, heard: Heard | None) -> int:
+    """Return how much this very run has on its disk: see ``brokers.check_not_older``."""
+    if heard is None or heard.incarnation != broker.incarnation:
+        return 0
+    return heard.stored_index
+
+
 def came_and_went(
     image: MetadataImage, view: View, limits: ControllerLimits
 ) -> tuple[list[BrokerImage], list[BrokerImage]]:
@@ -180,8 +187,8 @@ class _Plan:
             self.propose(Unfence(_runs(back), self._stored(back)))
 
     def _stored(self, brokers: list[BrokerImage]) -> tuple[int, ...]:
-        known = self.view.stored
-        return tuple(known.get(broker.id, 0) for broker in brokers) if known else ()
+        found = tuple(reported_index(b, self.view.heard.get(b.id)) for b in brokers)
+        return found if any(found) else ()
 
     def elect(self) -> None:
         """Rule 2."""
@@ -342,9 +349,15 @@ class Controller:
         """How often to decide at least; twice that is a gap. More than that gains little."""
         return self.limits.session_ms / 4
 
-    def heartbeat(self, run: BrokerRun, now_ms: float) -> None:
-        """A broker says that it is there; the controller's own broker has to say so too."""
-        self._heard[run.broker] = Heard(run.incarnation, now_ms)
+    def heartbeat(self, run: BrokerRun, now_ms: float, stored_index: int = 0) -> None:
+        """A broker reports that it is there; the controller's own broker has to report too.
+
+        Args:
+            run: of the broker.
+            now_ms: the time.
+            stored_index: the last entry of the metadata log that is committed and on its disk.
+        """
+        self._heard[run.broker] = Heard(run.incarnation, now_ms, stored_index)
 
     def lost(self, broker: BrokerId, now_ms: float) -> None:
         """The connections with a broker broke."""
@@ -359,8 +372,6 @@ class Controller:
         image: MetadataImage,
         now_ms: float,
         log_ends: LogEnds | None = None,
-        *,
-        stored: Mapping[BrokerId, int] | None = None,
     ) -> tuple[Command, ...]:
         """Commands to propose now.
 
@@ -368,7 +379,6 @@ class Controller:
             image: the newest that is applied here.
             now_ms: of the clock that heartbeats were stamped with.
             log_ends: of partitions that lost their leader, as far as brokers answered.
-            stored: how much of the metadata log is certain to be on brokers' disks.
         """
         self._note_changes(image, now_ms)
         view = View(
@@ -378,7 +388,6 @@ class Controller:
             settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
             away=self._away,
-            stored=stored or {},
         )
         done = _Done(image, may_share_leaders(view, self.limits))
         if self._is_done(done) and not any(came_and_went(image, view, self.limits)):

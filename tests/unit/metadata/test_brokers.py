@@ -210,6 +210,16 @@ def test_an_older_copy_of_a_data_directory_is_refused(cluster):
     assert register(0).is_applied
 
 
+def test_a_registration_that_comes_again_is_no_older_copy(cluster):
+    """Its answer was lost, or late: what the same run has on its disk since then is more."""
+    made = cluster()
+    command = RegisterBroker(broker=1, directory_id="d1", incarnation="r2", stored_index=4)
+    made.must(command)
+    made.must(Unfence((made.run(1),), (7,)))
+    made.must(command)
+    assert not made.image.brokers[1].is_fenced
+
+
 def test_only_an_empty_broker_is_removed(cluster):
     """Live, or keeping a partition, it is refused; its id is not used again."""
     made = cluster(4)

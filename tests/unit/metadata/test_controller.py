@@ -7,6 +7,7 @@ import pytest
 from strandline.metadata.apply import apply_entry
 from strandline.metadata.commands import (
     BeginShutdown,
+    BrokerRun,
     Drain,
     ElectLeader,
     Fence,
@@ -290,6 +291,16 @@ def test_commands_are_small_values(office):
     work.hear(1)
     assert work.controller.decide(work.made.image, work.now_ms) == (Unfence((work.made.run(1),)),)
     assert FinishReassignment(()) != Unfence(())
+
+
+def test_what_a_broker_has_on_its_disk_is_noted_of_the_run_that_reported_it(office):
+    """A newer run, which follows the log before it registers, proves nothing of the one before."""
+    work = office(2)
+    work.controller.heartbeat(work.made.run(1), 0, 7)
+    work.controller.heartbeat(BrokerRun(2, "newer"), 0, 9)
+    work.pass_time(2_001)
+    runs = work.made.run(1), work.made.run(2)
+    assert work.controller.decide(work.made.image, work.now_ms) == (Fence(runs, (7, 0)),)
 
 
 def test_a_broker_whose_connections_broke_is_fenced_sooner(office):

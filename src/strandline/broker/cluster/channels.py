@@ -62,6 +62,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """To the leader of the quorum: this run of this broker is there."""
 
     run: BrokerRun
+    stored_index: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The last entry of the metadata log that is committed and on this broker's disk."""
 
 
 class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -70,10 +70,10 @@ class ControllerOffice:
         self._controller = Controller(now_ms, self._limits, self._away) if is_leading else None
         self._changed.set()
 
-    def heartbeat(self, run: BrokerRun) -> None:
-        """A broker, perhaps this one, says that it is there."""
+    def heartbeat(self, run: BrokerRun, stored_index: int) -> None:
+        """A broker, perhaps this one, reports that it is there, and how much is on its disk."""
         if self._controller is not None:
-            self._controller.heartbeat(run, self._clock.monotonic_ms())
+            self._controller.heartbeat(run, self._clock.monotonic_ms(), stored_index)
 
     def peer_lost(self, broker: BrokerId) -> None:
         """The connections with a broker broke."""
@@ -125,14 +125,13 @@ class ControllerOffice:
     async def _commands(self, controller: Controller) -> tuple[Command, ...]:
         """What to propose; leaders that were lost are replaced by the copies that are furthest."""
         image, now_ms = self._image(), self._clock.monotonic_ms()
-        stored = self._quorum.stored()
-        commands = controller.decide(image, now_ms, stored=stored)
+        commands = controller.decide(image, now_ms)
         wanted = whom_to_ask(image, commands)
         if not wanted:
             return commands
         log_ends = await self._ask(wanted)
         # As of the same moment: a machine that stood still meanwhile puts nothing off.
-        return controller.decide(self._image(), now_ms, log_ends, stored=stored)
+        return controller.decide(self._image(), now_ms, log_ends)
 
     async def _adjust_members(self) -> None:
         """Bring the quorum one step nearer to the brokers there are."""

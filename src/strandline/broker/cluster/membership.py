@@ -270,9 +270,9 @@ class Membership:
         while not self.is_removed:
             leader = self.quorum.leader
             if self.quorum.is_leading:
-                self.office.heartbeat(self.run)
+                self.office.heartbeat(self.run, self.quorum.stored_index)
             elif leader is not None:
-                self._send_request(leader, Heartbeat(self.run))
+                self._send_request(leader, Heartbeat(self.run, self.quorum.stored_index))
             self._neighbours.link()  # who was removed is let go when the quorum has let it go
             self._look_for_controller()
             await asyncio.sleep(HEARTBEAT_S)
@@ -402,9 +402,9 @@ class Membership:
 
     def _take_request(self, peer: BrokerId, request: Request) -> None:
         match request:
-            case Heartbeat(run):
+            case Heartbeat(run, stored_index):
                 if run.broker == peer:
-                    self.office.heartbeat(run)
+                    self.office.heartbeat(run, stored_index)
             case Propose():
                 self._requests.serve(peer, request)
             case WriteMarker():

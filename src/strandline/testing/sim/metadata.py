@@ -60,7 +60,7 @@ class MetadataLife(Orders):
         elif not process.is_running:
             if self.rng.random() < 0.7:
                 self._forget()
-            self._start(process)
+            self._start(process, slow_ticks=self.rng.choice((0, 0, 1, 4)))
 
     def _return_of_the_removed(self, process: Process) -> None:
         """A removed broker is started again, with its old directory or another."""
@@ -71,18 +71,55 @@ class MetadataLife(Orders):
         if self.propose(command).reason != "removed_broker":
             raise ViolationError(f"broker {process.id} was removed, and is back")
 
-    def _start(self, process: Process) -> None:
-        process.incarnation, process.is_running = self.name("run"), True
+    def _start(self, process: Process, *, slow_ticks: int = 0) -> None:
+        """Start a broker; a slow one takes part in the metadata long before it registers."""
+        process.incarnation, found = self.name("run"), process.stored_index
+        for _ in range(slow_ticks):
+            self._hear(process)
+            self.tick()
+        process.is_running = True
         command = RegisterBroker(
             broker=process.id,
             directory_id=process.directory,
             incarnation=process.incarnation,
             rack="ab"[process.id % 2] if process.id < 4 else "",
+            stored_index=found,
         )
-        if self.propose(command).is_applied:
+        outcome = self.propose(command)
+        if outcome.reason == "older_copy":
+            raise ViolationError(f"broker {process.id} has its own directory: {outcome.message}")
+        if outcome.is_applied:
             self.records.let_in(process.id)
+            self._repeat(command)
         else:
             process.is_running = False
+
+    def _repeat(self, command: RegisterBroker) -> None:
+        """Its answer may be lost, and it registers again, when more is on its disk already."""
+        if self.rng.random() < 0.3:
+            self._hear(self.process(command.broker))
+            self.tick()
+        if self.rng.random() < 0.3 and self.propose(command).reason == "older_copy":
+            raise ViolationError(f"broker {command.broker} has registered before, and is refused")
+
+    def _hear(self, process: Process) -> None:
+        """A heartbeat arrives, from a broker that follows the metadata log."""
+        process.stored_index = self.rng.randint(process.stored_index, self.log_index)
+        self._controller.heartbeat(process.run, self.world.now_ms, process.stored_index)
+
+    def older_copy(self) -> None:
+        """A broker is started with an older copy of its directory, which lacks what it reported."""
+        known = self.image.brokers.get(self.rng.choice(self.processes).id)
+        if known is None or not known.directory_id or not known.stored_index:
+            return
+        command = RegisterBroker(
+            broker=known.id,
+            directory_id=known.directory_id,
+            incarnation=self.name("run"),
+            stored_index=self.rng.randrange(known.stored_index),
+        )
+        if self.propose(command).reason != "older_copy":
+            raise ViolationError(f"broker {known.id} was let in with an older copy")
 
     def impostor(self) -> None:
         """Somebody starts a second broker of a known id on another directory."""
@@ -130,7 +167,7 @@ class MetadataLife(Orders):
         self.world.now_ms += self.rng.choice((100, 500, 900, 900))
         for process in self.processes:
             if process.is_running and self.rng.random() < 0.9:
-                self._controller.heartbeat(process.run, self.world.now_ms)
+                self._hear(process)
         if self.rng.random() < 0.05:
             self._controller = Controller(self.world.now_ms, LIMITS)
         commands = self._controller.decide(self.image, self.world.now_ms)
@@ -220,6 +257,7 @@ class MetadataLife(Orders):
             self.swap_disk,
             self.stop,
             self.impostor,
+            self.older_copy,
         )
         for process in self.processes[:3]:
             self._start(process)
@@ -279,7 +317,7 @@ class MetadataLife(Orders):
     def _calm_round(self) -> None:
         for process in self.processes:
             if process.is_running:
-                self._controller.heartbeat(process.run, self.world.now_ms)
+                self._hear(process)
         while self.records.mail:
             self.deliver()
         for command in self._controller.decide(self.image, self.world.now_ms):

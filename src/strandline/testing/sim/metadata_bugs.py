@@ -108,4 +108,11 @@ METADATA_BUGS: Final = (
         lambda _: -1_000,
         (placement,),
     ),
+    Replacement("an older copy of a directory is let in", "check_not_older", _nothing, (brokers,)),
+    Replacement(
+        "what a new run has on its disk is noted of the run before",
+        "reported_index",
+        lambda _, heard: heard.stored_index if heard is not None else 0,
+        (controller,),
+    ),
 )

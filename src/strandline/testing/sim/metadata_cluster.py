@@ -37,6 +37,8 @@ class Process:
     incarnation: str = ""
     is_running: bool = False
     is_removed: bool = False
+    stored_index: int = 0
+    """How much of the metadata log is on its disk, and stays there."""
 
     @property
     def run(self) -> BrokerRun:
@@ -61,6 +63,7 @@ class MetadataCluster:
             Process(BrokerId(number), f"dir{number}.0") for number in range(1, brokers + 1)
         ]
         self._made = 0
+        self.log_index = 0
         self._sequences: dict[int, int] = {}
         self._late: list[Proposed] = []
         self._answers: dict[tuple[int, int], Outcome] = {}
@@ -102,6 +105,7 @@ class MetadataCluster:
     def _append(self, entry: Entry) -> Outcome:
         """What every broker does with an entry, and what must hold then."""
         before = self.image
+        self.log_index += 1
         self.image, outcome = apply_entry(before, decode_entry(encode_entry(entry)))
         command = entry.command if isinstance(entry, Proposed) else entry
         self.world.events += 1
@@ -116,7 +120,7 @@ class MetadataCluster:
 
     def lose_disk(self, process: Process) -> None:
         """Its records are gone, and it knows of nothing."""
-        process.directory = self.name("dir")
+        process.directory, process.stored_index = self.name("dir"), 0
         self.records.wipe(process.id)
 
     def leads(self, partition: PartitionImage) -> bool:

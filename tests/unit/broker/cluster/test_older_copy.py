@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from strandline.broker.cluster import membership
+from strandline.broker.cluster.broker import ClusterBroker
 
 
 async def older_copy(cluster, number):
@@ -20,6 +21,11 @@ async def older_copy(cluster, number):
     await cluster.isr(1, 2, 3, name="later")
     end = cluster.brokers[number].membership.quorum.commit_index
     witness = next(b for n, b in cluster.brokers.items() if n != number)
+    office = next(
+        b.membership.office for b in cluster.brokers.values() if b.membership.office.is_held
+    )
+    # What it acknowledged since its last heartbeat before the kill would not be missed.
+    await cluster.kit.until(lambda: office._controller._heard[number].stored_index >= end)
     await cluster.kill(number)
     await cluster.kit.until(lambda: witness._image.brokers[number].is_fenced, seconds=20)
     shutil.rmtree(place)
@@ -82,3 +88,37 @@ async def test_a_broker_with_its_own_directory_is_never_taken_for_an_older_copy(
         await cluster.start(number)
         await cluster.until_live()
     await cluster.agree([str(n) for n in range(4)])
+
+
+async def test_brokers_that_register_late_after_a_restart_of_all_are_not_older_copies(
+    cluster, monkeypatch
+):
+    """The runs that ended are fenced while the new ones take part already, and have more on disk.
+
+    It is what a busy machine does: front ends open later than a session lasts.
+    """
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a")
+    for number in (1, 2, 3):
+        await cluster.kill(number)
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterBroker, "announce", lambda *_, **__: None)
+        for number in (1, 2, 3):
+            await begin(cluster, number)
+    brokers = cluster.brokers.values()
+
+    def are_fenced():
+        images = [b._image for b in brokers if "s" in b._image.streams]
+        known = [each for image in images for each in image.brokers.values()]
+        return len(known) == 9 and all(each.is_fenced for each in known)
+
+    await cluster.kit.until(are_fenced, seconds=30)
+    for number in (1, 2, 3):
+        cluster.brokers[number].announce(10_000 + number)
+    await cluster.kit.until(
+        lambda: all(b.is_ready for b in brokers) or any(b.membership.why_refused for b in brokers),
+        seconds=60,
+    )
+    assert [b.membership.why_refused for b in brokers] == [""] * 3
+    await cluster.agree(["a"])
