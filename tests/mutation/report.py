@@ -71,7 +71,12 @@ def page(trials: list[dict[str, Any]], *, seed: int, command: str) -> str:
         if each["noticed"]:
             stages[each["by"].partition(":")[0]] += 1
     told = ", ".join(f"{count} by {stage} tests" for stage, count in sorted(stages.items()))
-    lines += ["", f"Noticed in the run: {told or 'none'}.", "", "## Not noticed in the run", ""]
+    lines += [
+        "",
+        f"Noticed in the run itself: {sum(stages.values())} of {len(trials)} ({told or 'none'}).",
+        "The table also counts a mistake as noticed if a test was added for it afterwards.",
+    ]
+    lines += ["", "## Not noticed in the run", ""]
     if rows:
         lines += ["| Where | Change | Verdict |", "|---|---|---|", *sorted(rows)]
     else:

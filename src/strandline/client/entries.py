@@ -50,12 +50,24 @@ class Numbers(NamedTuple):
 class Entry(Generic[LotT]):
     """A lot and how far it has come."""
 
-    __slots__ = ("doubt", "error", "is_void", "is_written", "lane", "lot", "number", "numbers")
+    __slots__ = (
+        "after",
+        "doubt",
+        "error",
+        "is_void",
+        "is_written",
+        "lane",
+        "lot",
+        "number",
+        "numbers",
+    )
 
     def __init__(self, lot: LotT, number: int) -> None:
         self.lot = lot
         self.number = number
         self.numbers: Numbers | None = None
+        self.after: int | None = None
+        """The lot of its partition in flight before it, where numbers do not tell the order."""
         self.lane: Lane | None = None
         self.doubt = False
         self.is_written = False
@@ -92,6 +104,7 @@ class PartitionLots(Generic[LotT]):
         "entries",
         "epoch",
         "has_gap",
+        "has_unnumbered",
         "in_flight",
         "lane",
         "producer",
@@ -110,6 +123,8 @@ class PartitionLots(Generic[LotT]):
         self.sequence = 0
         self.has_gap = False
         """Whether what gets its numbers in this epoch is behind a gap."""
+        self.has_unnumbered = False
+        """Whether any lot went out without numbers, so that they do not tell the order."""
         self.waits = False
         """Whether an epoch is to begin."""
 

@@ -1,8 +1,8 @@
 """One record that is stored only at the offset where it is expected: optimistic concurrency.
 
-Each record is a call of its own to the leader of its partition. Rules: a leader that is away or
-does not lead any more is waited out; what was sent and not answered is never sent again, because a
-second attempt could not tell its own first from somebody else's record.
+Each record is a call of its own to the leader of its partition. Rules: a leader that is away, does
+not lead any more or is still loading is waited out; what was sent and not answered is never sent
+again, because a second attempt could not tell its own first from somebody else's record.
 """
 
 import queue
@@ -14,12 +14,13 @@ from strandline.client.deadline import within
 from strandline.client.lots import batch_of_records
 from strandline.client.put_stream import PutStream
 from strandline.client.results import Ack, AckFuture
-from strandline.client.retry import Backoff
+from strandline.client.retry import Backoff, is_refusal
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
     NotLeaderError,
     RequestTimeoutError,
+    StrandlineError,
     UnknownPartitionError,
 )
 from strandline.protocol.put import BatchTag, PutAck, PutRequest
@@ -68,10 +69,11 @@ class ExpectingAppender:
             while True:
                 try:
                     return self._attempt(stream, lot, tag, deadline_s=deadline_s)
-                except NotLeaderError:  # for certain it was not stored
+                except StrandlineError as error:
                     now_s = time.monotonic()
                     backoff.failed(now_s)
-                    if backoff.not_before_s >= deadline_s:
+                    # Only a refusal says for certain that it was not stored.
+                    if not is_refusal(error) or backoff.not_before_s >= deadline_s:
                         raise
                     self._brokers.ask_another()
                     time.sleep(backoff.wait_s(now_s))
@@ -87,7 +89,7 @@ class ExpectingAppender:
         """Send it once.
 
         Raises:
-            StrandlineError: as ``append``; NotLeaderError: it may be sent again.
+            StrandlineError: as ``append``; after a refusal it may be sent again.
         """
         batch = batch_of_records(lot)
         answers: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()

@@ -162,7 +162,12 @@ class Lane:
         if entry.numbers is not None:
             epoch, sequence, which = entry.numbers
             producer = ProducerTag(self._office.producer_id(self, which), epoch, sequence)
-        return BatchTag(sequence=entry.number, partition=entry.lot.partition, producer=producer)
+        return BatchTag(
+            sequence=entry.number,
+            partition=entry.lot.partition,
+            after=entry.after,
+            producer=producer,
+        )
 
     def _stream_for(self, columns: list[str]) -> PutStream:
         """A put with at least these columns.

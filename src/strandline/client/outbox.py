@@ -6,6 +6,8 @@ partition an epoch and, within it, a sequence of records.
 Rules: pure; the caller tells the time, holds the lock, and does what is asked.
 - Lots of one partition go out in the order in which they were put, by one lane at a time; a lane
   that is lost gives back what it had, in that order.
+- A lot without numbers, and one behind it, names the lot in flight before it: a broker that
+  refuses that one for a while refuses both.
 - A lot keeps its numbers while it may be stored under them. It gets new ones, in the next epoch,
   only if it is known not to be: a broker that refuses a sequence does not have what went before.
 - A numbered lot that is given up and never stored leaves a gap, and numbers behind it are void.
@@ -172,11 +174,22 @@ class Outbox(Generic[LotT]):
     def _fly(self, entry: Entry[LotT], partition: PartitionLots[LotT], lane: Lane) -> None:
         self._turns.move_to_end(entry.lot.partition)
         self._unqueue(entry, partition)
+        window = self._windows.setdefault(lane, Window())
+        entry.after = self._before(entry, partition, window)
         entry.lane = partition.lane = lane
         partition.in_flight += 1
-        window = self._windows.setdefault(lane, Window())
         window.numbers.add(entry.number)
         window.size += entry.lot.size
+
+    def _before(
+        self, entry: Entry[LotT], partition: PartitionLots[LotT], window: Window
+    ) -> int | None:
+        """The lot in flight before one, unless numbers are all that the partition has seen."""
+        partition.has_unnumbered = partition.has_unnumbered or entry.numbers is None
+        if not (partition.has_unnumbered and partition.in_flight):
+            return None
+        before = (n for n in window.numbers if n < entry.number and n in partition.entries)
+        return max(before, default=None)
 
     def _unqueue(self, entry: Entry[LotT], partition: PartitionLots[LotT]) -> None:
         del partition.queued[entry.number]

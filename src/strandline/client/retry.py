@@ -16,6 +16,7 @@ from strandline.errors import (
     QuotaExceededError,
     RequestTimeoutError,
     ShuttingDownError,
+    StillLoadingError,
     StrandlineError,
     UnavailableError,
 )
@@ -34,7 +35,9 @@ def is_connection_loss(error: StrandlineError) -> bool:
 
 def is_refusal(error: StrandlineError) -> bool:
     """Whether nothing was done, for certain, as the broker asked cannot do it now."""
-    return isinstance(error, NotLeaderError | NotEnoughReplicasError | ShuttingDownError)
+    return isinstance(
+        error, NotLeaderError | NotEnoughReplicasError | ShuttingDownError | StillLoadingError
+    )
 
 
 def is_worth_a_retry(error: StrandlineError) -> bool:

@@ -13,14 +13,8 @@ from strandline.client.arguments import milliseconds
 from strandline.client.brokers import Brokers
 from strandline.client.deadline import within
 from strandline.client.office import ATTEMPT_S
-from strandline.client.retry import Backoff, is_connection_loss, is_worth_a_retry
-from strandline.errors import (
-    RequestTimeoutError,
-    StillLoadingError,
-    StrandlineError,
-    UnknownPartitionError,
-    UnknownStreamError,
-)
+from strandline.client.retry import Backoff, is_connection_loss, is_passing
+from strandline.errors import StrandlineError, UnknownPartitionError, UnknownStreamError
 from strandline.protocol import transactions as wire
 
 logger = logging.getLogger(__name__)
@@ -130,13 +124,11 @@ class CoordinatorCalls:
                 except StrandlineError as error:
                     now_s = time.monotonic()
                     backoff.failed(now_s)
-                    is_passing = is_worth_a_retry(error) or isinstance(
-                        error, RequestTimeoutError | StillLoadingError
-                    )
+                    may_pass = is_passing(error)
                     if isinstance(error, UnknownStreamError | UnknownPartitionError):
                         places = ((at.stream, at.partition) for at in partitions)
-                        is_passing = self._brokers.know(places)
-                    if not is_passing or backoff.not_before_s >= deadline_s:
+                        may_pass = self._brokers.know(places)
+                    if not may_pass or backoff.not_before_s >= deadline_s:
                         raise
                     if is_connection_loss(error):
                         connection.reset()

@@ -76,6 +76,9 @@ class BatchTag(Message, frozen=True, kw_only=True, omit_defaults=True):
     sequence: Count
     """Comes back with the ack."""
     partition: PartitionNumber | None = None
+    after: Count | None = None
+    """The batch before it in its partition, not answered yet: while that one is refused and may be
+    sent again in this call, this one is refused too, so that they keep their order."""
     producer: ProducerTag | None = None
     """Makes the batch stored once, however often it is sent; it names a partition then."""
     expected_offset: Count | None = None

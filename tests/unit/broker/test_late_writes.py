@@ -36,7 +36,7 @@ async def test_a_segment_is_written_while_the_thread_syncs(broker, partition, an
     gate = disk.hold("sync", "/journal/")
     kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
     try:
-        await kit.until(lambda: disk.count("write", "*.log") == 1, seconds=10)
+        await kit.until(lambda: disk.count("write", "/logs/*.log") == 1, seconds=10)
         assert answers.order == ["first"]
     finally:
         gate.released.set()
@@ -47,10 +47,10 @@ async def test_without_a_sync_publishers_do_not_wait(broker, make_stream, answer
     """A stream with acks 'memory' is answered first."""
     partition = await make_stream(broker, acks="memory")
     told = []
-    broker.on_answered(lambda: told.append(disk.count("write", "*.log")))
+    broker.on_answered(lambda: told.append(disk.count("write", "/logs/*.log")))
     kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(1)
-    await kit.until(lambda: disk.count("write", "*.log") == 1)
+    await kit.until(lambda: disk.count("write", "/logs/*.log") == 1)
     assert told[0] == 0
 
 
@@ -61,12 +61,12 @@ async def test_many_segments_take_several_rounds(
     monkeypatch.setattr(late_writes, "ROUND_BYTES", 3 * WORTH_WRITING_BYTES)
     streams = [await make_stream(broker, f"s{number}") for number in range(10)]
     in_turn = []
-    broker.on_answered(lambda: in_turn.append(disk.count("write", "*.log")))
+    broker.on_answered(lambda: in_turn.append(disk.count("write", "/logs/*.log")))
     for stream in streams:
         kit.put(stream, answers, stream.name.stream, value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(10)
     assert in_turn[0] == 3
-    await kit.until(lambda: disk.count("write", "*.log") == 10)
+    await kit.until(lambda: disk.count("write", "/logs/*.log") == 10)
     assert [kit.values(stream) for stream in streams] == 10 * [[bytes(WORTH_WRITING_BYTES)]]
 
 
@@ -86,7 +86,7 @@ async def test_a_failed_write_is_answered_and_heals(broker, partition, answers, 
     """EIO on a segment before the sync: the turn is refused, and what was acked stays."""
     kit.put(partition, answers, "a")
     await answers.wait(1)
-    disk.fail("write", "*.log", times=1)
+    disk.fail("write", "/logs/*.log", times=1)
     kit.put(partition, answers, "b", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(2)
     assert isinstance(answers.errors["b"], LogPoisonedError)
@@ -102,7 +102,7 @@ async def test_a_failed_write_beside_the_sync_takes_no_ack_away(
 ):
     """EIO on a segment while the thread syncs: the journal has the turn, and recovery writes it."""
     kit.by_thread(broker)
-    disk.fail("write", "*.log", times=1)
+    disk.fail("write", "/logs/*.log", times=1)
     kit.put(partition, answers, "a", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(1)
     assert answers.acks == {"a": 0}

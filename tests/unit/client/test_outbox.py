@@ -24,6 +24,7 @@ from strandline.errors import (
     ProducerFencedError,
     ReadonlyError,
     RecordTooLargeError,
+    StillLoadingError,
     StrandlineError,
     UnavailableError,
     UnknownStreamError,
@@ -248,7 +249,32 @@ def test_lots_with_message_ids_have_no_numbers():
     assert send(plain).numbers is None
 
 
-@pytest.mark.parametrize("error", [NotLeaderError("n"), UnavailableError("u")])
+def test_a_lot_without_numbers_names_the_one_before_it():
+    """As it is in flight when the lot is sent; lots behind it do so too, of the same partition."""
+    box = outbox()
+    ids = {"has_ids": True}
+    put(box, FakeLot(), FakeLot(), FakeLot(partition=1), FakeLot(**ids), FakeLot(), FakeLot(**ids))
+    sent = {entry.number: entry for entry in send_all(box)}
+    assert {number: entry.after for number, entry in sent.items()} == {
+        0: None,
+        1: None,
+        2: None,
+        3: 1,
+        4: 3,
+        5: 4,
+    }
+    refused = StillLoadingError("l")
+    for number in (0, 1, 3):
+        assert box.answered("a", number, refused) is None
+    put(box, FakeLot(**ids))
+    again = send_all(box)
+    assert [(entry.number, entry.after) for entry in again] == [(0, None), (1, 0), (3, 1), (6, 5)]
+    assert not any(entry.doubt for entry in again)
+
+
+@pytest.mark.parametrize(
+    "error", [NotLeaderError("n"), StillLoadingError("l"), UnavailableError("u")]
+)
 def test_what_was_refused_for_a_while_keeps_its_numbers(error):
     """And so do those behind it, refused because it is missing."""
     box = outbox()

@@ -18,6 +18,7 @@ from strandline.errors import (
     QuotaExceededError,
     RequestTimeoutError,
     ShuttingDownError,
+    StillLoadingError,
     UnavailableError,
 )
 
@@ -58,6 +59,7 @@ def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
     [
         (NotLeaderError("n"), True, True),
         (ShuttingDownError("s"), True, True),
+        (StillLoadingError("l"), True, True),
         (DisconnectedError("d"), True, False),
         (UnavailableError("u"), True, False),
         (QuotaExceededError("q", wait_ms=5), True, False),

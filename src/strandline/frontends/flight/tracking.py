@@ -32,11 +32,15 @@ class BatchInFlight:
     Args:
         sequence: its number in the put.
         size: its bytes, for the window.
+        is_single: whether all its rows go to one partition.
     """
 
-    def __init__(self, sequence: int, size: int) -> None:
+    def __init__(self, sequence: int, size: int, *, is_single: bool = False) -> None:
         self.sequence = sequence
         self.size = size
+        self.refusal: StrandlineError | None = None
+        """Why the rest of it is refused: something before it was, and may be sent again."""
+        self._is_single = is_single
         self._pieces: list[tuple[PartitionName, int]] = []
         self._starts: list[Offset | None] = []
         self._offsets: dict[int, int] = {}
@@ -76,6 +80,8 @@ class BatchInFlight:
         """A piece (or row) is not stored; the batch's ack says why of the first."""
         self._left -= 1
         self._error = self._error or error
+        if error.retriable and self._is_single:
+            self.refusal = error
 
     def ack(self) -> PutAck:
         """What the client is told."""

@@ -12,6 +12,7 @@ import itertools
 import logging
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -117,6 +118,8 @@ class PutSession:
         self._finished_something = threading.Event()
         self._batches_in = self._bytes_in = 0
         self._batches_out = self._bytes_out = 0
+        self._refused: OrderedDict[int, StrandlineError] = OrderedDict()
+        """Batches that were refused and may be sent again, by sequence; on the loop."""
 
     # The call's thread
 
@@ -178,12 +181,14 @@ class PutSession:
             self._acks.put(PutAck(sequence=tag.sequence, error=to_body(error)))
             return
         size = batch.nbytes
-        waiting = BatchInFlight(tag.sequence, size)
+        waiting = BatchInFlight(tag.sequence, size, is_single=len(pieces) == 1)
         for piece in pieces:
             waiting.expect(piece.partition.name, piece.batch.num_rows, rows=piece.rows)
         self._batches_in += 1
         self._bytes_in += size
         self._broker.telemetry.count_listener(LISTENER, messages=batch.num_rows)
+        if tag.after is not None or self._refused:
+            self._broker.call_soon(self._check_before, waiting, tag.after)
         for number, piece in enumerate(pieces):
             self._submit(waiting, number, piece)
         if self._allowance is not None:
@@ -281,6 +286,12 @@ class PutSession:
 
     # The loop's thread
 
+    def _check_before(self, waiting: BatchInFlight, after: int | None) -> None:
+        """Refuse a batch, as yet untouched, if the one before it is refused and not sent again."""
+        self._refused.pop(waiting.sequence, None)
+        if after is not None:
+            waiting.refusal = self._refused.get(after)
+
     def _append_batch(self, waiting: BatchInFlight, number: int, piece: Piece) -> None:
         token = (waiting, number)
         append = partial(
@@ -313,6 +324,9 @@ class PutSession:
 
     def _answered(self, append: Callable[[], None], token: tuple[BatchInFlight, int]) -> None:
         """Append; whatever happens, the client gets an answer and the loop goes on."""
+        if (refusal := token[0].refusal) is not None:
+            self.rejected(token, refusal)
+            return
         try:
             append()
         except StrandlineError as error:
@@ -338,6 +352,10 @@ class PutSession:
         """Rows were refused."""
         waiting, _ = _known(token)
         waiting.rejected(error)
+        if waiting.refusal is not None:
+            self._refused[waiting.sequence] = error
+            if len(self._refused) > WINDOW_BATCHES:
+                self._refused.popitem(last=False)
         self._finish(waiting)
 
     def _finish(self, waiting: BatchInFlight) -> None:

@@ -12,6 +12,7 @@ from strandline.errors import (
     InvalidRequestError,
     NotLeaderError,
     ShuttingDownError,
+    StillLoadingError,
     UnknownStreamError,
 )
 from strandline.frontends.flight import writer
@@ -213,6 +214,40 @@ def test_a_refusal_of_the_broker_is_the_batches_answer(broker, stream, partition
     [ack] = Put(broker).run(Chunk(values(b"a")))
     assert ack.error.code == "disk_full"
     assert ack.error.retriable
+
+
+def test_what_is_behind_a_refused_batch_is_refused_until_that_is_sent_again(
+    broker, stream, partition
+):
+    """Batches without numbers keep their order; one that names none of the refused goes on."""
+    partition.refuse = StillLoadingError("still read back")
+
+    def batch(value, sequence, after=None):
+        tag = BatchTag(sequence=sequence, partition=0, after=after)
+        return Chunk(values(value), encode(tag))
+
+    def loaded():
+        while len(put.acks) < 1:
+            time.sleep(0.001)
+        partition.refuse = None
+        return batch(b"b", 1, after=0)
+
+    put = Put(broker)
+    acks = put.run(
+        batch(b"a", 0),
+        loaded,
+        batch(b"c", 2, after=1),
+        batch(b"x", 3),
+        batch(b"a", 0),
+        batch(b"d", 4, after=2),
+        batch(b"b", 1, after=0),
+        batch(b"c", 2, after=1),
+    )
+    codes = [(ack.sequence, ack.error and ack.error.code) for ack in acks]
+    loading = "still_loading"
+    assert codes[:4] == [(0, loading), (1, loading), (2, loading), (3, None)]
+    assert codes[4:] == [(0, None), (4, loading), (1, None), (2, None)]
+    assert partition.high_watermark == 4
 
 
 def test_a_fault_of_ours_is_answered_too(broker, stream, partition):
