@@ -287,8 +287,9 @@ def test_a_reassignment_outlives_its_controller(brokers):
     brokers.running[waiting].signal(signal.SIGSTOP)
     brokers.reassign(waiting, other, at=other)
     assert part(brokers.status(other)).adding == (waiting,)
-    shown = brokers.run("cluster", "status", "--timeout", 1, at=other).stdout
-    [row] = re.findall(r"^orders +0 .*$", shown, re.MULTILINE)
+    shown = brokers.run("cluster", "status", "--timeout", 3, at=other)
+    assert not shown.returncode, shown.stderr
+    [row] = re.findall(r"^orders +0 .*$", shown.stdout, re.MULTILINE)
     assert {f"+{waiting}", f"-{4 - other}", str(other)} <= set(row.split()), "who comes and goes"
     brokers.running[controller].kill()
     brokers.running[waiting].signal(signal.SIGCONT)

@@ -160,12 +160,8 @@ class Quorum:
 
     @property
     def stored_index(self) -> Index:
-        """The last entry that is committed and on this member's disk.
-
-        No later start of this member may find less: see ``metadata.brokers.check_not_older``.
-        """
-        log = self._raft.state.log
-        return min(log.stable_index, log.commit_index)
+        """The last entry that is committed and on this member's disk."""
+        return self._raft.state.log.stored_index
 
     async def propose(self, command: bytes, *, timeout_s: float) -> object:
         """What the machine answered to the command once it was committed and applied here.

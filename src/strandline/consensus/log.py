@@ -51,6 +51,15 @@ class RaftLog:
         """Of the newest entry."""
         return self._entries[-1].term if self._entries else self.base_term
 
+    @property
+    def stored_index(self) -> Index:
+        """The last entry that is committed and on our own disk: every later start finds it there.
+
+        What is on disk and not committed may be replaced by a later leader's entries, fewer than
+        ours; what is committed never is.
+        """
+        return min(self.commit_index, self.stable_index)
+
     def term_at(self, index: int) -> Term | None:
         """The entry's term; None if it is not known here (any more)."""
         if index == self.base_index:
@@ -115,11 +124,11 @@ class RaftLog:
 
     def take_committed(self) -> tuple[Entry, ...]:
         """Entries to apply now, each handed out once: committed, and on our own disk."""
-        end = min(self.commit_index, self.stable_index)
+        end = self.stored_index
         if end <= self.applied_index:
             return ()
         entries = tuple(self.between(self.applied_index + 1, end))
-        self.applied_index = Index(end)
+        self.applied_index = end
         return entries
 
     def compact(self, index: Index, data: bytes, *, keep: int) -> Snapshot:

@@ -89,6 +89,7 @@ class Member:
         self.lives = 0
         self.is_up = False
         self.paused_until_ms = 0.0
+        self.stored_index = Index(0)
         self.start()
 
     def start(self) -> None:
@@ -110,6 +111,9 @@ class Member:
             entries=disk.entries,
             settings=self.group.settings,
         )
+        if self.raft.state.log.last_index < self.stored_index:
+            # The metadata would take it for an older copy: see ``metadata.brokers``.
+            raise ViolationError(f"{self.me} has lost the committed entry {self.stored_index}")
         self.restore(disk.snapshot)
         self.group.checker.observe(self.me, self.raft)
         world.after(world.rng.uniform(0, TICK_MS), self.tick, self.lives)
@@ -138,6 +142,7 @@ class Member:
         if self.is_up:
             self.is_up = False
             self.group.world.counts["crashes"] += 1
+            self.stored_index = max(self.stored_index, self.raft.state.log.stored_index)
             self.disk.sync(self.group.world.rng.randrange(len(self.disk.pending) + 1))
 
     # Events

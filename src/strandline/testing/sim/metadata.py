@@ -60,7 +60,9 @@ class MetadataLife(Orders):
         elif not process.is_running:
             if self.rng.random() < 0.7:
                 self._forget()
-            self._start(process, slow_ticks=self.rng.choice((0, 0, 1, 4)))
+            command = self._start(process, slow_ticks=self.rng.choice((0, 0, 1, 4)))
+            if process.is_running:
+                self._repeat(command)
 
     def _return_of_the_removed(self, process: Process) -> None:
         """A removed broker is started again, with its old directory or another."""
@@ -71,7 +73,7 @@ class MetadataLife(Orders):
         if self.propose(command).reason != "removed_broker":
             raise ViolationError(f"broker {process.id} was removed, and is back")
 
-    def _start(self, process: Process, *, slow_ticks: int = 0) -> None:
+    def _start(self, process: Process, *, slow_ticks: int = 0) -> RegisterBroker:
         """Start a broker; a slow one takes part in the metadata long before it registers."""
         process.incarnation, found = self.name("run"), process.stored_index
         for _ in range(slow_ticks):
@@ -90,9 +92,9 @@ class MetadataLife(Orders):
             raise ViolationError(f"broker {process.id} has its own directory: {outcome.message}")
         if outcome.is_applied:
             self.records.let_in(process.id)
-            self._repeat(command)
         else:
             process.is_running = False
+        return command
 
     def _repeat(self, command: RegisterBroker) -> None:
         """Its answer may be lost, and it registers again, when more is on its disk already."""
