@@ -18,6 +18,7 @@ from strandline.testing import ProcessServer
 from .clusters import leader_of, status, three_brokers
 
 SECONDS = 3.0
+PAIRS_MAX = 3
 SHARE = 0.3
 """Of the rate without an attack, which others keep at least."""
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -115,6 +116,23 @@ async def rate_of(jetstream, seconds, *, subject="orders"):
     return count / seconds
 
 
+async def check_share(jetstream, ready, name, attacks=ATTACKS):
+    """Fail if an attack takes more from a publisher than it may.
+
+    Other work on the machine disturbs single measurements; a flood that slows others down does so
+    in each of them.
+    """
+    found = []
+    for _ in range(PAIRS_MAX):
+        before = await rate_of(jetstream, SECONDS)
+        with attack(ready, name, attacks):
+            during = await rate_of(jetstream, SECONDS)
+        if during >= SHARE * before:
+            return
+        found.append(f"{before:.0f} → {during:.0f} records/s")
+    pytest.fail(f"{name}: {', '.join(found)}")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A broker with every listener."""
@@ -133,11 +151,8 @@ async def test_others_go_on_while_a_stranger_floods_a_listener(server, name):
     """One connection without credentials costs a publisher less than 0.7 of its rate."""
     client = await nats.connect(server.nats_url)
     jetstream = client.jetstream()
-    before = await rate_of(jetstream, SECONDS)
-    with attack(server.ready, name):
-        during = await rate_of(jetstream, SECONDS)
+    await check_share(jetstream, server.ready, name)
     await client.close()
-    assert during >= SHARE * before, f"{before:.0f} → {during:.0f} records/s"
 
 
 @pytest.mark.slow
@@ -145,15 +160,15 @@ async def test_empty_messages_from_nats_starve_nobody(server):
     """The API answers, other publishers go on, and the broker stays connected to nats-server."""
     client = await nats.connect(server.ingest_url)
     jetstream = client.jetstream()
-    before = await rate_of(jetstream, SECONDS)
-    with attack(server.ready, "empty messages", THROUGH_NATS):
-        during = await rate_of(jetstream, SECONDS)
-        with strandline.connect(server.flight, timeout_s=5) as api:
-            began_s = time.monotonic()
-            await asyncio.to_thread(api.list_streams)
-            assert time.monotonic() - began_s < 2.0
+    await check_share(jetstream, server.ready, "empty messages", THROUGH_NATS)
+    with (
+        attack(server.ready, "empty messages", THROUGH_NATS),
+        strandline.connect(server.flight, timeout_s=5) as api,
+    ):
+        began_s = time.monotonic()
+        await asyncio.to_thread(api.list_streams)
+        assert time.monotonic() - began_s < 2.0
     await client.close()
-    assert during >= SHARE * before, f"{before:.0f} → {during:.0f} records/s"
     assert not [line for line in server.errors if "lost the connection" in line]
 
 
@@ -167,12 +182,9 @@ async def test_nobody_is_fenced_while_a_stranger_floods_the_leader(tmp_path, kit
         ready = cluster[leader].ready
         client = await nats.connect(cluster[leader].nats_url)
         jetstream = client.jetstream()
-        before = await rate_of(jetstream, SECONDS)
         epoch = status(cluster[2]).leader_epoch
         for name in ("chunks to HTTP", "PING", "tiny DATA"):
-            with attack(ready, name):
-                during = await rate_of(jetstream, SECONDS)
-            assert during >= SHARE * before, f"{name}: {before:.0f} → {during:.0f} records/s"
+            await check_share(jetstream, ready, name)
             assert status(cluster[2]).leader == leader
             assert status(cluster[2]).leader_epoch == epoch
             assert len(status(cluster[2]).isr) == 3

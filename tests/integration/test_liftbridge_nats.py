@@ -38,11 +38,11 @@ def read(api, stream, count):
 
 
 def over_nats(url, *messages):
-    """Publish (subject, payload, reply) and give what comes to the inbox ``acks.>``."""
+    """Publish (subject, payload, reply) and give what comes to the inbox ``_INBOX.acks.>``."""
 
     async def run():
         client = await nats.connect(url)
-        acks = await client.subscribe("acks.>")
+        acks = await client.subscribe("_INBOX.acks.>")
         for subject, payload, reply in messages:
             await client.publish(subject, payload, reply=reply)
         await client.flush()
@@ -78,14 +78,14 @@ def test_an_envelope_is_unwrapped_and_acknowledged(api, server, way):
         key=b"k",
         value=b"v",
         headers=[("h", b"1")],
-        ack_inbox="acks.1",
+        ack_inbox="_INBOX.acks.1",
         correlation_id="c",
         ack_policy=envelope.AckPolicy.ALL,
     )
     [(subject, ack)] = over_nats(
         getattr(server, way), (f"{name}.1", envelope.encode_message(message), "")
     )
-    assert (subject, ack.stream, ack.offset, ack.correlation_id) == ("acks.1", name, 0, "c")
+    assert (subject, ack.stream, ack.offset, ack.correlation_id) == ("_INBOX.acks.1", name, 0, "c")
     assert (ack.partition_subject, ack.message_subject) == (name, f"{name}.1")
     call = api.Subscribe(
         pb.SubscribeRequest(stream=name, partition=1, startPosition=pb.EARLIEST), timeout=TIMEOUT_S
@@ -104,16 +104,16 @@ def test_an_envelope_may_expect_an_offset(api, server, way):
     request.optimisticConcurrencyControl.value = True
     api.CreateStream(request, timeout=TIMEOUT_S)
     messages = [
-        envelope.Message(offset=offset, value=b"%d" % n, ack_inbox=f"acks.{n}")
+        envelope.Message(offset=offset, value=b"%d" % n, ack_inbox=f"_INBOX.acks.{n}")
         for n, offset in enumerate((0, 0, 1, -1))
     ]
     payloads = [(name, envelope.encode_message(message), "") for message in messages]
     acks = dict(over_nats(getattr(server, way), *payloads))
     assert {inbox: (ack.offset, ack.error) for inbox, ack in acks.items()} == {
-        "acks.0": (0, envelope.AckError.OK),
-        "acks.1": (0, envelope.AckError.INCORRECT_OFFSET),
-        "acks.2": (1, envelope.AckError.OK),
-        "acks.3": (2, envelope.AckError.OK),
+        "_INBOX.acks.0": (0, envelope.AckError.OK),
+        "_INBOX.acks.1": (0, envelope.AckError.INCORRECT_OFFSET),
+        "_INBOX.acks.2": (1, envelope.AckError.OK),
+        "_INBOX.acks.3": (2, envelope.AckError.OK),
     }
 
 
@@ -123,7 +123,7 @@ def test_a_readonly_stream_refuses_nats_too(api, server):
     api.SetStreamReadonly(
         pb.SetStreamReadonlyRequest(name="closed", readonly=True), timeout=TIMEOUT_S
     )
-    message = envelope.Message(value=b"v", ack_inbox="acks.r")
+    message = envelope.Message(value=b"v", ack_inbox="_INBOX.acks.r")
     [(_, ack)] = over_nats(server.nats_url, ("closed", envelope.encode_message(message), ""))
     assert ack.error == envelope.AckError.UNKNOWN
     request = pb.FetchPartitionMetadataRequest(stream="closed")
