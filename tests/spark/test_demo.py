@@ -52,12 +52,13 @@ def interrupt(demo, directory):
 
 
 def running(directory):
-    """Processes that the demo started, and itself."""
+    """The demo and the processes that it started; nats-server inherits no mark, but its path."""
     mark, found = f"{MARK}={directory}".encode(), []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
+            is_marked = mark in (process / "environ").read_bytes().split(b"\0")
+            if is_marked or b"%b/" % bytes(directory) in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
         except OSError:
             continue
     return found
