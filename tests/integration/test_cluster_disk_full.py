@@ -5,6 +5,7 @@ Needs the right to mount; skipped where there is none.
 
 import os
 import subprocess
+import sys
 import time
 
 import pytest
@@ -77,7 +78,7 @@ def lead_at_full(servers, kit):
 
 def cli(server: ProcessServer, *arguments):
     """Run a command of ours at a broker."""
-    command = ("strandline", *arguments, "--server", server.flight)
+    command = (sys.executable, "-m", "strandline.cli", *arguments, "--server", server.flight)
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
 
