@@ -310,7 +310,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How often everything stored is read again to look for damage."""
     scrub_bytes_per_s: int = 16 << 20
     """How much of it a second; 0 turns it off."""
-    skip_damaged_decisions: bool = False
+    allow_corrupt_coordinator_log: bool = False
     """Let the coordinators of groups and transactions begin without entries of theirs that are
     damaged."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.decisions import Answer, Forget, Refuse, Store
+from strandline.coordinator_effects import Answer, Forget, Refuse, Store
 from strandline.groups import effects as fx
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator

@@ -90,9 +90,9 @@ def shown(effect):
             return f"read {first}-{after} for {to}"
         case fx.Refusing(reason):
             return f"refusing: {reason}" if reason else "accepting"
-        case fx.HandOver(candidates):
+        case fx.TransferLeadership(candidates):
             return f"hand over to {listed(candidates)}"
-        case fx.Stuck(trouble):
+        case fx.Halted(trouble):
             return f"STUCK: {trouble}"
         case fx.AskMetadata(epoch):
             return f"ask metadata about e{epoch}"
@@ -225,10 +225,10 @@ class Story:
         number = int(number)
         replica, log = self.replicas[number], self.logs[number]
         below = replica.log.high_watermark
-        log.compact(Reach(below, below, replica.everywhere))
+        log.compact(Reach(below, below, replica.min_replica_offset))
         held = [f"{batch(s.ref)}:{s.payload.decode()}" for s in log.seen.batches.values()]
         self.lines.append(
-            f"{number}: all have what is below {replica.everywhere}; {'  '.join(held)}"
+            f"{number}: all have what is below {replica.min_replica_offset}; {'  '.join(held)}"
         )
 
     def flush(self, number):
@@ -301,10 +301,10 @@ class Story:
         self.logs[int(number)].wipe()
 
     def lost(self, number, other):
-        self.step(int(number), ev.PeerLost(int(other)))
+        self.step(int(number), ev.PeerDisconnected(int(other)))
 
     def back(self, number, other):
-        self.step(int(number), ev.PeerBack(int(other)))
+        self.step(int(number), ev.PeerConnected(int(other)))
 
     def decide(self):
         number, proposal = self.proposals.popleft()

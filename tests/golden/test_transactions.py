@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from strandline.decisions import Answer, Forget, Refuse, Store
+from strandline.coordinator_effects import Answer, Forget, Refuse, Store
 from strandline.transactions import effects as fx
 from strandline.transactions import events as ev
 from strandline.transactions.coordinator import Coordinator
 from strandline.transactions.effects import MarkerKind
 from strandline.transactions.index import TransactionIndex
-from strandline.transactions.state import Batch, CoordinatorState, Place, Producer
+from strandline.transactions.state import Batch, CoordinatorState, Producer, TransactionPartition
 
 SCRIPTS = sorted((Path(__file__).parent / "transactions").glob("*.txt"))
 
@@ -34,7 +34,7 @@ def producer(text):
 
 def place(text):
     stream, number = text.split("/")
-    return Place(stream, int(number), int(number) + 1)
+    return TransactionPartition(stream, int(number), int(number) + 1)
 
 
 def batch(text):
@@ -65,7 +65,7 @@ class Partition:
         return f"at {self.end - 1}"
 
     def status(self):
-        stable = self.index.stable_offset(self.end)
+        stable = self.index.last_stable_offset(self.end)
         return f"end={self.end} stable={stable} aborted={self.index.aborted_count}"
 
 
@@ -139,7 +139,9 @@ class Story:
 
     def add(self, id_, *names, as_=None):
         who = self._who(id_, as_)
-        return self.step(ev.AddPlaces(f"add {id_}", id_, who, [place(name) for name in names]))
+        return self.step(
+            ev.AddTransactionPartitions(f"add {id_}", id_, who, [place(name) for name in names])
+        )
 
     def prepare(self, id_, as_=None):
         return self.step(ev.Prepare(f"prepare {id_}", id_, self._who(id_, as_)))

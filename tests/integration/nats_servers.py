@@ -8,7 +8,7 @@ import subprocess
 import urllib.request
 from contextlib import contextmanager
 
-from strandline.frontends.nats.child import find_binary
+from strandline.frontends.nats.embedded_server import find_binary
 from strandline.server.ports import free_ports
 
 CONFIGURATION = """\

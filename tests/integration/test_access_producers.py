@@ -169,7 +169,7 @@ def test_nobody_writes_into_the_transaction_of_another(victim, intruder):
         "prepare_transaction": {"id": "tx", "producer": who},
         "end_transaction": {"id": "tx", "producer": who, "commit": False},
         "begin_transaction": {"id": "tx", "nonce": "12345678", "timeout_ms": 9, "after": who},
-        "commit_positions": {"group": "g", "positions": positions, "transaction": who},
+        "commit_offsets": {"group": "g", "positions": positions, "transaction": who},
     }.items():
         assert intruder.act(name, **body) in ("not_allowed", "not_leader"), name
     transaction.append("pay", b"second")
@@ -195,7 +195,7 @@ def test_nobody_speaks_for_the_group_member_of_another(servers, tokens, victim):
         name, epoch = member["member"], member["epoch"]
         positions = {"pay": {"0": 1}}
         tried = {
-            "commit_positions": {"positions": positions, "epoch": epoch, "number": 1},
+            "commit_offsets": {"positions": positions, "epoch": epoch, "number": 1},
             "group_heartbeat": {"epoch": epoch},
             "leave_group": {},
             "join_group": {"streams": ["pay"], "session_ms": 9000},

@@ -184,7 +184,7 @@ async def test_a_closed_consumer_still_answers(strandline_url):
             await consumer.positions()
             with pytest.raises(StrandlineError):
                 async with client.transaction("t") as transaction:
-                    await transaction.commit_positions(consumer, {("s", 0): 0})
+                    await transaction.commit_offsets(consumer, {("s", 0): 0})
 
 
 async def test_a_consumer_joins_once(strandline_url):

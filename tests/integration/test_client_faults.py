@@ -13,7 +13,7 @@ import pytest
 
 import strandline
 from strandline.broker.partition_appends import PartitionAppends
-from strandline.client.outbox import Outbox
+from strandline.client.accumulator import RecordAccumulator
 from strandline.errors import (
     DisconnectedError,
     DiskFullError,
@@ -153,7 +153,7 @@ def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(proce
             producer.append(b"first").result(60)
             process.signal(signal.SIGSTOP)
             sent = producer.append(b"sent")
-            while not producer._delivery._outbox.in_flight(*producer._delivery._lanes.values()):
+            while not producer._delivery._outbox.in_flight(*producer._delivery._senders.values()):
                 time.sleep(0.01)
             time.sleep(0.2)  # it is written to the connection at once
             process.kill()
@@ -210,7 +210,9 @@ def test_refusals_do_not_use_a_producer_up(monkeypatch):
     """Each of a full disk takes an epoch; after the last one another producer id is used."""
     full = [None] + [DiskFullError("full")] * 5 + [None] * 2
     monkeypatch.setattr(PartitionAppends, "_batch_refusal", lambda *_: full[0])
-    monkeypatch.setattr("strandline.client.delivery.Outbox", functools.partial(Outbox, epoch_max=1))
+    monkeypatch.setattr(
+        "strandline.client.delivery.Outbox", functools.partial(RecordAccumulator, epoch_max=1)
+    )
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("s")
         with client.producer("s", linger_ms=0, delivery_timeout_s=10) as producer:

@@ -14,10 +14,10 @@ from nats.js.errors import ServiceUnavailableError
 
 import strandline
 from strandline.broker import log_replay, partition_appends
+from strandline.client.accumulator import RecordAccumulator
 from strandline.client.batching import Record
-from strandline.client.brokers import Brokers
-from strandline.client.expecting import ExpectingAppender
-from strandline.client.outbox import Outbox
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.conditional_appender import ConditionalAppender
 from strandline.errors import StillLoadingError
 from strandline.testing import Server
 
@@ -64,15 +64,15 @@ def client(server):
 def numbers(monkeypatch):
     """The epoch and the producer of each lot that was sent."""
     found = []
-    send = Outbox.send
+    send = RecordAccumulator.send
 
-    def noted(self, lane, takes):
-        entry = send(self, lane, takes)
+    def noted(self, sender, takes):
+        entry = send(self, sender, takes)
         if entry is not None and entry.numbers is not None:
             found.append((entry.numbers.epoch, entry.numbers.producer))
         return entry
 
-    monkeypatch.setattr(Outbox, "send", noted)
+    monkeypatch.setattr(RecordAccumulator, "send", noted)
     return found
 
 
@@ -177,7 +177,7 @@ def test_the_rows_of_a_batch_with_ids_keep_their_order(client, refusals):
 
 def test_an_expected_offset_waits_for_a_leader_that_loads(client, server, loads):
     """A refusal says for certain that nothing was stored, so it is sent again."""
-    appender = ExpectingAppender(Brokers(str(server), timeout_s=20), timeout_s=20)
+    appender = ConditionalAppender(ClusterClient(str(server), timeout_s=20), timeout_s=20)
     try:
         ack = appender.append("s", 0, Record(b"v", None, None, None, "m"), expected_offset=0)
     finally:

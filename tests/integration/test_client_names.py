@@ -11,14 +11,14 @@ from strandline.errors import InvalidRecordError, InvalidRequestError, Strandlin
 from strandline.testing import Server
 
 
-def commit_positions(client, name):
+def commit_offsets(client, name):
     with client.transaction("t") as transaction:
-        transaction.commit_positions(name, {("s", 0): 1})
+        transaction.commit_offsets(name, {("s", 0): 1})
 
 
 def stage_positions(client, name):
     with client.stage("t", 0) as stage:
-        stage.commit_positions(name, {("s", 0): 1})
+        stage.commit_offsets(name, {("s", 0): 1})
 
 
 CALLS = {
@@ -32,7 +32,7 @@ CALLS = {
     "groups.reset": lambda client, name: client.groups.reset(name, "s", "latest"),
     "groups.delete": lambda client, name: client.groups.delete(name),
     "transaction": lambda client, name: client.transaction(name),
-    "commit_positions": commit_positions,
+    "commit_offsets": commit_offsets,
     "staged positions": stage_positions,
     "stage": lambda client, name: client.stage(name, 0),
     "commit_staged": lambda client, name: client.commit_staged(name, "1.2"),

@@ -4,7 +4,7 @@ import pytest
 
 import strandline
 from strandline.client.connection import Connection
-from strandline.encryption.masters import new_key_text, parse_master_keys
+from strandline.encryption.master_keys import new_key_text, parse_master_keys
 from strandline.protocol import admin
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.protocol.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys

@@ -370,7 +370,7 @@ def test_positions_are_committed_with_what_was_made_of_the_records(client, strea
                 for record in batch:
                     transaction.append(output, record.value)
                 end = {PartitionName(stream, batch.partition): batch.next_offset}
-                transaction.commit_positions(consumer, end)
+                transaction.commit_offsets(consumer, end)
                 if fails:
                     raise ZeroDivisionError
 
@@ -401,7 +401,7 @@ def test_a_member_that_lost_its_partitions_commits_no_transaction(client, stream
         late = ann.positions()
         transaction = client.transaction(f"fenced-{stream}")
         transaction.append(output, "made twice")
-        transaction.commit_positions(ann, late)
+        transaction.commit_offsets(ann, late)
         with client.consumer("fenced", stream, **manual) as bob:
             until(lambda: sizes(ann, bob) == [2, 2], ann, bob)
             with pytest.raises(StaleMemberError):
@@ -409,13 +409,13 @@ def test_a_member_that_lost_its_partitions_commits_no_transaction(client, stream
             assert client.groups.positions("fenced") == {}
             with client.transaction(f"fenced-{stream}") as transaction:
                 transaction.append(output, "made once")
-                transaction.commit_positions(ann)
+                transaction.commit_offsets(ann)
             assert client.groups.positions("fenced") == ann.positions()
             with (
                 pytest.raises(GroupInUseError),
                 client.transaction(f"fenced-{stream}") as transaction,
             ):
-                transaction.commit_positions("fenced", late)
+                transaction.commit_offsets("fenced", late)
     assert client.read(output).read_all()["value"].to_pylist() == [b"made once"]
 
 
@@ -423,7 +423,7 @@ def test_a_prepared_transaction_holds_the_partitions_of_its_positions(client, st
     """Nobody begins there before it is decided; then the next one begins behind it."""
     held = PartitionName(stream, 1)
     transaction = client.transaction(f"held-{stream}")
-    transaction.commit_positions("held", {held: 7})
+    transaction.commit_offsets("held", {held: 7})
     staged = transaction.prepare()
     assert client.groups.info("held").undecided == {stream: {1: 7}}
     with client.consumer("held", stream) as consumer:
@@ -438,7 +438,7 @@ def test_a_prepared_transaction_holds_the_partitions_of_its_positions(client, st
             pytest.raises(InvalidRequestError, match="commit_interval_s=None"),
             client.transaction(f"held-{stream}") as transaction,
         ):
-            transaction.commit_positions(consumer)
+            transaction.commit_offsets(consumer)
 
 
 def test_what_an_aborted_transaction_was_told_is_still_to_be_committed(client, stream):
@@ -447,12 +447,12 @@ def test_what_an_aborted_transaction_was_told_is_still_to_be_committed(client, s
     with client.consumer(name, stream, commit_interval_s=None) as consumer:
         take(consumer, 40)
         transaction = client.transaction(name)
-        transaction.commit_positions(consumer)
+        transaction.commit_offsets(consumer)
         client.abort_staged(name, transaction.prepare())
         consumer.commit()
         assert client.groups.positions(name) == consumer.positions()
         with client.transaction(name) as transaction:
-            transaction.commit_positions(consumer, {PartitionName(stream, 0): 7})
+            transaction.commit_offsets(consumer, {PartitionName(stream, 0): 7})
         consumer.commit()
         assert client.groups.positions(name) == consumer.positions()
 
@@ -522,7 +522,7 @@ async def test_consumers_of_asyncio(server, client, stream):
         async with connected.transaction(f"aio-{stream}") as transaction:
             await transaction.append(stream, b"derived", partition=0)
             await consumer.seek(stream, 0, 7)
-            await transaction.commit_positions(consumer)
+            await transaction.commit_offsets(consumer)
             await transaction.flush()
             assert not transaction.has_ended
         assert transaction.has_ended

@@ -7,7 +7,7 @@ import nats
 import pytest
 
 import strandline
-from strandline.encryption.masters import new_key_text, parse_master_keys
+from strandline.encryption.master_keys import new_key_text, parse_master_keys
 from strandline.errors import StrandlineError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer

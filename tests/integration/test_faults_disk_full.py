@@ -14,7 +14,7 @@ import pytest
 
 import strandline
 from strandline.errors import DiskFullError, StrandlineError
-from strandline.frontends.nats.child import NatsServerChild
+from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
 from strandline.testing import ProcessServer
 
 pytestmark = [
@@ -185,7 +185,7 @@ def readiness(server):
 async def test_nats_server_is_started_again_once_there_is_space(small_disk, leave):
     """What it writes as it starts needs a little space: it is tried again until there is some."""
     (small_disk / "nats").mkdir()
-    child = NatsServerChild(
+    child = EmbeddedNatsServer(
         small_disk / "nats", host="127.0.0.1", port=0, payload_max=1 << 20, on_restart=lambda: None
     )
     ballast = fill(small_disk, leave=leave)

@@ -21,7 +21,7 @@ import trustme
 
 import strandline
 from strandline.errors import StrandlineError
-from strandline.frontends.nats import door
+from strandline.frontends.nats import auth_callout as door
 from strandline.server.ports import free_ports
 from strandline.testing.server import Server
 
@@ -148,7 +148,7 @@ async def test_who_may_publish_is_acknowledged(admin, shop, connect, how):
     [
         "secrets.x",
         "orders",
-        "elsewhere",
+        "remote_error",
         "$SYS.REQ.USER.AUTH",
         "$SYS.REQ.SERVER.PING",
         "_INBOX.x.y",

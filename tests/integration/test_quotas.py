@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import strandline
 from strandline.cli.app import app
 from strandline.errors import QuotaExceededError, StrandlineError
-from strandline.frontends.flight import life
+from strandline.frontends.flight import lifecycle as life
 from strandline.frontends.grpc import calls
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc._generated import logspec_pb2

@@ -20,8 +20,9 @@ from strandline.config import TlsConfig
 from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineError
 from strandline.frontends.grpc import listener as grpc_listener
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.nats import listener, subscriber
-from strandline.frontends.nats.child import NatsServerChild
+from strandline.frontends.nats import client as subscriber
+from strandline.frontends.nats import listener
+from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer, Server
 
@@ -490,7 +491,7 @@ async def test_nats_servers_with_tls_of_ones_own(papers, tmp_path, monkeypatch):
     monkeypatch.setattr(subscriber, "FIRST_CONNECTION_TIMEOUT_S", 2.0)
     certificate, key = papers.issue("127.0.0.1")
     tls = TlsConfig(certificate=str(certificate), key=str(key))
-    child = NatsServerChild(
+    child = EmbeddedNatsServer(
         tmp_path / "nats", host="127.0.0.1", port=0, payload_max=1 << 20,
         on_restart=lambda: None, tls=tls,
     )  # fmt: skip

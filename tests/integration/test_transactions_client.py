@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.client.stage import StagedPart
+from strandline.client.staged_write import StagedPart
 from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,
@@ -68,7 +68,7 @@ def test_a_context_commits_everything_together(client, name):
         acks = [t.append(a, f"{n}", partition=n % 3) for n in range(9)]
         t.append(b, "one", key="k", headers={"h": "1"})
         t.append_batch(b, pa.table({"value": ["two", "three"]}))
-        t.commit_positions("g", {PartitionName("in", 0): 7})
+        t.commit_offsets("g", {PartitionName("in", 0): 7})
         t.flush()
         assert all(ack.done() for ack in acks)
         assert values(client, a) == values(client, b) == []
@@ -190,7 +190,7 @@ def test_a_prepared_transaction_is_ended_by_anybody(server, client, name):
     with strandline.connect(server) as first:
         t = first.transaction(name)
         t.append(name, "staged")
-        t.commit_positions(name, {PartitionName("in", 3): 4})
+        t.commit_offsets(name, {PartitionName("in", 3): 4})
         staged = t.prepare()
     assert values(client, name) == []
     with pytest.raises(TransactionPreparedError, match=re.escape(staged)):
@@ -296,7 +296,7 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
         async with made.transaction(name) as t:
             await t.append(name, "one")
             await t.append_batch(name, pa.table({"value": ["two"]}))
-            await t.commit_positions(name, {PartitionName("in", 0): 2})
+            await t.commit_offsets(name, {PartitionName("in", 0): 2})
         assert await made.groups.positions(name) == {("in", 0): 2}
         with contextlib.suppress(ZeroDivisionError):
             async with made.transaction(name) as t:

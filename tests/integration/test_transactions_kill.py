@@ -114,7 +114,7 @@ class Load:
         try:
             for stream, partition, value in rows:
                 t.append(stream, value, partition=partition)
-            t.commit_positions(worker, {PartitionName("in", 0): int(number)})
+            t.commit_offsets(worker, {PartitionName("in", 0): int(number)})
             t.flush()
             if rng.random() < 0.3:
                 t.abort()

@@ -217,7 +217,7 @@ class BrokerMachine(RuleBasedStateMachine):
             subject=place[0],
             key=b"k" if size else None,
             headers=headers,
-            responder=self.answers,
+            ack_sink=self.answers,
             token=publish,
             message_id=message_id,
             expected_last={None: None, "right": right, "wrong": right + 1}[expects],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import InvalidRecordError, InvalidRequestError
-from strandline.groups.state import Entry, Member, decode_entry, encode_entry
+from strandline.groups.state import GroupEntry, Member, decode_entry, encode_entry
 from strandline.protocol import groups as wire
 from strandline.protocol.wire import decode, encode
 from strandline.types import PartitionName
@@ -28,7 +28,7 @@ members = st.builds(
     revoking=partitions,
 )
 entries = st.builds(
-    Entry,
+    GroupEntry,
     group=names,
     epoch=numbers,
     members=st.lists(members, max_size=3).map(tuple),
@@ -41,7 +41,7 @@ MESSAGES = (
     wire.JoinGroup,
     wire.GroupHeartbeat,
     wire.LeaveGroup,
-    wire.CommitPositions,
+    wire.CommitOffsets,
     wire.GroupRef,
 )
 json_values = st.recursive(
@@ -61,7 +61,7 @@ def test_an_entry_is_read_as_it_was_written(entry):
 def test_any_bytes_are_an_entry_or_an_error_of_ours(data):
     """Nothing else comes out of it."""
     with contextlib.suppress(InvalidRecordError):
-        assert isinstance(decode_entry(data), Entry)
+        assert isinstance(decode_entry(data), GroupEntry)
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
@@ -78,8 +78,8 @@ def test_any_bytes_are_a_request_or_an_error_of_ours(kind, data):
         wire.JoinGroup(group="g" * 401, member="m", streams=("s",), session_ms=1),
         wire.JoinGroup(group="g", member="m", streams=(), session_ms=1),
         wire.JoinGroup(group="g", member="m", streams=("s",) * 1001, session_ms=1),
-        wire.CommitPositions(group="g", positions={}),
-        wire.CommitPositions(group="g", positions={"s": {0: -1}}),
+        wire.CommitOffsets(group="g", positions={}),
+        wire.CommitOffsets(group="g", positions={"s": {0: -1}}),
         wire.GroupHeartbeat(group="g", member="", epoch=1),
     ],
     ids=["long-name", "no-stream", "many-streams", "no-position", "negative", "nobody"],

@@ -36,7 +36,7 @@ HEADERS = [
 ]
 OUTCOMES = {
     "full": DiskFullError("full"),
-    "moved": NotLeaderError("elsewhere"),
+    "moved": NotLeaderError("remote_error"),
     "failed": UnavailableError("retry"),
 }
 
@@ -81,31 +81,31 @@ class Partition:
         self.waiting = []
         self.is_refusing = False
 
-    def append(self, value, *, subject, responder=None, token=None):
+    def append(self, value, *, subject, ack_sink=None, token=None):
         assert subject == "beam"
-        self._accept([value], responder, token=token, offset=len(self.stored))
+        self._accept([value], ack_sink, token=token, offset=len(self.stored))
 
-    def append_arrow(self, batch, *, responder, token):
+    def append_arrow(self, batch, *, ack_sink, token):
         values = batch.column(0).to_pylist()
-        self._accept(values, responder, token=token, offset=len(self.stored))
+        self._accept(values, ack_sink, token=token, offset=len(self.stored))
 
-    def _accept(self, values, responder, *, token, offset):
+    def _accept(self, values, ack_sink, *, token, offset):
         if self.is_refusing:
             self.is_refusing = False
-            if responder is not None:
-                responder.rejected(token, UnavailableError("too much waits"))
+            if ack_sink is not None:
+                ack_sink.rejected(token, UnavailableError("too much waits"))
             return
         self.stored += values
-        if responder is not None:
-            self.waiting.append((responder, token, Offset(offset)))
+        if ack_sink is not None:
+            self.waiting.append((ack_sink, token, Offset(offset)))
 
     def answer(self, outcome):
         waiting, self.waiting = self.waiting, []
-        for responder, token, offset in waiting:
+        for ack_sink, token, offset in waiting:
             if outcome in OUTCOMES:
-                responder.rejected(token, OUTCOMES[outcome])
+                ack_sink.rejected(token, OUTCOMES[outcome])
             else:
-                responder.acked(token, NAME, offset, duplicate=False)
+                ack_sink.acked(token, NAME, offset, duplicate=False)
 
 
 class GeneralOnly(AppendStream):

@@ -24,7 +24,7 @@ from strandline.storage.journal_file import (
     ENTRY_BYTES,
     FILE_HEADER_BYTES,
     PART_BYTES,
-    Entry,
+    ScannedEntry,
 )
 from strandline.storage.journal_scan import scan_directory
 from strandline.storage.log import Log
@@ -81,7 +81,7 @@ class Place(NamedTuple):
     """Where an entry of the journal is, and what it holds."""
 
     file: Path
-    entry: Entry
+    entry: ScannedEntry
     batches: list[tuple[LogId, bytes]]
 
 

@@ -13,7 +13,7 @@ from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
-from strandline.storage.mending import mend
+from strandline.storage.repair import mend
 
 hits = st.lists(
     st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 400), st.integers(0, 255)),

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from strandline.testing.sim.metadata import MetadataLife
+from strandline.testing.sim.metadata import MetadataRun
 
 SEEDS = int(os.environ.get("METADATA_SEEDS", "40"))
 STEPS = 300
@@ -18,7 +18,7 @@ def test_no_life_breaks_a_promise():
     """Images, steps, records, retries and the cluster's healing are right in every one."""
     for seed in range(SEEDS):
         try:
-            MetadataLife(seed).live(STEPS)
+            MetadataRun(seed).live(STEPS)
         except Exception as error:
             raise AssertionError(f"seed {seed} broke a promise") from error
 
@@ -27,4 +27,4 @@ def test_no_life_breaks_a_promise():
 def test_clusters_of_other_sizes_keep_them_too(brokers):
     """One broker, two, and more than a partition has replicas."""
     for seed in range(SEEDS // 10):
-        MetadataLife(seed, brokers=brokers).live(STEPS)
+        MetadataRun(seed, brokers=brokers).live(STEPS)

@@ -27,7 +27,7 @@ sets = st.lists(brokers, min_size=1, max_size=4, unique=True).map(tuple)
 names = st.sampled_from(["a", "b", "__activity"])
 incarnations = st.sampled_from(["r1", "r2", ""])
 runs = st.builds(c.BrokerRun, brokers, incarnations)
-seldom = st.integers(0, 4)
+log_throttle = st.integers(0, 4)
 configs = st.builds(
     StreamConfig,
     name=names,
@@ -36,7 +36,7 @@ configs = st.builds(
     replicas=st.integers(1, 3),
     min_isr=st.integers(1, 2),
 )
-ats = st.builds(c.PartitionAt, names, st.integers(0, 2), st.integers(1, 4), seldom)
+ats = st.builds(c.PartitionAt, names, st.integers(0, 2), st.integers(1, 4), log_throttle)
 registrations = st.builds(
     c.RegisterBroker,
     broker=brokers,
@@ -48,7 +48,7 @@ nonsense = st.one_of(
     registrations,
     st.builds(c.CreateStream, configs, st.just(1), st.lists(some_brokers, max_size=2).map(tuple)),
     st.builds(c.DeleteStream, names),
-    st.builds(c.AddPartitions, names, seldom, st.lists(sets, max_size=2).map(tuple)),
+    st.builds(c.AddPartitions, names, log_throttle, st.lists(sets, max_size=2).map(tuple)),
     st.builds(c.Fence, st.lists(runs, max_size=2).map(tuple)),
     st.builds(c.Unfence, st.lists(runs, max_size=2).map(tuple)),
     st.builds(c.BeginShutdown, runs),
@@ -58,7 +58,7 @@ nonsense = st.one_of(
     st.builds(
         c.ChangeIsr,
         runs,
-        st.lists(st.builds(c.IsrChange, ats, seldom, some_brokers), max_size=2).map(tuple),
+        st.lists(st.builds(c.IsrChange, ats, log_throttle, some_brokers), max_size=2).map(tuple),
     ),
     st.builds(c.FinishReassignment, st.lists(ats, max_size=2).map(tuple)),
     st.builds(c.AdmitBroker, brokers, st.sampled_from(["", "host:1"])),
@@ -184,7 +184,7 @@ Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, d
 TestMetadataMachine = Machine.TestCase
 
 
-@given(st.one_of(nonsense, st.builds(c.Proposed, st.integers(0, 9), seldom, nonsense)))
+@given(st.one_of(nonsense, st.builds(c.Proposed, st.integers(0, 9), log_throttle, nonsense)))
 def test_every_entry_survives_the_log(entry):
     """What is decoded is what was encoded, whatever a command says."""
     assert c.decode_entry(c.encode_entry(entry)) == entry

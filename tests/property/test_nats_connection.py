@@ -11,11 +11,11 @@ from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError
+from strandline.frontends.nats.backpressure import ROUND, Backpressure
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import ROUND, Gate
+from strandline.frontends.nats.ingest import MessageIngest
 from strandline.frontends.nats.listener import IngestListener
 from strandline.frontends.nats.protocol import Failure, Parser, Violation
-from strandline.frontends.nats.publish import Intake
 from strandline.record.envelope import Message, encode_message
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
@@ -28,17 +28,17 @@ class Partition:
         self.name = name
         self.appended = 0
 
-    def append(self, value, *, subject, responder=None, token=None, **_):
+    def append(self, value, *, subject, ack_sink=None, token=None, **_):
         assert value is None or isinstance(value, bytes)
         assert isinstance(subject, str)
         self.appended += 1
-        if responder is None:
+        if ack_sink is None:
             return
         if self.appended % 3 == 0:
-            responder.rejected(token, DiskFullError("full"))
+            ack_sink.rejected(token, DiskFullError("full"))
         else:
             duplicate = self.appended % 3 == 1
-            responder.acked(token, self.name, Offset(self.appended), duplicate=duplicate)
+            ack_sink.acked(token, self.name, Offset(self.appended), duplicate=duplicate)
 
 
 def make_connection():
@@ -58,8 +58,10 @@ def make_connection():
     )
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
-    intake = Intake(broker.clock, routes, broker.admission)
-    listener = IngestListener(broker, config, routes=routes, intake=intake, gate=Gate(10_000))
+    intake = MessageIngest(broker.clock, routes, broker.admission)
+    listener = IngestListener(
+        broker, config, routes=routes, intake=intake, gate=Backpressure(10_000)
+    )
     return PublisherConnection(listener)
 
 

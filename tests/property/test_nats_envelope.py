@@ -14,7 +14,7 @@ from strandline.record.envelope import (
     encode_ack,
     encode_message,
 )
-from strandline.record.protowire import Scalar, WireError, put_varint, read_fields, read_varint
+from strandline.record.protobuf_wire import Scalar, WireError, put_varint, read_fields, read_varint
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 int64s = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from strandline.errors import InvalidRecordError, InvalidSubjectError
 from strandline.frontends.nats.headers import encode_headers, parse_headers
 from strandline.frontends.nats.inboxes import Inboxes
+from strandline.frontends.nats.ingest import interpret
 from strandline.frontends.nats.protocol import (
     LINE_BYTES_MAX,
     SERVER_LINE_BYTES_MAX,
@@ -21,7 +22,6 @@ from strandline.frontends.nats.protocol import (
     encode_subscribe,
     encode_unsubscribe,
 )
-from strandline.frontends.nats.publish import interpret
 from strandline.record.subjects import SubjectRouter, subject_matches, validate_subject
 
 PAYLOAD_MAX = 200

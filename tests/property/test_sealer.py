@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.encryption.data_keys import new_data_key
-from strandline.encryption.masters import MasterKey, MasterKeys
+from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.encryption.sealer import BatchSealer
 from strandline.errors import StrandlineError
 from strandline.record.batch import check_batch

@@ -106,7 +106,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def compare_after_recovery(self, model: Model) -> None:
         log = self.log(model)
-        self.take_back(model)
+        self.unread(model)
         ends = [0, *(read_header(batch).next_offset for batch in model.batches)]
         assert log.log_end_offset in ends, "the log ends where a batch ended"
         kept = ends.index(log.log_end_offset)
@@ -116,7 +116,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert log.log_start_offset <= model.start or model.start >= model.end
         assert log.log_start_offset >= model.start or log.log_start_offset == model.end
 
-    def take_back(self, model: Model) -> None:
+    def unread(self, model: Model) -> None:
         """Batches that were cut are back in place of some that were not safe."""
         log = self.log(model)
         found = list(self.read(log, log.log_start_offset))

@@ -17,7 +17,7 @@ import yaml
 from deltalake import DeltaTable
 
 import strandline
-from strandline.client.latest import latest_by_key
+from strandline.client.compacted_view import latest_by_key
 from strandline.spark.demo.processes import Child
 from strandline.spark.pipelines.sources import source_of
 from strandline.spark.session import QUICK_START

@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from strandline.client.latest import latest_by_key
+from strandline.client.compacted_view import latest_by_key
 from strandline.errors import (
     DataLossError,
     InvalidConfigError,

@@ -79,7 +79,7 @@ def test_groups_show_their_positions_and_what_is_before_them():
     telemetry = Telemetry()
     telemetry.group_samples = lambda: [
         GroupSample("billing", "orders", 0, 6, 2, 1.5),
-        GroupSample("billing", "elsewhere", 0, 5),
+        GroupSample("billing", "remote_error", 0, 5),
     ]
     shown = families(telemetry)
 
@@ -91,7 +91,7 @@ def test_groups_show_their_positions_and_what_is_before_them():
 
     assert values("position") == [
         ("billing", "orders", "0", 6),
-        ("billing", "elsewhere", "0", 5),
+        ("billing", "remote_error", "0", 5),
     ]
     assert values("lag_records") == [("billing", "orders", "0", 2)]
     assert values("oldest_unread_seconds") == [("billing", "orders", "0", 1.5)]

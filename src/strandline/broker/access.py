@@ -22,7 +22,7 @@ from strandline.errors import (
 )
 from strandline.metadata.image import MetadataImage
 from strandline.security.acl import Operation, Resource
-from strandline.security.policy import Identity, Policy, Settings, Shown
+from strandline.security.policy import ClientCredentials, Identity, Policy, Settings
 from strandline.security.principal import ANONYMOUS, Principal
 from strandline.security.producer_ids import owner_of
 from strandline.security.tokens import BOOTSTRAP_CHARACTERS_MIN, TEXT_BYTES_MAX, fingerprint
@@ -82,7 +82,7 @@ class Access:
         self._made = (image, policy)
         return policy
 
-    def identify(self, shown: Shown) -> "Asker":
+    def identify(self, shown: ClientCredentials) -> "Caller":
         """Who shows this.
 
         Raises:
@@ -90,10 +90,10 @@ class Access:
             UnavailableError: as ``judged``.
         """
         if not self.is_on:
-            return Asker(self, Identity(ANONYMOUS))
+            return Caller(self, Identity(ANONYMOUS))
         identity = self.judged(lambda policy, now_ns: policy.identify(shown, now_ns))
         self.check_lease(identity)
-        return Asker(self, identity)
+        return Caller(self, identity)
 
     def is_leased(self, identity: Identity) -> bool:
         """Whether what the metadata allows somebody may be acted upon now."""
@@ -154,7 +154,7 @@ class Access:
         return me is None or me.is_fenced
 
 
-class Asker:
+class Caller:
     """Somebody who asks, for as long as a call or a connection lasts.
 
     Args:

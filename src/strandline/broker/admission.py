@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from strandline.broker.responder import Responder
-from strandline.broker.seldom import Seldom
+from strandline.broker.ack_sink import AckSink
+from strandline.broker.log_throttle import LogThrottle
 from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
 from strandline.errors import CorruptBatchError, NotLeaderError, StrandlineError
@@ -36,12 +36,12 @@ class Admission:
         self.dirty: list[Partition] = []
         self.on_damage: Callable[[Partition, CorruptBatchError], None] = _unheard
         """Told, on any thread, what readers met."""
-        self._throttle = Seldom()
+        self._throttle = LogThrottle()
 
     def reject(
         self,
         error: StrandlineError,
-        responder: Responder | None,
+        ack_sink: AckSink | None,
         token: object,
         *,
         stream: str,
@@ -49,8 +49,8 @@ class Admission:
     ) -> None:
         """Refuse records: count them, and tell the responder or else the log, throttled."""
         self.rejects[error.code] += records
-        if responder is not None:
-            responder.rejected(token, error)
+        if ack_sink is not None:
+            ack_sink.rejected(token, error)
         elif isinstance(error, NotLeaderError):
             pass  # every broker of a cluster receives the message, and the leader stores it
         elif self._throttle.is_due(f"{stream} {error.code}", self.clock.monotonic_ms() / 1e3):

@@ -12,21 +12,21 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strandline.broker.ack_sink import AckSink
 from strandline.broker.admission import Admission
 from strandline.broker.checkpointer import CheckpointSchedule
 from strandline.broker.cleaner import Cleaner
-from strandline.broker.damage import DamageReports
+from strandline.broker.corruption import DamageReports
+from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.partition import Partition
 from strandline.broker.reclaimer import SpaceReclaimer
-from strandline.broker.responder import Responder
 from strandline.broker.scrubber import Scrubber
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
-from strandline.broker.syncer import Syncer
-from strandline.broker.turn import Turn
+from strandline.broker.sync_policy import Syncer
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig
-from strandline.encryption.masters import MasterKeys
+from strandline.encryption.master_keys import MasterKeys
 from strandline.errors import (
     DiskFullError,
     InvalidConfigError,
@@ -108,7 +108,7 @@ class BrokerBase(ABC):
         self._load_metadata()
         self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
         self.admission.now_ns = self.clock.now_ns()
-        self.turn = Turn(
+        self.turn = GroupCommitter(
             self._loop,
             admission=self.admission,
             clock=self.clock,
@@ -174,7 +174,7 @@ class BrokerBase(ABC):
 
     @property
     def _why_not_encrypting(self) -> str:
-        here = [partition for partition in self.partitions() if partition.elsewhere is None]
+        here = [partition for partition in self.partitions() if partition.remote_error is None]
         missing = [error for partition in here if (error := partition.key_refusal) is not None]
         if not missing:
             return ""
@@ -254,9 +254,9 @@ class BrokerBase(ABC):
         """Await, before a creation is answered, that records can reach the stream."""
         self._bound_callbacks.append(callback)
 
-    def reads(self, responder: Responder) -> None:
+    def reads(self, ack_sink: AckSink) -> None:
         """The loop itself reads what publishers send over a connection; loop thread."""
-        self.turn.reads(responder)
+        self.turn.reads(ack_sink)
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""

@@ -13,15 +13,15 @@ import msgspec
 
 from strandline.broker.base import BrokerBase
 from strandline.broker.cluster.identity import load_identity
-from strandline.broker.groups.office import GroupOffice
+from strandline.broker.groups.coordinator_service import GroupCoordinatorService
+from strandline.broker.locality_token import write_proof
 from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
 from strandline.broker.partition import Partition
-from strandline.broker.proof import write_proof
 from strandline.broker.stream import Stream, state_error
-from strandline.broker.syncer import Syncer
-from strandline.broker.transactions.office import TransactionOffice
+from strandline.broker.sync_policy import Syncer
+from strandline.broker.transactions.coordinator_service import TransactionCoordinatorService
 from strandline.config import StreamConfig
 from strandline.errors import (
     DiskFullError,
@@ -42,7 +42,7 @@ from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import GroupSample
 from strandline.transactions.effects import Mark
-from strandline.transactions.state import Place
+from strandline.transactions.state import TransactionPartition
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class Broker(BrokerBase):
             self.reclaimer.close()
             self.lock.release()
             raise
-        self.transactions = TransactionOffice(self)
+        self.transactions = TransactionCoordinatorService(self)
         self._spawn(self.transactions.run(), "transactions")
-        self.groups = GroupOffice(self)
+        self.groups = GroupCoordinatorService(self)
         self._spawn(self.groups.run(), "groups")
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
@@ -310,10 +310,10 @@ class Broker(BrokerBase):
         Times would say what is older than the first transaction, until a clock is set back.
         """
         is_used = COORDINATOR_STREAM in self._image.streams
-        if is_used and partition.ledger is None and partition.elsewhere is None:
+        if is_used and partition.ledger is None and partition.remote_error is None:
             partition.keep_ledger(start)
 
-    def is_gone(self, place: Place) -> bool:
+    def is_gone(self, place: TransactionPartition) -> bool:
         """Whether a partition that is not here was deleted, for certain."""
         return place.log_id < self._image.next_log_id
 

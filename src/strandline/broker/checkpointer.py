@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from strandline.broker.seldom import Seldom
+from strandline.broker.log_throttle import LogThrottle
 from strandline.broker.write_back import write_back
 from strandline.clock import Clock
 from strandline.config import JournalConfig
@@ -80,7 +80,7 @@ class CheckpointSchedule:
         self._last_bulk_bytes = 0
         self._written_back_bytes = 0
         self._retry_ms: dict[str, float] = {}
-        self._failures = Seldom()
+        self._failures = LogThrottle()
         self._full_since_ms = self._last_ms
 
     def attach(self, storage: Recovered) -> None:

@@ -87,7 +87,7 @@ class Cleaner:
         """One round."""
         for partition in self._partitions():
             await self._turn_passed()
-            if partition.closed or partition.elsewhere is not None:
+            if partition.closed or partition.remote_error is not None:
                 continue
             try:
                 await self._retain(partition)
@@ -150,7 +150,7 @@ class Cleaner:
             started_ms = self._clock.monotonic_ms()
             prepared = await asyncio.to_thread(
                 compactor.prepare,
-                below=partition.stable_offset,
+                below=partition.last_stable_offset,
                 tombstones_below=_seen_by_all(partition),
                 now_ns=now_ns,
                 counts=partition.counts,
@@ -166,8 +166,10 @@ class Cleaner:
 
 def _seen_by_all(partition: Partition) -> Offset:
     """Null values below are on the disk of every replica."""
-    seat = partition.seat
-    return partition.stable_offset if seat is None else seat.everywhere
+    replica_hooks = partition.replica_hooks
+    return (
+        partition.last_stable_offset if replica_hooks is None else replica_hooks.min_replica_offset
+    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ PATIENCE_S: Final = 5.0
 """Longer than followers take to answer; where too few are left it would be for ever."""
 
 
-async def know_end(*partitions: Partition, patience_s: float = PATIENCE_S) -> None:
+async def wait_until_caught_up(*partitions: Partition, patience_s: float = PATIENCE_S) -> None:
     """Wait until everything that may have been acknowledged here is known to be committed.
 
     Args:

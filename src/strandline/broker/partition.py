@@ -21,8 +21,8 @@ from strandline.broker.admission import Admission
 from strandline.broker.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
 from strandline.broker.pending import Chunk, reject_waiting
 from strandline.broker.producer_state import NotedMeanwhile, Producers, note_batches
-from strandline.broker.seat import Seat
-from strandline.broker.transactions.ledger import Ledger, has_transactions
+from strandline.broker.replica_hooks import ReplicaHooks
+from strandline.broker.transactions.visibility import PartitionTransactions, has_transactions
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, StillLoadingError, StrandlineError
 from strandline.record.batch import Buffer, Extent
@@ -68,7 +68,7 @@ class Partition(PartitionAppends):
     @property
     def has_copies(self) -> bool:
         """Whether other brokers keep the same records."""
-        return self.seat is not None and self.config.replicas > 1
+        return self.replica_hooks is not None and self.config.replicas > 1
 
     @property
     def knows_end(self) -> bool:
@@ -149,7 +149,7 @@ class Partition(PartitionAppends):
             told = [late for last, late in self._late if last < offset]
             self._late = [each for each in self._late if each[0] >= offset]
             for late in told:
-                late.responder.acked(late.token, self.name, late.offset, duplicate=True)
+                late.ack_sink.acked(late.token, self.name, late.offset, duplicate=True)
 
     def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
         """Give up chunks that were taken but not stored, and everything accepted after them."""
@@ -165,7 +165,7 @@ class Partition(PartitionAppends):
             self.ledger.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
         for _, each in late:
-            each.responder.rejected(each.token, error)
+            each.ack_sink.rejected(each.token, error)
 
     def rebind(self, log: Log, high_watermark: Offset | None = None) -> None:
         """Continue on a log that was reopened after a failure; nothing is pending.
@@ -177,7 +177,7 @@ class Partition(PartitionAppends):
         assert not self._chunks, "everything was rejected when the storage failed"
         log.sealer = self.log.sealer
         self.log = log
-        self._led_from = Offset(0) if self.seat is None else None  # who leads next says so
+        self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
         self._drop_window()
         self._drop_producers()
         self.next_offset = log.log_end_offset
@@ -188,16 +188,18 @@ class Partition(PartitionAppends):
 
     def keep_ledger(self, start: Offset) -> None:
         """Look after transactions from now on; no batch below ``start`` belongs to one."""
-        self.ledger = Ledger(self.log, start=start, high_watermark=self.high_watermark)
+        self.ledger = PartitionTransactions(
+            self.log, start=start, high_watermark=self.high_watermark
+        )
 
     # The seat
 
-    def take_seat(self, seat: Seat, high_watermark: Offset) -> None:
+    def attach_replica(self, replica_hooks: ReplicaHooks, high_watermark: Offset) -> None:
         """Be a replica of a cluster from now on; committed is what the seat says is.
 
         ``next_offset`` is kept by a leader alone: copies reach the log without it.
         """
-        self.seat = seat
+        self.replica_hooks = replica_hooks
         self.needs_sync = True
         self._led_from = None
         is_known = high_watermark == self.high_watermark
@@ -258,7 +260,7 @@ class Partition(PartitionAppends):
 
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
-        self._unseated_by = error
+        self._not_leader_error = error
         self._settle()
 
     def bar(self, error: StrandlineError | None) -> None:
@@ -274,12 +276,12 @@ class Partition(PartitionAppends):
         """Why the metadata lets it take no records: it is readonly or paused."""
         return self._barred_by
 
-    def met_damage(self, error: CorruptBatchError) -> None:
+    def report_corruption(self, error: CorruptBatchError) -> None:
         """As ``PartitionReads``; any thread."""
         self._admission.on_damage(self, error)
 
     def _settle(self) -> None:
-        self._refused_by = self._closed_by or self._unseated_by or self._barred_by
+        self._refused_by = self._closed_by or self._not_leader_error or self._barred_by
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""

@@ -12,20 +12,26 @@ from abc import abstractmethod
 
 import pyarrow as pa
 
+from strandline.broker.ack_sink import AckSink
 from strandline.broker.admission import Admission
 from strandline.broker.dedup import DedupWindow, load_window
 from strandline.broker.log_replay import LogReplay
 from strandline.broker.partition_reads import PartitionReads
-from strandline.broker.pending import ArrowChunk, Chunk, MarkerChunk, RecordChunk, Waiting
+from strandline.broker.pending import (
+    AckWaiter,
+    Chunk,
+    PendingArrowBatch,
+    PendingMarker,
+    PendingRecords,
+)
 from strandline.broker.producer_state import (
     NotedMeanwhile,
     Producers,
     load_producers,
     producers_from,
 )
-from strandline.broker.responder import Responder
-from strandline.broker.seat import Seat
-from strandline.broker.transactions.ledger import marker_attributes
+from strandline.broker.replica_hooks import ReplicaHooks
+from strandline.broker.transactions.visibility import marker_attributes
 from strandline.config import Acks, StreamConfig
 from strandline.errors import (
     InvalidRecordError,
@@ -65,15 +71,15 @@ class PartitionAppends(PartitionReads):
         self._noted_meanwhile = NotedMeanwhile(log.log_end_offset)
         self.next_offset = log.log_end_offset
         self._chunks: list[Chunk] = []
-        self._open: RecordChunk | None = None
-        self._late: list[tuple[Offset, Waiting]] = []
+        self._open: PendingRecords | None = None
+        self._late: list[tuple[Offset, AckWaiter]] = []
         """Who repeats what is written and not committed, with the last offset of it."""
         self._is_dirty = False
-        self._unseated_by: StrandlineError | None = None
+        self._not_leader_error: StrandlineError | None = None
         self._barred_by: StrandlineError | None = None
         self._refused_by: StrandlineError | None = None
         """Of these two and ``_closed_by`` the one that matters most."""
-        self.seat: Seat | None = None
+        self.replica_hooks: ReplicaHooks | None = None
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a turn with its records has to sync."""
 
@@ -85,7 +91,9 @@ class PartitionAppends(PartitionReads):
     @property
     def absence(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
-        return self._admission.refusal or self._closed_by or self._unseated_by or self.key_refusal
+        return (
+            self._admission.refusal or self._closed_by or self._not_leader_error or self.key_refusal
+        )
 
     @property
     def key_refusal(self) -> StrandlineError | None:
@@ -104,20 +112,20 @@ class PartitionAppends(PartitionReads):
         subject: str,
         key: bytes | None = None,
         headers: Headers | None = None,
-        responder: Responder | None = None,
+        ack_sink: AckSink | None = None,
         token: object = None,
         message_id: str | None = None,
         expected_last: int | None = None,
         acks: Acks | None = None,
     ) -> None:
-        """Accept a record; the outcome reaches ``responder``, never the caller.
+        """Accept a record; the outcome reaches ``ack_sink``, never the caller.
 
         Args:
             value: the payload; None deletes its key when the stream is compacted.
             subject: NATS subject.
             key: key for compaction and partitioning.
             headers: kept as they are.
-            responder: whom to tell; None: nobody.
+            ack_sink: whom to tell; None: nobody.
             token: handed back to the responder.
             message_id: deduplicates within the stream's window.
             expected_last: reject unless the last record's sequence (offset + 1) is this.
@@ -133,23 +141,23 @@ class PartitionAppends(PartitionReads):
         if refusal is None and (message_id is not None or expected_last is not None):
             # A repeat is recognised first: what it expected was true when it was stored.
             try:
-                if message_id is not None and self._is_duplicate(message_id, responder, token):
+                if message_id is not None and self._is_duplicate(message_id, ack_sink, token):
                     return
                 self._check_last(message_id, expected_last)
             except StrandlineError as error:
                 refusal = error
         if refusal is not None:
-            admission.reject(refusal, responder, token, stream=self.name.stream)
+            admission.reject(refusal, ack_sink, token, stream=self.name.stream)
             return
         chunk = self._open
         if chunk is None or chunk.is_full:
-            chunk = self._open = RecordChunk(self.next_offset)
+            chunk = self._open = PendingRecords(self.next_offset)
             self._chunks.append(chunk)
         chunk.add(value, subject)
         if key is not None or headers:
             chunk.decorate(key, headers)
-        if responder is not None:
-            waiting = Waiting(responder, token, self.next_offset)
+        if ack_sink is not None:
+            waiting = AckWaiter(ack_sink, token, self.next_offset)
             (chunk.waiting if acks is None else self._waiting(chunk, acks)).append(waiting)
         chunk.size += size
         admission.pending_bytes += size
@@ -161,7 +169,7 @@ class PartitionAppends(PartitionReads):
         self,
         batch: pa.RecordBatch,
         *,
-        responder: Responder | None = None,
+        ack_sink: AckSink | None = None,
         token: object = None,
         acks: Acks | None = None,
         producer: ProducerStamp | None = None,
@@ -171,7 +179,7 @@ class PartitionAppends(PartitionReads):
 
         Args:
             batch: column ``value`` and perhaps ``key``, ``subject``, ``headers``; not empty.
-            responder: whom to tell when all rows are safe.
+            ack_sink: whom to tell when all rows are safe.
             token: handed back to the responder.
             acks: less than the stream's, to be told sooner.
             producer: who numbered the rows; they become one batch, and are stored once.
@@ -183,23 +191,23 @@ class PartitionAppends(PartitionReads):
                 if is_transactional:
                     self._check_transaction(producer)
                 rows = batch.num_rows
-                if self._is_repeat(producer, rows, responder=responder, token=token):
+                if self._is_repeat(producer, rows, ack_sink=ack_sink, token=token):
                     return
             except StrandlineError as error:
                 refusal = error
         if refusal is not None:
             rows, stream = batch.num_rows, self.name.stream
-            self._admission.reject(refusal, responder, token, stream=stream, records=rows)
+            self._admission.reject(refusal, ack_sink, token, stream=stream, records=rows)
             return
         first = self.next_offset
         for start in range(0, batch.num_rows, BATCH_RECORDS_MAX):
             piece = batch.slice(start, BATCH_RECORDS_MAX)
-            self._chunks.append(ArrowChunk(self.next_offset, piece, self.config.subject))
+            self._chunks.append(PendingArrowBatch(self.next_offset, piece, self.config.subject))
             self.next_offset = Offset(self.next_offset + piece.num_rows)
             self._admission.pending_bytes += self._chunks[-1].size
-        if responder is not None:
+        if ack_sink is not None:
             last = self._chunks[-1]
-            waiting = Waiting(responder, token, first)
+            waiting = AckWaiter(ack_sink, token, first)
             if acks is None or is_transactional:
                 last.waiting.append(waiting)
             else:
@@ -222,23 +230,23 @@ class PartitionAppends(PartitionReads):
         self.ledger.check(Producer(producer.producer_id, producer.epoch))
 
     def mark(
-        self, kind: MarkerKind, producer: Producer, *, responder: Responder, token: object
+        self, kind: MarkerKind, producer: Producer, *, ack_sink: AckSink, token: object
     ) -> None:
         """Accept the beginning or the end of a transaction; told when it is committed."""
         refusal = self.absence
         if refusal is None and self.ledger is None:
             refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
         if refusal is not None:
-            responder.rejected(token, refusal)
+            ack_sink.rejected(token, refusal)
             return
         assert self.ledger is not None, "else it was refused"
         if not self.ledger.needs(kind, producer):
-            responder.acked(token, self.name, self.high_watermark, duplicate=True)
+            ack_sink.acked(token, self.name, self.high_watermark, duplicate=True)
             return
         self.needs_sync = True
         stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
-        chunk = MarkerChunk(self.next_offset, stamp, marker_attributes(kind))
-        chunk.waiting.append(Waiting(responder, token, self.next_offset))
+        chunk = PendingMarker(self.next_offset, stamp, marker_attributes(kind))
+        chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         self._chunks.append(chunk)
         self._open = None
         self.next_offset = Offset(self.next_offset + 1)
@@ -247,18 +255,20 @@ class PartitionAppends(PartitionReads):
 
     def _number(self, chunk: Chunk, producer: ProducerStamp, *, attributes: int) -> None:
         """Note whose a chunk is; its offsets are certain now."""
-        assert isinstance(chunk, ArrowChunk), "only batches are numbered"
+        assert isinstance(chunk, PendingArrowBatch), "only batches are numbered"
         assert self.producers is not None, "it was checked"
         chunk.producer, chunk.attributes = producer, attributes
         now_ns = self._admission.steady.now_ns()
         self.producers.note(producer, chunk.count, offset=chunk.base_offset, now_ns=now_ns)
 
-    def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
+    def _waiting(self, chunk: Chunk, acks: Acks) -> list[AckWaiter]:
         """Who is told of the chunk at the same time as a publish that asked for ``acks``."""
         if acks == "memory":
             return chunk.early
         is_less = (
-            acks == "disk" and self.seat is not None and self.config.acks_in_force == "replicated"
+            acks == "disk"
+            and self.replica_hooks is not None
+            and self.config.acks_in_force == "replicated"
         )
         return chunk.on_disk if is_less else chunk.waiting
 
@@ -310,7 +320,7 @@ class PartitionAppends(PartitionReads):
         if message_id is not None and self.dedup is not None:
             self.dedup.add(message_id, self.next_offset, self._admission.steady.now_ns())
 
-    def _is_duplicate(self, message_id: str, responder: Responder | None, token: object) -> bool:
+    def _is_duplicate(self, message_id: str, ack_sink: AckSink | None, token: object) -> bool:
         """Whether the id is known; then the responder hears of the first record's offset.
 
         Raises:
@@ -325,11 +335,11 @@ class PartitionAppends(PartitionReads):
         known = self.dedup.find(message_id, now_ns)
         if known is None:
             return False
-        self._answer_repeat(known, responder, token, last=known)
+        self._answer_repeat(known, ack_sink, token, last=known)
         return True
 
     def _is_repeat(
-        self, producer: ProducerStamp, records: int, *, responder: Responder | None, token: object
+        self, producer: ProducerStamp, records: int, *, ack_sink: AckSink | None, token: object
     ) -> bool:
         """Whether the batch was stored before; then the responder hears of its first offset.
 
@@ -343,7 +353,7 @@ class PartitionAppends(PartitionReads):
         known = self.producers.check(producer, records)
         if known is None:
             return False
-        self._answer_repeat(known, responder, token, last=Offset(known + records - 1))
+        self._answer_repeat(known, ack_sink, token, last=Offset(known + records - 1))
         return True
 
     def _load_window(self) -> None:
@@ -396,15 +406,15 @@ class PartitionAppends(PartitionReads):
         self._producers_replay.cancel()
 
     def _answer_repeat(
-        self, known: Offset, responder: Responder | None, token: object, *, last: Offset
+        self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
     ) -> None:
         """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
         self._admission.duplicates += 1
-        if responder is None:
+        if ack_sink is None:
             return
-        waiting = Waiting(responder, token, known, duplicate=True)
+        waiting = AckWaiter(ack_sink, token, known, duplicate=True)
         if last < self.high_watermark:
-            responder.acked(token, self.name, known, duplicate=True)
+            ack_sink.acked(token, self.name, known, duplicate=True)
             self._admission.wake()
         elif last < self.log_end_offset:
             self._late.append((last, waiting))

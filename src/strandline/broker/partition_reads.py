@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import pyarrow as pa
 
 from strandline.broker.admission import Admission, Waiter
-from strandline.broker.transactions.ledger import Ledger
+from strandline.broker.transactions.visibility import PartitionTransactions
 from strandline.broker.visible import read_visible
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError, StrandlineError
@@ -29,7 +29,7 @@ class PartitionReads(ABC):
         self.name = name
         self.config = config
         self.log = log
-        self.ledger: Ledger | None = None
+        self.ledger: PartitionTransactions | None = None
         """None as long as nobody has used transactions."""
         self.high_watermark = log.log_end_offset
         self._admission = admission
@@ -41,7 +41,7 @@ class PartitionReads(ABC):
         """In a cluster: Flight of its leader, if it has one."""
         self.in_sync_addresses: tuple[str, ...] = ()
         """In a cluster: Flight of the in-sync replicas in service."""
-        self.elsewhere: StrandlineError | None = None
+        self.remote_error: StrandlineError | None = None
         """In a cluster: why it cannot be read here at all; None: it can."""
         self.is_led = True
         """Whether this broker leads it, as far as the metadata here says."""
@@ -57,9 +57,9 @@ class PartitionReads(ABC):
         return self.log.log_end_offset
 
     @property
-    def stable_offset(self) -> Offset:
+    def last_stable_offset(self) -> Offset:
         """Where reading ends: the high watermark, or the first open transaction below it."""
-        return self.high_watermark if self.ledger is None else self.ledger.stable_offset
+        return self.high_watermark if self.ledger is None else self.ledger.last_stable_offset
 
     @property
     def hidden_offsets(self) -> int:
@@ -94,7 +94,7 @@ class PartitionReads(ABC):
             CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
             EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
         """
-        end = self.stable_offset
+        end = self.last_stable_offset
         if not self.log_start_offset <= offset <= end:
             name = "high watermark" if end == self.high_watermark else "first open transaction"
             raise OffsetOutOfRangeError(
@@ -109,7 +109,7 @@ class PartitionReads(ABC):
                 return self.log.opened(seen)
             return self.log.opened(self.log.read_dense(offset, bytes_max, below=end).buffer)
         except CorruptBatchError as error:
-            self.met_damage(error)
+            self.report_corruption(error)
             raise
 
     def counts(self, header: BatchHeader) -> bool:
@@ -119,7 +119,7 @@ class PartitionReads(ABC):
         return self.ledger.counts(header.producer_id, header.base_offset)
 
     @abstractmethod
-    def met_damage(self, error: CorruptBatchError) -> None:
+    def report_corruption(self, error: CorruptBatchError) -> None:
         """Report what was met while reading the log."""
 
     def watch(self, waiter: Waiter) -> None:
@@ -135,7 +135,7 @@ class PartitionReads(ABC):
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""
-        return min(self.log.offset_for_timestamp(timestamp_ns), self.stable_offset)
+        return min(self.log.offset_for_timestamp(timestamp_ns), self.last_stable_offset)
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
         """About when the record at an offset, or the next one, was stored: its batch's time.
@@ -143,7 +143,7 @@ class PartitionReads(ABC):
         Returns:
             None if there is nothing to read from there, or not now.
         """
-        end = self.stable_offset
+        end = self.last_stable_offset
         if offset >= end:
             return None
         begin = max(offset, self.log_start_offset)

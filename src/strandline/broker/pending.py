@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from strandline.broker.responder import Responder
+from strandline.broker.ack_sink import AckSink
 from strandline.errors import StrandlineError
 from strandline.record.codec import (
     BATCH_RECORDS_MAX,
@@ -27,16 +27,16 @@ MARKER_SUBJECT = "_"
 """A batch has a subject; nobody sees that of a marker."""
 
 
-class Waiting(NamedTuple):
+class AckWaiter(NamedTuple):
     """Who to tell about the record at ``offset``."""
 
-    responder: Responder
+    ack_sink: AckSink
     token: object
     offset: Offset
     duplicate: bool = False
 
 
-class RecordChunk:
+class PendingRecords:
     """Records that came one by one, as columns."""
 
     __slots__ = (
@@ -57,9 +57,9 @@ class RecordChunk:
         self.subjects: list[str] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[Headers | None] | None = None
-        self.waiting: list[Waiting] = []
-        self.early: list[Waiting] = []
-        self.on_disk: list[Waiting] = []
+        self.waiting: list[AckWaiter] = []
+        self.early: list[AckWaiter] = []
+        self.on_disk: list[AckWaiter] = []
         self.size = 0
 
     @property
@@ -109,7 +109,7 @@ class RecordChunk:
         )
 
 
-class ArrowChunk:
+class PendingArrowBatch:
     """Records that came as one Arrow batch."""
 
     __slots__ = (
@@ -131,9 +131,9 @@ class ArrowChunk:
         self.producer: ProducerStamp = NOBODY
         self.attributes = 0
         self.size = int(batch.nbytes)
-        self.waiting: list[Waiting] = []
-        self.early: list[Waiting] = []
-        self.on_disk: list[Waiting] = []
+        self.waiting: list[AckWaiter] = []
+        self.early: list[AckWaiter] = []
+        self.on_disk: list[AckWaiter] = []
 
     @property
     def is_full(self) -> bool:
@@ -156,7 +156,7 @@ class ArrowChunk:
         return encode_arrow(self.batch, stamp, default_subject=self.default_subject)
 
 
-class MarkerChunk:
+class PendingMarker:
     """The beginning or the end of a transaction."""
 
     __slots__ = (
@@ -174,9 +174,9 @@ class MarkerChunk:
         self.producer = producer
         self.attributes = attributes
         self.size = 0
-        self.waiting: list[Waiting] = []
-        self.early: list[Waiting] = []
-        self.on_disk: list[Waiting] = []
+        self.waiting: list[AckWaiter] = []
+        self.early: list[AckWaiter] = []
+        self.on_disk: list[AckWaiter] = []
 
     @property
     def is_full(self) -> bool:
@@ -199,7 +199,7 @@ class MarkerChunk:
         return encode_records([b""], [MARKER_SUBJECT], stamp)
 
 
-Chunk = RecordChunk | ArrowChunk | MarkerChunk
+Chunk = PendingRecords | PendingArrowBatch | PendingMarker
 
 
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
@@ -210,4 +210,4 @@ def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
         chunk.on_disk.clear()
         chunk.waiting.clear()
         for each in waiting:
-            each.responder.rejected(each.token, error)
+            each.ack_sink.rejected(each.token, error)

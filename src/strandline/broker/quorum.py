@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
-from strandline.broker.raw_writes import RawWrite
-from strandline.broker.turn import Turn
+from strandline.broker.replica_writes import RawWrite
 from strandline.clock import Clock
 from strandline.consensus.leader import Leader
 from strandline.consensus.messages import Entry, Envelope, Index, Kind, Members, Term
@@ -84,7 +84,7 @@ class Quorum:
         *,
         store: QuorumStore,
         machine: Machine,
-        turn: Turn,
+        turn: GroupCommitter,
         clock: Clock,
         send: Callable[[Envelope], None],
         settings: RaftSettings | None = None,

@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from strandline.broker.ack_sink import AckSink
 from strandline.broker.internal import is_internal
-from strandline.broker.responder import Responder
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError
 from strandline.record.codec import Headers
@@ -47,13 +47,13 @@ class PartitionPort(Protocol):
         subject: str,
         key: bytes | None = None,
         headers: Headers | None = None,
-        responder: Responder | None = None,
+        ack_sink: AckSink | None = None,
         token: object = None,
         message_id: str | None = None,
         expected_last: int | None = None,
         acks: Acks | None = None,
     ) -> None:
-        """Accept a record; the outcome reaches ``responder``, never the caller."""
+        """Accept a record; the outcome reaches ``ack_sink``, never the caller."""
         ...
 
 

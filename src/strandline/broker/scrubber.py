@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from strandline.broker.damage import DamageReports
+from strandline.broker.corruption import DamageReports
 from strandline.broker.partition import Partition
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError, UnavailableError
 from strandline.storage.log import Log
@@ -85,7 +85,7 @@ class Scrubber:
             UnavailableError: it was closed.
         """
         offset, end = log.log_start_offset, log.log_end_offset
-        may_have_gaps = partition.config.compact and partition.seat is None
+        may_have_gaps = partition.config.compact and partition.replica_hooks is None
         read = log.read if may_have_gaps else log.read_dense
         while offset < end and partition.log is log and not partition.closed:
             size = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from strandline.config import StreamConfig
-from strandline.encryption.masters import MasterKeys
+from strandline.encryption.master_keys import MasterKeys
 from strandline.errors import InvalidRequestError
 from strandline.metadata.commands import KeepStreamKeys
 from strandline.metadata.image import MetadataImage

@@ -23,7 +23,7 @@ from strandline.cli.output import (
     progress,
     reports_errors,
 )
-from strandline.cli.values import parse_size
+from strandline.cli.parsing import parse_size
 
 if TYPE_CHECKING:
     from strandline.client.client import Client

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strandline.cli import founding, operate, rescue
-from strandline.cli.copies import Ends, lags, log_ends
+from strandline.cli import cluster_admin as operate
+from strandline.cli import cluster_init as founding
+from strandline.cli import rescue
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -18,6 +19,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
+from strandline.cli.replicas import Ends, lags, log_ends
 from strandline.errors import UnavailableError, UnknownStreamError
 
 if TYPE_CHECKING:

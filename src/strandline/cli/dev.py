@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli.layout import Member, settings_of, settings_text, with_ports
+from strandline.cli.cluster_config import Member, settings_of, settings_text, with_ports
 from strandline.cli.output import (
     OutputFormat,
     OutputOption,

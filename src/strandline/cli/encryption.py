@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strandline.cli.operate import connected
+from strandline.cli.cluster_admin import connected
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -30,7 +30,7 @@ app = typer.Typer(no_args_is_help=True, help="Make, list and rotate keys of encr
 @reports_errors
 def new_key(*, output: OutputOption = OutputFormat.text) -> None:
     """Print a new master key, for encryption.key_file; no broker is asked."""
-    from strandline.encryption.masters import new_key_text
+    from strandline.encryption.master_keys import new_key_text
 
     key = new_key_text()
     print_done(key, {"key": key}, output=output)

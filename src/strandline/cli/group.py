@@ -20,7 +20,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.cli.values import parse_place
+from strandline.cli.parsing import parse_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ reaches, or that only its own machine does while others are elsewhere.
 import re
 from ipaddress import ip_address
 
-from strandline.cli.layout import Member, is_ip
+from strandline.cli.cluster_config import Member, is_ip
 from strandline.errors import InvalidRequestError
 
 FOUNDERS_MAX = 7

@@ -23,7 +23,7 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.extras import missing_package
+from strandline.optional_dependencies import missing_package
 
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])

@@ -19,7 +19,7 @@ from strandline.cli.output import (
     progress,
     reports_errors,
 )
-from strandline.cli.values import parse_header
+from strandline.cli.parsing import parse_header
 from strandline.errors import StrandlineError, UnavailableError
 
 if TYPE_CHECKING:

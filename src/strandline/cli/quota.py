@@ -14,7 +14,7 @@ from strandline.cli.output import (
     print_list,
     reports_errors,
 )
-from strandline.cli.values import parse_size
+from strandline.cli.parsing import parse_size
 
 PrincipalArgument = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Whom it limits: a name in rules and tokens.")

@@ -20,7 +20,7 @@ from strandline.cli.output import (
     progress,
     reports_errors,
 )
-from strandline.cli.values import parse_place
+from strandline.cli.parsing import parse_place
 from strandline.errors import InvalidRequestError
 
 EPILOG = examples(
@@ -100,7 +100,7 @@ def read(
     The broker finds the place, picks the columns and filters; only what is printed travels.
     """
     import strandline
-    from strandline.client.latest import latest_by_key
+    from strandline.client.compacted_view import latest_by_key
 
     if output is OutputFormat.json:
         record_format = RecordFormat.json

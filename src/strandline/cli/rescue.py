@@ -47,7 +47,7 @@ def rescue(
     Choose the survivor that was up last. Start it afterwards, remove the lost brokers or give them
     other disks, and let others join. It asks first, unless --yes.
     """
-    from strandline.broker.cluster.rescue import rescue as rescue_directory
+    from strandline.broker.cluster.force_recover import rescue as rescue_directory
     from strandline.storage.disk import Disk
 
     note(WARNING)
@@ -65,7 +65,7 @@ def rescue(
                 "broker": done.broker,
                 "voters": done.voters,
                 "in_doubt": list(map(str, done.in_doubt)),
-                "elsewhere": list(map(str, done.elsewhere)),
+                "remote_error": list(map(str, done.remote_error)),
             }
         )
         return
@@ -76,7 +76,7 @@ def rescue(
     _list(
         "have no copy here, and are lost if none is elsewhere: 'strandline cluster replace-disk' a "
         "broker that kept them, start it empty, and elect it --unclean, or delete the stream",
-        done.elsewhere,
+        done.remote_error,
     )
 
 

@@ -21,7 +21,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.cli.values import parse_duration, parse_size
+from strandline.cli.parsing import parse_duration, parse_size
 from strandline.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def extend(
     Records with one key may come to another partition than before, so their order holds from then
     on only. Partitions are never taken away.
     """
-    from strandline.cli.operate import connected
+    from strandline.cli.cluster_admin import connected
     from strandline.protocol.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
     from strandline.protocol.cluster import ADD_PARTITIONS, AddPartitions
 

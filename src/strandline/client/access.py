@@ -6,7 +6,7 @@ Rule: a token is made here, and only its hash is sent: nobody but the caller eve
 import secrets
 import time
 
-from strandline.client.brokers import Brokers
+from strandline.client.cluster_client import ClusterClient
 from strandline.errors import InvalidRequestError
 from strandline.protocol import access
 from strandline.security.acl import Kind, Operation, Rule, check_rule
@@ -29,7 +29,7 @@ class AccessControl:
         brokers: who is asked.
     """
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: ClusterClient) -> None:
         self._brokers = brokers
 
     def rules(self) -> list[Rule]:

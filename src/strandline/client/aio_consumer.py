@@ -8,7 +8,7 @@ from typing import NamedTuple, Self, TypeVar
 from strandline.client.aio_thread import OneThread
 from strandline.client.consumer import Consumer
 from strandline.client.positions import Offsets, Tell
-from strandline.client.read_ahead import ConsumedBatch
+from strandline.client.prefetcher import ConsumedBatch
 from strandline.client.reading import Place
 from strandline.errors import DisconnectedError
 from strandline.types import PartitionName
@@ -31,14 +31,14 @@ class MemberOfThread(NamedTuple):
         """As ``Consumer.positions``."""
         return self.thread.submit(self.consumer.positions).result()
 
-    def commit_by(self, tell: Tell, offsets: Offsets) -> None:
-        """As ``Consumer.commit_by``."""
-        self.thread.submit(lambda: self.consumer.commit_by(tell, offsets)).result()
+    def commit_in_transaction(self, tell: Tell, offsets: Offsets) -> None:
+        """As ``Consumer.commit_in_transaction``."""
+        self.thread.submit(lambda: self.consumer.commit_in_transaction(tell, offsets)).result()
 
 
 def _take_back(consumer: Consumer, polled: "Future[list[ConsumedBatch]]") -> None:
     """Let the next poll have what nobody has waited for; an error comes again by itself."""
-    consumer.take_back([] if polled.exception() is not None else polled.result())
+    consumer.unread([] if polled.exception() is not None else polled.result())
 
 
 class AsyncConsumer:
@@ -103,7 +103,7 @@ class AsyncConsumer:
         await self._do(lambda consumer: consumer.commit(offsets))
 
     async def member(self) -> MemberOfThread:
-        """Itself, as a transaction has it; what ``AsyncTransaction.commit_positions`` takes."""
+        """Itself, as a transaction has it; what ``AsyncTransaction.commit_offsets`` takes."""
         return MemberOfThread(await self._joined(), self._thread)
 
     async def close(self, *, commit: bool = True) -> None:

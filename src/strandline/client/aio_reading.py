@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from strandline.client.aio_thread import OneThread, Results
 from strandline.client.client import Client
+from strandline.client.cluster_reader import ClusterReader
 from strandline.client.reading import BatchStream
 from strandline.client.results import Record
-from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import Subscription
 
 
@@ -22,7 +22,7 @@ class AsyncReader:
         stream: the read.
     """
 
-    def __init__(self, stream: BatchStream | RoutedRead) -> None:
+    def __init__(self, stream: BatchStream | ClusterReader) -> None:
         self._stream = stream
         batches = stream.batches()
         self._thread = OneThread("strandline-reader")

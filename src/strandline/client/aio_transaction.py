@@ -10,7 +10,7 @@ from strandline.client.aio_thread import begun
 from strandline.client.client import Client
 from strandline.client.positions import Offsets
 from strandline.client.results import Ack, BatchAck
-from strandline.client.stage import Stage, StagedPart
+from strandline.client.staged_write import StagedPart, StagedWrite
 from strandline.client.transaction import Transaction
 from strandline.errors import InvalidRequestError, StrandlineError
 
@@ -64,12 +64,12 @@ class AsyncTransaction:
         future = await asyncio.to_thread(append, stream, data, partition=partition)
         return await asyncio.wrap_future(future)
 
-    async def commit_positions(
+    async def commit_offsets(
         self, group: str | AsyncConsumer, offsets: Offsets | None = None
     ) -> None:
-        """Commit positions with the transaction; as ``Transaction.commit_positions``."""
+        """Commit positions with the transaction; as ``Transaction.commit_offsets``."""
         member = group if isinstance(group, str) else await group.member()
-        await asyncio.to_thread(self._begun.commit_positions, member, offsets)
+        await asyncio.to_thread(self._begun.commit_offsets, member, offsets)
 
     async def flush(self) -> None:
         """Wait until every record is stored; as ``Transaction.flush``."""
@@ -125,10 +125,10 @@ class AsyncStage:
         self._client = client
         self._batch = (transaction_id, batch_id)
         self._timeout_s = timeout_s
-        self._stage: Stage | None = None
+        self._stage: StagedWrite | None = None
 
     @property
-    def _begun(self) -> Stage:
+    def _begun(self) -> StagedWrite:
         if self._stage is None:
             raise InvalidRequestError("the stage has not begun: 'async with' does")
         return self._stage
@@ -139,19 +139,19 @@ class AsyncStage:
         return self._begun.is_published
 
     async def append(self, stream: str, value: bytes | str | None, **record: Any) -> None:
-        """Append a record; as ``Stage.append``."""
+        """Append a record; as ``StagedWrite.append``."""
         await asyncio.to_thread(self._begun.append, stream, value, **record)
 
     async def append_batch(self, stream: str, data: Any, *, partition: int | None = None) -> None:
-        """Append a table; as ``Stage.append_batch``."""
+        """Append a table; as ``StagedWrite.append_batch``."""
         await asyncio.to_thread(self._begun.append_batch, stream, data, partition=partition)
 
-    async def commit_positions(self, group: str, offsets: Offsets) -> None:
-        """Have positions count with the part; as ``Stage.commit_positions``."""
-        await asyncio.to_thread(self._begun.commit_positions, group, offsets)
+    async def commit_offsets(self, group: str, offsets: Offsets) -> None:
+        """Have positions count with the part; as ``StagedWrite.commit_offsets``."""
+        await asyncio.to_thread(self._begun.commit_offsets, group, offsets)
 
     async def finish(self) -> StagedPart:
-        """Have everything stored, and wait to be published; as ``Stage.finish``."""
+        """Have everything stored, and wait to be published; as ``StagedWrite.finish``."""
         return await asyncio.to_thread(self._begun.finish)
 
     async def __aenter__(self) -> Self:

@@ -22,7 +22,7 @@ class Record(NamedTuple):
 FutureT = TypeVar("FutureT")
 
 
-class RecordLot(Generic[FutureT]):
+class RecordProducerBatch(Generic[FutureT]):
     """Records of one partition, with the future of each."""
 
     __slots__ = ("deadline_s", "futures", "has_ids", "partition", "records", "since_s", "size")
@@ -67,8 +67,8 @@ class BatchAccumulator(Generic[FutureT]):
         self._batch_records = batch_records
         self._linger_s = linger_s
         self._delivery_timeout_s = delivery_timeout_s
-        self._open: dict[int, RecordLot[FutureT]] = {}
-        self._ready: deque[RecordLot[FutureT]] = deque()
+        self._open: dict[int, RecordProducerBatch[FutureT]] = {}
+        self._ready: deque[RecordProducerBatch[FutureT]] = deque()
         self._turn = 0
         self.size = 0
         """Bytes held, ready or not."""
@@ -92,7 +92,7 @@ class BatchAccumulator(Generic[FutureT]):
         is_first = lot is None or lot.has_ids != has_ids
         if lot is None or lot.has_ids != has_ids:
             self.seal(partition)  # brokers know either by their numbers or by their ids
-            lot = self._open[partition] = RecordLot(
+            lot = self._open[partition] = RecordProducerBatch(
                 partition,
                 now_s=now_s,
                 deadline_s=now_s + self._delivery_timeout_s,
@@ -113,7 +113,9 @@ class BatchAccumulator(Generic[FutureT]):
         if lot is not None:
             self._ready.append(lot)
 
-    def take_ready(self, now_s: float, *, everything: bool = False) -> Iterator[RecordLot[FutureT]]:
+    def take_ready(
+        self, now_s: float, *, everything: bool = False
+    ) -> Iterator[RecordProducerBatch[FutureT]]:
         """Hand out the lots that are ready, or all of them, oldest first."""
         for partition, lot in list(self._open.items()):
             if everything or now_s - lot.since_s >= self._linger_s:

@@ -14,19 +14,19 @@ from typing import Any, Self, TypeVar
 
 from strandline.client.access import AccessControl
 from strandline.client.arguments import wait
-from strandline.client.brokers import Brokers
+from strandline.client.close_on_exit import leave
+from strandline.client.cluster_client import ClusterClient
 from strandline.client.consumer import Consumer, Options
+from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.deadline import within
-from strandline.client.enlisted import Enlisted
 from strandline.client.groups import Groups
-from strandline.client.leaving import leave
-from strandline.client.office import Office
 from strandline.client.producer import Headers, Producer
 from strandline.client.quotas import Quotas
 from strandline.client.read_calls import ReadCalls
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.client.stream_calls import StreamCalls
 from strandline.client.tls import Credentials
+from strandline.client.transaction_context import TransactionContext
 from strandline.client.transactional import TransactionalClient
 from strandline.config import Acks
 from strandline.errors import RequestTimeoutError
@@ -99,7 +99,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         timeout_s: float = TIMEOUT_S,
         credentials: Credentials | None = None,
     ) -> None:
-        self._brokers = Brokers(address, timeout_s=timeout_s, credentials=credentials)
+        self._brokers = ClusterClient(address, timeout_s=timeout_s, credentials=credentials)
         self._lock = threading.Lock()
         self._server: admin.ServerInfo | None = None
         self._appenders: dict[str, Producer] = {}
@@ -125,7 +125,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         return info
 
     @property
-    def _known(self) -> Brokers:
+    def _known(self) -> ClusterClient:
         """The brokers, once it is known whether there are several."""
         if self._server is None:
             self.server_info()
@@ -225,7 +225,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         )
         return self._noted(self._producers, made)
 
-    def _enlisted_producer(self, stream: str, enlisted: Enlisted) -> Producer:
+    def _enlisted_producer(self, stream: str, enlisted: TransactionContext) -> Producer:
         return self._noted(self._enlisted, self._producer(stream, enlisted=enlisted))
 
     def _producer(self, stream: str, **options: Any) -> Producer:
@@ -298,9 +298,9 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         return Groups(self, self.group_office)
 
     @property
-    def group_office(self) -> Office:
+    def group_office(self) -> CoordinatorClient:
         """The coordinator of consumer groups; what ``LogPositions`` takes."""
-        return Office(self._known, GROUPS_STREAM)
+        return CoordinatorClient(self._known, GROUPS_STREAM)
 
     # Life
 

@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.allocator import keep_freed_memory
 from strandline.client.deadline import limited
 from strandline.client.tls import Credentials, token_given
 from strandline.errors import (
@@ -24,6 +23,7 @@ from strandline.errors import (
     InvalidRequestError,
     RequestTimeoutError,
 )
+from strandline.malloc_tuning import keep_freed_memory
 from strandline.protocol.put import PutRequest
 from strandline.protocol.status import from_flight
 from strandline.protocol.tickets import ReadRequest, check_request

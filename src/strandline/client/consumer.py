@@ -31,12 +31,12 @@ from strandline.client.arguments import (
     wait,
     whole_number,
 )
-from strandline.client.commits import Commits
-from strandline.client.fetching import Source
-from strandline.client.membership import Membership, View
-from strandline.client.office import Office
+from strandline.client.coordinator_client import CoordinatorClient
+from strandline.client.fetcher import Source
+from strandline.client.membership import MemberAssignment, Membership
+from strandline.client.offset_committer import OffsetCommitter
 from strandline.client.positions import LogPositions, Offsets, PositionStore, Tell
-from strandline.client.read_ahead import ConsumedBatch, ReadAhead
+from strandline.client.prefetcher import ConsumedBatch, Prefetcher
 from strandline.client.reading import Place
 from strandline.client.retry import RetrySchedule
 from strandline.errors import (
@@ -106,7 +106,7 @@ class Consumer:
     def __init__(
         self,
         source: Source,
-        coordinator: Office,
+        coordinator: CoordinatorClient,
         group: str,
         *,
         streams: Iterable[str],
@@ -125,7 +125,7 @@ class Consumer:
         self._store = options.positions or LogPositions(coordinator)
         self._next: dict[PartitionName, int] = {}
         """The next record to hand out, of each partition we have."""
-        self._ahead = ReadAhead(source, self._next, restart=options.start)
+        self._ahead = Prefetcher(source, self._next, restart=options.start)
         self._paused: set[PartitionName] = set()
         self._beginning = RetrySchedule()
         """When to look for positions again while they cannot be had."""
@@ -142,7 +142,7 @@ class Consumer:
             poll_interval_max_s=options.poll_interval_max_s,
             on_change=self._ahead.wake,
         )
-        self._commits = Commits(
+        self._commits = OffsetCommitter(
             group,
             self._membership,
             self._next,
@@ -183,14 +183,14 @@ class Consumer:
                 return batches
 
     def interrupt(self) -> None:
-        """Let the poll that is under way end, from any thread; ``take_back`` has to follow."""
+        """Let the poll that is under way end, from any thread; ``unread`` has to follow."""
         self._is_interrupted.set()
         self._ahead.wake()
 
-    def take_back(self, batches: Iterable[ConsumedBatch]) -> None:
+    def unread(self, batches: Iterable[ConsumedBatch]) -> None:
         """What the last poll returned has reached nobody: the next returns it again."""
         self._is_interrupted.clear()
-        self._ahead.take_back(batches)
+        self._ahead.unread(batches)
 
     # What we have
 
@@ -279,7 +279,7 @@ class Consumer:
             offsets = self._commits.pending(self._next)
         self._commits.commit(offsets_by_partition(offsets))
 
-    def commit_by(self, tell: Tell, offsets: Offsets) -> None:
+    def commit_in_transaction(self, tell: Tell, offsets: Offsets) -> None:
         """Have offsets noted by a transaction of ours; what ``Transaction`` calls.
 
         Args:
@@ -329,7 +329,7 @@ class Consumer:
             self._forget(ours)
         self._membership.give_up(going)
 
-    def _assign(self, coming: Partitions, view: View) -> None:
+    def _assign(self, coming: Partitions, view: MemberAssignment) -> None:
         """Begin with partitions where the group has come to."""
         try:
             starts = self._starts(coming, view)
@@ -356,7 +356,7 @@ class Consumer:
             raise
         self._ahead.begin(coming - self._paused)
 
-    def _starts(self, coming: Partitions, view: View) -> dict[PartitionName, int]:
+    def _starts(self, coming: Partitions, view: MemberAssignment) -> dict[PartitionName, int]:
         """Where to begin.
 
         Raises:

@@ -1,9 +1,9 @@
 """Delivery of a producer's records: buffer, send in order to leaders, send again, time out.
 
-Threads: callers add; a lane for each leader sends and hears acks; ``Leaders`` looks for leaders
-while somebody waits for one; a watchdog gives up what is too old, even while a lane is stuck in a
-write. One lock guards the accumulator, the outbox and who leads; futures are resolved without it,
-because their callbacks are the user's.
+Threads: callers add; a sender for each leader sends and receives acks; ``PartitionMetadata``
+looks for leaders while somebody waits for one; a watchdog gives up what is too old, even while a
+sender is stuck in a write. One lock guards the accumulator, the outbox and who leads; futures are
+resolved without it, because their callbacks are the user's.
 
 Rules: a leader of several that has not answered for ``SILENCE_S`` is left, and asked again when
 others name it still.
@@ -15,17 +15,17 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from strandline.client.accumulator import RecordAccumulator
 from strandline.client.batching import BatchAccumulator, Record
-from strandline.client.brokers import Brokers, Routes
+from strandline.client.broker_sender import BrokerSender
+from strandline.client.cluster_client import ClusterClient, Routes
 from strandline.client.deadline import limited
-from strandline.client.enlisted import Enlisted
-from strandline.client.entries import Entry, Expired
-from strandline.client.lane import Lane
-from strandline.client.leaders import FAILED, Leaders
-from strandline.client.lots import SomeLot, TableLot, fail, resolve
-from strandline.client.outbox import Outbox
+from strandline.client.in_flight import Expired, InFlightBatch
+from strandline.client.partition_metadata import FAILED, PartitionMetadata
 from strandline.client.results import Ack, AckFuture
 from strandline.client.retry import is_worth_a_retry, unknown_outcome
+from strandline.client.table_batches import SomeLot, TableProducerBatch, fail, resolve
+from strandline.client.transaction_context import TransactionContext
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -69,7 +69,7 @@ class DeliveryOptions(NamedTuple):
     linger_s: float
     timeout_s: float
     is_idempotent: bool = True
-    enlisted: Enlisted | None = None
+    enlisted: TransactionContext | None = None
     """In a transaction: who numbers the records."""
 
 
@@ -84,7 +84,12 @@ class Delivery:
     """
 
     def __init__(
-        self, brokers: Brokers, request: PutRequest, *, routes: Routes, options: DeliveryOptions
+        self,
+        brokers: ClusterClient,
+        request: PutRequest,
+        *,
+        routes: Routes,
+        options: DeliveryOptions,
     ) -> None:
         self._brokers = brokers
         self._request = request
@@ -96,7 +101,7 @@ class Delivery:
             linger_s=options.linger_s,
             delivery_timeout_s=options.timeout_s,
         )
-        self._outbox: Outbox[SomeLot] = Outbox(
+        self._outbox: RecordAccumulator[SomeLot] = RecordAccumulator(
             window_bytes=WINDOW_BYTES,
             window_lots=WINDOW_LOTS,
             is_numbered=options.is_idempotent,
@@ -114,8 +119,8 @@ class Delivery:
         enlisted = options.enlisted
         self._producer_ids = [] if enlisted is None else [enlisted.producer_id]
         self._producer_lock = threading.Lock()
-        self._lanes: dict[str, Lane] = {}
-        self._leaders = Leaders(
+        self._senders: dict[str, BrokerSender] = {}
+        self._leaders = PartitionMetadata(
             brokers, request.stream, self, changed=self._changed, is_over=self._is_over
         )
         with self._changed:
@@ -150,7 +155,7 @@ class Delivery:
                 self._awake(partition)
         return future
 
-    def add_lot(self, lot: TableLot) -> None:
+    def add_lot(self, lot: TableProducerBatch) -> None:
         """Take rows of a table, after the records of their partition added before.
 
         Raises:
@@ -230,9 +235,9 @@ class Delivery:
         finally:
             self.end_when_empty()
             deadline_s = time.monotonic() + JOIN_TIMEOUT_S
-            for lane in list(self._lanes.values()):
+            for sender in list(self._senders.values()):
                 # One without a put has nothing to end, and may wait for a broker for long.
-                lane.join(max(0.0, deadline_s - time.monotonic()) if lane.has_put else IDLE_S)
+                sender.join(max(0.0, deadline_s - time.monotonic()) if sender.has_put else IDLE_S)
 
     def end_when_empty(self) -> None:
         """Take no more; what was taken is still delivered. Does not wait."""
@@ -280,12 +285,12 @@ class Delivery:
 
     # Outcomes, on an ack thread, the watchdog or a lane, without the lock
 
-    def acked(self, lane: Lane, ack: PutAck) -> None:
+    def acked(self, sender: BrokerSender, ack: PutAck) -> None:
         """An ack came; see ``Office``."""
         error = None if ack.error is None else from_body(ack.error)
         with self._changed:
-            answered = self._outbox.answered(lane, ack.sequence, error)
-            lane.waits_since_s = time.monotonic() if self._outbox.in_flight(lane) else None
+            answered = self._outbox.answered(sender, ack.sequence, error)
+            sender.waits_since_s = time.monotonic() if self._outbox.in_flight(sender) else None
             if error is None:
                 self._leaders.answered()
                 self._has_told = False
@@ -305,10 +310,10 @@ class Delivery:
         finally:
             self._resolved()
 
-    def refused(self, lane: Lane, number: int, error: StrandlineError) -> None:
+    def refused(self, sender: BrokerSender, number: int, error: StrandlineError) -> None:
         """A lot cannot be sent at all; see ``Office``."""
         with self._changed:
-            answered = self._outbox.answered(lane, number, error)
+            answered = self._outbox.answered(sender, number, error)
             self._resolving.append(threading.get_ident())
         self._give_up([] if answered is None else [(answered[0], answered[1] or error)])
 
@@ -356,7 +361,7 @@ class Delivery:
                     self._leaders.look_for_more(now_s)
                 self._note_end()
                 self._changed.notify_all()
-                if not (self._holds_any or self._lanes or self._failures or expired):
+                if not (self._holds_any or self._senders or self._failures or expired):
                     self._is_watched = False
                     return
             if expired:
@@ -395,15 +400,15 @@ class Delivery:
         """Send elsewhere what a broker has not answered for long; the lock is held."""
         if not self._brokers.is_cluster:
             return
-        for lane in list(self._lanes.values()):
-            since_s = lane.waits_since_s
+        for sender in list(self._senders.values()):
+            since_s = sender.waits_since_s
             if since_s is not None and now_s - since_s > SILENCE_S:
-                error = DisconnectedError(f"{lane.address} does not answer")
-                self._outbox.lost(lane)
-                lane.is_over = True
-                del self._lanes[lane.address]
-                self._leaders.look_up(self._leaders.led_by(lane.address), error)
-                lane.reset()
+                error = DisconnectedError(f"{sender.address} does not answer")
+                self._outbox.lost(sender)
+                sender.is_over = True
+                del self._senders[sender.address]
+                self._leaders.look_up(self._leaders.led_by(sender.address), error)
+                sender.reset()
 
     def _timeout(self, expired: Expired[SomeLot]) -> StrandlineError:
         """The error of a lot past its deadline."""
@@ -424,28 +429,30 @@ class Delivery:
 
     # Lanes
 
-    def next_for(self, lane: Lane) -> Entry[SomeLot] | None:
+    def next_for(self, sender: BrokerSender) -> InFlightBatch[SomeLot] | None:
         """The next lot of a lane, or None if it has to look after itself; see ``Office``."""
         with self._changed:
             while True:
                 now_s = time.monotonic()
                 self._collect(now_s, everything=self._closing.is_set())
-                if lane.is_over or lane.has_lost_put:
+                if sender.is_over or sender.has_lost_put:
                     return None
-                entry = self._outbox.send(lane, lambda p: self._leaders.may_send(p, lane.address))
+                entry = self._outbox.send(
+                    sender, lambda p: self._leaders.may_send(p, sender.address)
+                )
                 if entry is not None:
-                    lane.waits_since_s = lane.waits_since_s or now_s
-                    lane.used_s = now_s
+                    sender.waits_since_s = sender.waits_since_s or now_s
+                    sender.used_s = now_s
                     return entry
                 self._note_end()
                 if self._is_over.is_set():
-                    lane.is_over = True
+                    sender.is_over = True
                     self._changed.notify_all()
                     return None
-                idle_s = lane.used_s + IDLE_PUT_S - now_s
+                idle_s = sender.used_s + IDLE_PUT_S - now_s
                 if not self._holds_any and idle_s <= 0:
-                    lane.is_over = True
-                    del self._lanes[lane.address]
+                    sender.is_over = True
+                    del self._senders[sender.address]
                     return None
                 due_s = self._accumulator.due_s()
                 if due_s is not None:
@@ -453,47 +460,49 @@ class Delivery:
                 else:
                     self._changed.wait(None if self._outbox else idle_s)
 
-    def writes(self, lane: Lane, entry: Entry[SomeLot]) -> bool:
+    def writes(self, sender: BrokerSender, entry: InFlightBatch[SomeLot]) -> bool:
         """A lot is about to be written; False: it was given up; see ``Office``."""
         with self._changed:
-            return self._outbox.writes(lane, entry)
+            return self._outbox.writes(sender, entry)
 
-    def in_flight(self, lane: Lane) -> int:
+    def in_flight(self, sender: BrokerSender) -> int:
         """How many lots of a lane are not answered; see ``Office``."""
         with self._changed:
-            return self._outbox.in_flight(lane)
+            return self._outbox.in_flight(sender)
 
-    def producer_id(self, lane: Lane, producer: int) -> int:
+    def producer_id(self, sender: BrokerSender, producer: int) -> int:
         """Who numbers the lots, each asked for once; see ``Office``."""
         with self._producer_lock:
             while len(self._producer_ids) <= producer:
-                lane.waits_since_s = None  # nothing of it is sent yet, so its broker is not silent
+                sender.waits_since_s = (
+                    None  # nothing of it is sent yet, so its broker is not silent
+                )
                 try:
                     [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
                 except RequestTimeoutError as error:  # nothing was sent, so it is tried again
                     raise UnavailableError(error.message) from error
                 self._producer_ids.append(info.producer_id)
-                lane.waits_since_s = time.monotonic()
+                sender.waits_since_s = time.monotonic()
             return self._producer_ids[producer]
 
-    def lost(self, lane: Lane, error: StrandlineError) -> None:
+    def lost(self, sender: BrokerSender, error: StrandlineError) -> None:
         """A put failed: send again if that may help, else give everything up; see ``Office``."""
         is_unknown = self._brokers.is_cluster and isinstance(error, UnknownStreamError)
-        if lane.is_over:
+        if sender.is_over:
             return
         if is_worth_a_retry(error) or is_unknown:
             with self._changed:
-                self._outbox.lost(lane)
-                lane.waits_since_s = None
-                self._leaders.look_up(self._leaders.led_by(lane.address), error)
-            lane.reset()
+                self._outbox.lost(sender)
+                sender.waits_since_s = None
+                self._leaders.look_up(self._leaders.led_by(sender.address), error)
+            sender.reset()
             return
         with self._changed:
             if isinstance(error, InvalidRequestError):
-                self._outbox.refused(lane)
-            lots = self._outbox.drop(lambda p: self._leaders[p] == lane.address)
-            self._outbox.lost(lane)  # partitions that another leads by now
-            lane.waits_since_s = None
+                self._outbox.refused(sender)
+            lots = self._outbox.drop(lambda p: self._leaders[p] == sender.address)
+            self._outbox.lost(sender)  # partitions that another leads by now
+            sender.waits_since_s = None
             self._resolving.append(threading.get_ident())
         self._give_up(_outcomes(lots, error))
 
@@ -519,10 +528,10 @@ class Delivery:
     def send_to(self, addresses: Iterable[str]) -> None:
         """Have a lane to each of these; the lock is held."""
         for address in addresses:
-            if address not in self._lanes:
-                lane = Lane(self._brokers.connection(address), self._request, self)
-                self._lanes[lane.address] = lane
-                lane.start()
+            if address not in self._senders:
+                sender = BrokerSender(self._brokers.connection(address), self._request, self)
+                self._senders[sender.address] = sender
+                sender.start()
 
 
 def _outcomes(

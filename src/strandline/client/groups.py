@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from strandline.client.arguments import offsets_by_partition, text
-from strandline.client.fetching import Source
-from strandline.client.office import Office
+from strandline.client.coordinator_client import CoordinatorClient
+from strandline.client.fetcher import Source
 from strandline.client.positions import LogPositions, Offsets, Owner
 from strandline.client.reading import Place
 from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
@@ -23,7 +23,7 @@ class Groups:
         office: the coordinator of groups.
     """
 
-    def __init__(self, source: Source, office: Office) -> None:
+    def __init__(self, source: Source, office: CoordinatorClient) -> None:
         self._source = source
         self._office = office
 

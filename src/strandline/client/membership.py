@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from strandline.client.arguments import milliseconds
-from strandline.client.office import Office
+from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.positions import Owner, by_name
 from strandline.errors import MemberFencedError, StrandlineError, UnknownMemberError
 from strandline.protocol import groups as wire
@@ -38,7 +38,7 @@ JOIN_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 5.0
 
 
-class View(NamedTuple):
+class MemberAssignment(NamedTuple):
     """What a member has, at one moment."""
 
     owner: Owner
@@ -70,7 +70,7 @@ class Membership:
 
     def __init__(
         self,
-        coordinator: Office,
+        coordinator: CoordinatorClient,
         group: str,
         streams: Sequence[str],
         *,
@@ -127,14 +127,16 @@ class Membership:
         if self._error is not None:
             raise self._error
 
-    def view(self) -> "View":
+    def view(self) -> "MemberAssignment":
         """What there is to do."""
         with self._lock:
             owner = Owner(self._member, self._epoch)
             if self._is_lost:
-                return View(owner, frozenset(), frozenset(), {}, {}, is_lost=True)
+                return MemberAssignment(owner, frozenset(), frozenset(), {}, {}, is_lost=True)
             starts, began_with = dict(self._starts), dict(self._began_with)
-            return View(owner, self._assigned, self._held, starts, began_with, is_lost=False)
+            return MemberAssignment(
+                owner, self._assigned, self._held, starts, began_with, is_lost=False
+            )
 
     def give_up(self, partitions: Collection[PartitionName]) -> None:
         """The consumer consumes these no more, and has committed what it wanted to."""
@@ -155,7 +157,7 @@ class Membership:
         """Tell the coordinator, and hear, now.
 
         Raises:
-            StrandlineError: as ``Office.ask``.
+            StrandlineError: as ``CoordinatorClient.ask``.
         """
         with self._beating:
             if self._member and not self._is_lost:

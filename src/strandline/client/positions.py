@@ -10,7 +10,7 @@ Rules: what ``commit`` has returned from survives; ``commit`` and ``claim`` may 
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from strandline.client.office import Office
+from strandline.client.coordinator_client import CoordinatorClient
 from strandline.errors import UnknownGroupError
 from strandline.protocol import groups as wire
 from strandline.protocol.transactions import ProducerRef
@@ -77,7 +77,7 @@ class LogPositions:
         timeout_s: how long to try.
     """
 
-    def __init__(self, coordinator: Office, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, coordinator: CoordinatorClient, *, timeout_s: float = TIMEOUT_S) -> None:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
         self._commits = 0
@@ -97,7 +97,7 @@ class LogPositions:
         if not offsets:
             return
         self._commits += 1
-        body = wire.CommitPositions(
+        body = wire.CommitOffsets(
             group=group,
             positions=by_stream(offsets),
             member=owner.member,
@@ -115,7 +115,7 @@ class LogPositions:
             ProducerFencedError: the transaction is over, or was not let in.
             StrandlineError: as ``commit``.
         """
-        body = wire.CommitPositions(
+        body = wire.CommitOffsets(
             group=group,
             positions=by_stream(offsets),
             member=owner.member,

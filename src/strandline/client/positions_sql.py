@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from strandline.client.positions import Offsets, Owner
 from strandline.errors import InvalidConfigError, StaleMemberError, UnavailableError
-from strandline.extras import missing_package
+from strandline.optional_dependencies import missing_package
 from strandline.types import PartitionName
 
 try:

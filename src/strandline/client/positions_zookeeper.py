@@ -19,7 +19,7 @@ import msgspec
 
 from strandline.client.positions import TIMEOUT_S, Offsets, Owner
 from strandline.errors import StaleMemberError, UnavailableError
-from strandline.extras import missing_package
+from strandline.optional_dependencies import missing_package
 from strandline.types import PartitionName
 
 try:

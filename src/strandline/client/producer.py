@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from strandline.client.arguments import check_number, utf8, whole_number
 from strandline.client.batching import Record
-from strandline.client.brokers import Brokers
+from strandline.client.close_on_exit import leave
+from strandline.client.cluster_client import ClusterClient
 from strandline.client.delivery import Delivery, DeliveryOptions
-from strandline.client.enlisted import Enlisted
-from strandline.client.leaving import leave
-from strandline.client.lots import TableLot, TablePromise, batches_from, runs_of_ids
 from strandline.client.results import Ack, AckFuture, BatchAck
+from strandline.client.table_batches import TableAck, TableProducerBatch, batches_from, runs_of_ids
+from strandline.client.transaction_context import TransactionContext
 from strandline.config import Acks
 from strandline.errors import (
     InvalidRecordError,
@@ -66,7 +66,7 @@ class Producer:
 
     def __init__(
         self,
-        brokers: Brokers,
+        brokers: ClusterClient,
         stream: StreamInfo,
         *,
         server: ServerInfo,
@@ -76,7 +76,7 @@ class Producer:
         buffer_bytes: int = 64 << 20,
         delivery_timeout_s: float = 30.0,
         idempotent: bool = True,
-        enlisted: Enlisted | None = None,
+        enlisted: TransactionContext | None = None,
     ) -> None:
         check_number(batch_bytes, "batch_bytes", least=1)
         check_number(buffer_bytes, "buffer_bytes", least=1)
@@ -197,9 +197,9 @@ class Producer:
         if self._enlisted is not None:
             self._enlisted.let_in({number for number, _ in pieces})
         rows = sum(piece.num_rows for _, piece in pieces)
-        promise = TablePromise(future, lots=len(pieces), rows=rows)
+        promise = TableAck(future, lots=len(pieces), rows=rows)
         for number, piece in pieces:
-            self._delivery.add_lot(TableLot(number, piece, promise))
+            self._delivery.add_lot(TableProducerBatch(number, piece, promise))
         return future
 
     @property

@@ -1,6 +1,6 @@
 """Quotas at a client: how much of each broker principals may use, changed at any broker."""
 
-from strandline.client.brokers import Brokers
+from strandline.client.cluster_client import ClusterClient
 from strandline.protocol import quotas
 
 
@@ -11,7 +11,7 @@ class Quotas:
         brokers: who is asked.
     """
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: ClusterClient) -> None:
         self._brokers = brokers
 
     def list(self) -> list[quotas.QuotaInfo]:

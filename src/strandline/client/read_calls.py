@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from strandline.client.brokers import Brokers
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.cluster_reader import ClusterReader
 from strandline.client.deadline import within
 from strandline.client.local import begin_read
-from strandline.client.read_places import Replica
 from strandline.client.reading import BatchStream, EndlessReader, Place, read_request
+from strandline.client.replica_selector import Replica
 from strandline.client.retry import is_connection_loss
-from strandline.client.routed_read import RoutedRead
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
 from strandline.errors import (
     DisconnectedError,
@@ -35,11 +35,11 @@ FOLLOWED_S = 60.0
 class ReadCalls(ABC):
     """The calls of a client that read."""
 
-    _brokers: Brokers
+    _brokers: ClusterClient
 
     @property
     @abstractmethod
-    def _known(self) -> Brokers:
+    def _known(self) -> ClusterClient:
         """The brokers, once it is known whether there are several."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class ReadCalls(ABC):
 
     def open_read(
         self, stream: str, *, replica: Replica = "leader", **options: Any
-    ) -> BatchStream | RoutedRead:
+    ) -> BatchStream | ClusterReader:
         """Begin a read that another thread can cancel; arguments as ``read``.
 
         Raises:
@@ -113,8 +113,8 @@ class ReadCalls(ABC):
         """
         request = read_request(stream, **options)
         timeout_s = self._brokers.timeout_s
-        is_patient = request.follow and replica != "this"
-        patience_s = max(timeout_s, FOLLOWED_S) if is_patient else timeout_s
+        can_defer_flush = request.follow and replica != "this"
+        patience_s = max(timeout_s, FOLLOWED_S) if can_defer_flush else timeout_s
         return self._begin(request, replica=replica, timeout_s=timeout_s, patience_s=patience_s)
 
     def _begin(
@@ -125,7 +125,7 @@ class ReadCalls(ABC):
         timeout_s: float,
         patience_s: float | None = None,
         is_of_all: bool = False,
-    ) -> BatchStream | RoutedRead:
+    ) -> BatchStream | ClusterReader:
         """Begin a read, at the only broker or wherever its partitions are.
 
         Args:
@@ -142,7 +142,7 @@ class ReadCalls(ABC):
                 is_routed = self._knows_streams(address, request.stream)
                 request = msgspec.structs.replace(request, of_copy=not is_routed)
             if is_routed:
-                return RoutedRead(
+                return ClusterReader(
                     self._brokers,
                     request,
                     replica=replica,

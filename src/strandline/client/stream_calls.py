@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from strandline.client.arguments import offsets_by_number, wait
-from strandline.client.brokers import Brokers, group
+from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
 from strandline.client.reading import Place, bound_of
 from strandline.client.retry import is_worth_a_retry
@@ -28,11 +28,11 @@ WAIT_SLICE_S = 0.25
 class StreamCalls(ABC):
     """The calls of a client about streams."""
 
-    _brokers: Brokers
+    _brokers: ClusterClient
 
     @property
     @abstractmethod
-    def _known(self) -> Brokers:
+    def _known(self) -> ClusterClient:
         """The brokers, once it is known whether there are several."""
 
     @abstractmethod

@@ -13,10 +13,10 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
+from strandline.client.cluster_reader import ClusterReader
 from strandline.client.reading import BatchStream
 from strandline.client.results import Record
 from strandline.client.retry import Backoff, is_connection_loss
-from strandline.client.routed_read import RoutedRead
 from strandline.errors import StrandlineError
 from strandline.protocol.tickets import ReadRequest
 from strandline.record.schema import COLUMNS
@@ -37,7 +37,7 @@ class Subscription:
 
     def __init__(
         self,
-        begin: Callable[[ReadRequest], BatchStream | RoutedRead],
+        begin: Callable[[ReadRequest], BatchStream | ClusterReader],
         request: ReadRequest,
         *,
         reconnect_timeout_s: float,
@@ -111,7 +111,7 @@ class Subscription:
                 stream.cancel()
                 return
 
-    def _records_of(self, stream: BatchStream | RoutedRead) -> Iterator[Record]:
+    def _records_of(self, stream: BatchStream | ClusterReader) -> Iterator[Record]:
         for batch in stream.batches():
             for record in records_of(batch, self._request.stream):
                 self._positions[record.partition] = record.offset + 1
@@ -119,7 +119,7 @@ class Subscription:
                     self._left -= 1
                 yield record
 
-    def _reopen(self) -> BatchStream | RoutedRead | None:
+    def _reopen(self) -> BatchStream | ClusterReader | None:
         """Read on from where we were, as soon as the broker is back; None: closed meanwhile."""
         backoff = Backoff()
         deadline_s = time.monotonic() + self._timeout_s

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from strandline.client.arguments import offsets_by_partition
-from strandline.client.leaving import leave
+from strandline.client.close_on_exit import leave
 from strandline.client.positions import Offsets, Owner, Tell
 from strandline.client.producer import Headers
 from strandline.client.results import Ack, AckFuture, BatchAck
-from strandline.client.writing import Writing
+from strandline.client.transactional_writer import TransactionalWriter
 from strandline.errors import InvalidRequestError
 from strandline.types import PartitionName
 
@@ -30,8 +30,8 @@ class Member(Protocol):
         """The next record to be handed out, of each of its partitions."""
         ...
 
-    def commit_by(self, tell: Tell, offsets: Offsets) -> None:
-        """As ``Consumer.commit_by``."""
+    def commit_in_transaction(self, tell: Tell, offsets: Offsets) -> None:
+        """As ``Consumer.commit_in_transaction``."""
         ...
 
 
@@ -41,7 +41,7 @@ class Transaction:
     Leaving its context commits, leaving by an exception aborts.
     """
 
-    def __init__(self, writing: Writing) -> None:
+    def __init__(self, writing: TransactionalWriter) -> None:
         self._writing = writing
         self._positions: dict[str, dict[PartitionName, int]] = {}
         self._members: dict[str, Member] = {}
@@ -103,7 +103,7 @@ class Transaction:
         self._writing.watch(future)
         return future
 
-    def commit_positions(self, group: str | Member, offsets: Offsets | None = None) -> None:
+    def commit_offsets(self, group: str | Member, offsets: Offsets | None = None) -> None:
         """Commit positions of a consumer group with the transaction; the last call counts.
 
         Args:
@@ -120,7 +120,7 @@ class Transaction:
             if offsets is None:
                 raise InvalidRequestError(f"give the offsets of group {group!r}, or a consumer")
             name = group
-        elif not hasattr(group, "commit_by"):
+        elif not hasattr(group, "commit_in_transaction"):
             raise InvalidRequestError(
                 f"positions are of a consumer, or of a group, not of {group!r}"
             )
@@ -187,9 +187,9 @@ class Transaction:
             for group, offsets in self._positions.items():
                 member = self._members.get(group)
                 if member is None:
-                    writing.commit_positions(group, offsets, Owner())
+                    writing.commit_offsets(group, offsets, Owner())
                 else:
-                    member.commit_by(writing.commit_positions, offsets)
+                    member.commit_in_transaction(writing.commit_offsets, offsets)
         except BaseException:
             self._writing.abort()
             raise

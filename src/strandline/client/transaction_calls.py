@@ -10,9 +10,9 @@ import time
 from typing import Any, TypeVar
 
 from strandline.client.arguments import milliseconds
-from strandline.client.brokers import Brokers
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.coordinator_client import ATTEMPT_S
 from strandline.client.deadline import within
-from strandline.client.office import ATTEMPT_S
 from strandline.client.retry import Backoff, is_connection_loss, is_passing
 from strandline.errors import StrandlineError, UnknownPartitionError, UnknownStreamError
 from strandline.protocol import transactions as wire
@@ -31,7 +31,7 @@ class CoordinatorCalls:
         timeout_s: how long to go on asking.
     """
 
-    def __init__(self, brokers: Brokers, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(self, brokers: ClusterClient, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._brokers = brokers
         self._timeout_s = timeout_s
         self._address: str | None = None

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from strandline.client.arguments import listed, text, whole_number
-from strandline.client.brokers import Brokers
-from strandline.client.enlisted import Enlisted
-from strandline.client.office import Office
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.positions import LogPositions, Offsets
 from strandline.client.producer import Producer
-from strandline.client.stage import Stage
+from strandline.client.staged_write import StagedWrite
 from strandline.client.transaction import Transaction
 from strandline.client.transaction_calls import CoordinatorCalls
-from strandline.client.writing import Writing
+from strandline.client.transaction_context import TransactionContext
+from strandline.client.transactional_writer import TransactionalWriter
 from strandline.errors import InvalidRequestError
 from strandline.protocol import transactions as wire
 
@@ -28,16 +28,16 @@ class TransactionalClient(ABC):
 
     @property
     @abstractmethod
-    def _known(self) -> Brokers:
+    def _known(self) -> ClusterClient:
         """The brokers of the client."""
 
     @abstractmethod
-    def _enlisted_producer(self, stream: str, enlisted: Enlisted) -> Producer:
+    def _enlisted_producer(self, stream: str, enlisted: TransactionContext) -> Producer:
         """A producer whose records belong to a transaction."""
 
     @property
     @abstractmethod
-    def group_office(self) -> Office:
+    def group_office(self) -> CoordinatorClient:
         """The coordinator of consumer groups."""
 
     @cached_property
@@ -72,8 +72,8 @@ class TransactionalClient(ABC):
         self._last_producers[transactional_id] = producer
         return Transaction(self._writing(transactional_id, producer))
 
-    def _writing(self, id_: str, producer: wire.ProducerRef) -> Writing:
-        return Writing(
+    def _writing(self, id_: str, producer: wire.ProducerRef) -> TransactionalWriter:
+        return TransactionalWriter(
             self._coordinator,
             self._enlisted_producer,
             positions=LogPositions(self.group_office),
@@ -108,7 +108,7 @@ class TransactionalClient(ABC):
 
     def stage(
         self, transaction_id: str, batch_id: int, *, timeout_s: float = STAGE_TIMEOUT_S
-    ) -> Stage:
+    ) -> StagedWrite:
         """Begin one part of a batch, which ``publish_staged`` makes count with the others.
 
         Args:
@@ -122,11 +122,11 @@ class TransactionalClient(ABC):
         batch = _batch(transaction_id, batch_id)
         return self._stage(secrets.token_hex(8), batch, timeout_s=timeout_s)
 
-    def _stage(self, name: str, batch: wire.BatchRef, *, timeout_s: float) -> Stage:
+    def _stage(self, name: str, batch: wire.BatchRef, *, timeout_s: float) -> StagedWrite:
         """One part of a batch; it replaces one of the same name."""
         part = f"{batch.transaction_id}/{batch.number}/{name}"
         producer = self._coordinator.begin(part, timeout_s=timeout_s, batch=batch)
-        return Stage(None if producer is None else self._writing(part, producer))
+        return StagedWrite(None if producer is None else self._writing(part, producer))
 
     def publish_staged(
         self,
@@ -164,7 +164,7 @@ class TransactionalClient(ABC):
             # is not in the way.
             with self._stage(POSITIONS_PART, batch, timeout_s=TIMEOUT_S) as stage:
                 for group, offsets in positions.items():
-                    stage.commit_positions(group, offsets)
+                    stage.commit_offsets(group, offsets)
                 parts += filter(None, [stage.finish().ref])
         request = wire.PublishStaged(
             transaction_id=batch.transaction_id,

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.keywrap import (
     aes_key_wrap,
 )
 
-from strandline.encryption.masters import MasterKey, MasterKeys, digest_id
+from strandline.encryption.master_keys import MasterKey, MasterKeys, digest_id
 from strandline.errors import EncryptionKeyError
 from strandline.types import WrappedKey
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from strandline.encryption.data_keys import DATA_KEY_BYTES, unwrapped
-from strandline.encryption.masters import MasterKeys
+from strandline.encryption.master_keys import MasterKeys
 from strandline.errors import DecryptionError, UnavailableError
 from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, Buffer, iter_headers
 from strandline.record.sealed import (

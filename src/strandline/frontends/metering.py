@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from strandline.broker.access import Asker
+from strandline.broker.access import Caller
 from strandline.clock import Clock
 from strandline.errors import QuotaExceededError
 from strandline.frontends.connections import ConnectionLimit
@@ -99,9 +99,9 @@ class Metering:
         self._lock = threading.Lock()
         self._allowances: dict[str, Allowance] = {}
 
-    def of(self, asker: Asker) -> "Allowance | None":
+    def of(self, caller: Caller) -> "Allowance | None":
         """What an asker may use; None where nobody is known."""
-        principal = asker.principal
+        principal = caller.principal
         if principal.is_anonymous:
             return None
         with self._lock:

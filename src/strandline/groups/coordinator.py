@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from strandline.decisions import Answer, DecisionLog, Refuse
+from strandline.coordinator_effects import Answer, DecisionLog, Refuse
 from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
@@ -45,7 +45,7 @@ from strandline.errors import (
 from strandline.groups import events as ev
 from strandline.groups.assignment import Readers, assign
 from strandline.groups.effects import Assigned, Effect, Expired
-from strandline.groups.state import Entry, Group, GroupsState, Member, Partitions
+from strandline.groups.state import Group, GroupEntry, GroupsState, Member, Partitions
 from strandline.groups.transactions import Mark
 from strandline.types import PartitionName
 
@@ -91,7 +91,7 @@ class GroupCoordinator:
         self._partitions = dict(partitions)
         self._created = dict(created)
         self._now_ms = now_ms
-        self._log: DecisionLog[Entry, Effect] = DecisionLog(
+        self._log: DecisionLog[GroupEntry, Effect] = DecisionLog(
             state, items_per_entry=ITEMS_PER_ENTRY, sequence=sequence, entries=entries
         )
         self._targets: dict[str, Readers] = {}
@@ -137,7 +137,7 @@ class GroupCoordinator:
                 return self._heartbeat(request)
             case ev.Read():
                 if request.must_confirm:
-                    self._log.store(Entry())
+                    self._log.store(GroupEntry())
                 return request.question(self.state)
             case ev.Leave():
                 self._leave(request)
@@ -180,7 +180,7 @@ class GroupCoordinator:
                 gone = (predecessor.id,)
                 self._succeed(request.group, predecessor.id, member.id)
             begun = self._begun(group, streams)
-            entry = Entry(
+            entry = GroupEntry(
                 group=request.group,
                 epoch=epoch,
                 members=(member,),
@@ -229,7 +229,7 @@ class GroupCoordinator:
         if request.epoch == member.epoch and not member.revoking <= request.held:
             # Under an older epoch it may not have heard yet what it is to give up.
             member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
-            self._log.store(Entry(group=request.group, members=(member,)))
+            self._log.store(GroupEntry(group=request.group, members=(member,)))
         return self._reconciled(request.group, member, held=request.held)
 
     def _leave(self, request: ev.Leave) -> None:
@@ -256,7 +256,7 @@ class GroupCoordinator:
         committed = {request.member: request.number} if is_numbered else {}
         begun = self._begun(group, request.positions)
         self._log.store(
-            Entry(
+            GroupEntry(
                 group=request.group,
                 positions=request.positions,
                 committed=committed,
@@ -289,10 +289,10 @@ class GroupCoordinator:
         known = self.state.transactions
         if mark is Mark.BEGIN:
             if known.may_begin(transaction):
-                self._log.store(Entry(transaction=transaction, mark=mark))
+                self._log.store(GroupEntry(transaction=transaction, mark=mark))
         elif not known.has_ended(transaction):
             waiting = known.waiting(transaction)
-            self._log.store(Entry(transaction=transaction, mark=mark))
+            self._log.store(GroupEntry(transaction=transaction, mark=mark))
             for name in waiting:
                 if self.state.groups[name].is_over:
                     self._forget_group(name)
@@ -339,14 +339,14 @@ class GroupCoordinator:
         """Take a member out; what it held is free."""
         group = self.state.groups[name]
         del self._deadlines[name, member]
-        self._log.store(Entry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
+        self._log.store(GroupEntry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
         if group.is_over:
             self._forget_group(name)
         else:
             self._retarget(name)
 
     def _forget_group(self, name: str) -> None:
-        self._log.store(Entry(group=name, is_deleted=True))
+        self._log.store(GroupEntry(group=name, is_deleted=True))
         self._targets.pop(name, None)
 
     def _succeed(self, name: str, old: str, new: str) -> None:
@@ -385,7 +385,7 @@ class GroupCoordinator:
         group, fresh = self.state.groups[name], member.assigned - held
         begun = self._begun(group, {each.stream for each in fresh})
         if begun.partitions:  # a stream that was made anew while it had its readers
-            entry = Entry(group=name, began_with=begun.partitions, created=begun.created)
+            entry = GroupEntry(group=name, began_with=begun.partitions, created=begun.created)
             self._log.store(entry)
         streams = sorted({each.stream for each in fresh})
         return Assigned(
@@ -400,7 +400,7 @@ class GroupCoordinator:
         """Store a member as it is from now on, under a new epoch."""
         epoch = self.state.epoch + 1
         member = msgspec.structs.replace(member, epoch=epoch)
-        self._log.store(Entry(group=name, epoch=epoch, members=(member,)))
+        self._log.store(GroupEntry(group=name, epoch=epoch, members=(member,)))
         return member
 
     # The world

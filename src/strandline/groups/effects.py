@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from strandline.decisions import Decision
-from strandline.groups.state import Entry, Partitions, Positions
+from strandline.coordinator_effects import Decision
+from strandline.groups.state import GroupEntry, Partitions, Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Expired:
     member: str
 
 
-Effect = Decision[Entry] | Expired
+Effect = Decision[GroupEntry] | Expired
 
 
 class Assigned(NamedTuple):

@@ -53,7 +53,7 @@ class Undecided(NamedTuple):
     offset: int
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One atomic change of one group, or the beginning or end of a transaction.
 
     Without either it moves the epoch at most.
@@ -83,15 +83,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Entry).decode
+_decode = msgspec.json.Decoder(GroupEntry).decode
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: GroupEntry) -> bytes:
     """The entry as a record's value."""
     return _encode(entry)
 
 
-def decode_entry(value: bytes) -> Entry:
+def decode_entry(value: bytes) -> GroupEntry:
     """The entry in a record.
 
     Raises:
@@ -156,7 +156,7 @@ class GroupsState:
         """The last one given to any group; groups that are forgotten do not take it along."""
         self.transactions = Transactions()
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: GroupEntry) -> None:
         """Take a change over."""
         self.epoch = max(self.epoch, entry.epoch)
         for transaction in entry.ended:
@@ -213,35 +213,35 @@ class GroupsState:
                 if is_commit:
                     group.positions.setdefault(at.stream, {})[at.partition] = offset
 
-    def entries(self, per_entry: int) -> Iterator[Entry]:
+    def entries(self, per_entry: int) -> Iterator[GroupEntry]:
         """The whole state anew, as entries of a limited number of items; nothing else is needed.
 
         Entries that are older and still there do no harm: whatever they say of a member or a
         position was overruled among them, or is said here again.
         """
-        yield Entry(epoch=self.epoch)
+        yield GroupEntry(epoch=self.epoch)
         ended = self.transactions.ended()
         for start in range(0, len(ended), per_entry):
-            yield Entry(ended=tuple(ended[start : start + per_entry]))
+            yield GroupEntry(ended=tuple(ended[start : start + per_entry]))
         for transaction in self.transactions.opened():
-            yield Entry(transaction=transaction, mark=Mark.BEGIN)
+            yield GroupEntry(transaction=transaction, mark=Mark.BEGIN)
         for name, group in self.groups.items():
-            yield Entry(group=name, epoch=group.epoch, keeps=group.keeps)
+            yield GroupEntry(group=name, epoch=group.epoch, keeps=group.keeps)
             members = list(group.members.values())
             for start in range(0, len(members), per_entry):
                 some = tuple(members[start : start + per_entry])
                 numbers = {m.id: group.committed[m.id] for m in some if m.id in group.committed}
-                yield Entry(group=name, members=some, committed=numbers)
+                yield GroupEntry(group=name, members=some, committed=numbers)
             counts = list(group.began_with.items())
             for start in range(0, len(counts), per_entry):
                 some_counts = dict(counts[start : start + per_entry])
                 created = {s: group.created[s] for s in some_counts if s in group.created}
-                yield Entry(group=name, began_with=some_counts, created=created)
+                yield GroupEntry(group=name, began_with=some_counts, created=created)
             for stream, offsets in group.positions.items():
                 items = sorted(offsets.items())
                 for start in range(0, len(items), per_entry):
                     part = dict(items[start : start + per_entry])
-                    yield Entry(group=name, positions={stream: part})
+                    yield GroupEntry(group=name, positions={stream: part})
             for at, (transaction, offset) in sorted(group.undecided.items()):
                 positions = {at.stream: {at.partition: offset}}
-                yield Entry(group=name, positions=positions, transaction=transaction)
+                yield GroupEntry(group=name, positions=positions, transaction=transaction)

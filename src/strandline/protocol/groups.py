@@ -5,7 +5,7 @@
 | join_group | JoinGroup | Assignment |
 | group_heartbeat | GroupHeartbeat | Assignment |
 | leave_group | LeaveGroup | none |
-| commit_positions | CommitPositions | none |
+| commit_offsets | CommitOffsets | none |
 | group_info | GroupRef | GroupInfo |
 | list_groups | empty | GroupSummary, one per group |
 | delete_group | GroupRef | none |
@@ -28,7 +28,7 @@ GROUPS_STREAM = "__groups"
 JOIN_GROUP = "join_group"
 GROUP_HEARTBEAT = "group_heartbeat"
 LEAVE_GROUP = "leave_group"
-COMMIT_POSITIONS = "commit_positions"
+COMMIT_POSITIONS = "commit_offsets"
 GROUP_INFO = "group_info"
 LIST_GROUPS = "list_groups"
 DELETE_GROUP = "delete_group"
@@ -116,7 +116,7 @@ class TransactionRef(Message, frozen=True, array_like=True):
     epoch: Count
 
 
-class CommitPositions(Message, frozen=True, kw_only=True, omit_defaults=True):
+class CommitOffsets(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Note how far a group has come."""
 
     group: GroupName

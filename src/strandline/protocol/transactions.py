@@ -105,7 +105,7 @@ class AddToTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
     producer: ProducerRef
     partitions: Annotated[tuple[PartitionRef, ...], msgspec.Meta(max_length=PARTITIONS_MAX)] = ()
     positions: bool = False
-    """Whether it is to commit positions, by ``commit_positions`` of groups."""
+    """Whether it is to commit positions, by ``commit_offsets`` of groups."""
 
 
 class PrepareTransaction(Message, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ class Readable(Protocol):
         """Offset of the first record kept."""
 
     @property
-    def stable_offset(self) -> Offset:
+    def last_stable_offset(self) -> Offset:
         """The end of a read."""
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
@@ -91,7 +91,7 @@ class Cursor(Generic[PartitionT]):
     @property
     def end(self) -> Offset:
         """The end of what can be delivered now, exclusive."""
-        end = self.partition.stable_offset
+        end = self.partition.last_stable_offset
         return end if self.stop is None else min(end, self.stop)
 
     @property

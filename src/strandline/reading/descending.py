@@ -182,7 +182,7 @@ def reverse(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def offset_before_end(partition: PartitionT, count: int) -> Offset:
     """Return the offset of the ``count``-th last record that readers see, or of the first one."""
-    first, end = partition.log_start_offset, partition.stable_offset
+    first, end = partition.log_start_offset, partition.last_stable_offset
     if count >= end - first:
         return first
     request = ReadRequest(stream=partition.name.stream, columns=["offset"])

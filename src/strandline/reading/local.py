@@ -83,7 +83,7 @@ class LocalPartition:
     def __init__(self, name: PartitionName, part: LocalPart) -> None:
         self.name = name
         self.log_start_offset = Offset(part.log_start_offset)
-        self.stable_offset = Offset(part.end)
+        self.last_stable_offset = Offset(part.end)
         self._has_hidden = part.has_hidden
         self._aborted: dict[int, list[AbortedRange]] = {}
         for each in part.aborted:
@@ -103,7 +103,7 @@ class LocalPartition:
             UnavailableError: a file is not there any more, or is not what it was.
             CorruptBatchError: the next batch is damaged.
         """
-        while not (self._has_hidden and self._next_offset >= self.stable_offset):
+        while not (self._has_hidden and self._next_offset >= self.last_stable_offset):
             view = self._next_batches(offset, bytes_max)
             if not self._has_hidden:
                 return pa.py_buffer(view)

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES, MAGIC, Attributes, read_header
+from strandline.record.batch_merge import SmallBatches, is_plain, single_subject
 from strandline.record.compression import decompress
-from strandline.record.gather import SmallBatches, is_plain, single_subject
 from strandline.record.schema import HEADERS_TYPE, TIMESTAMP_TYPE, project
 
 _MAGIC_AND_LENGTH = struct.Struct("<III")

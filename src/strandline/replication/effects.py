@@ -33,7 +33,7 @@ class Refusal(StrEnum):
     """Said by the broker, which sees its links; a replica does not know."""
 
 
-class Trouble(StrEnum):
+class DivergenceError(StrEnum):
     """Why a follower stands still until an operator or a new leader helps."""
 
     BELOW_HIGH_WATERMARK = "below_high_watermark"
@@ -122,7 +122,7 @@ class Refusing(msgspec.Struct, frozen=True):
     reason: Refusal | None
 
 
-class HandOver(msgspec.Struct, frozen=True):
+class TransferLeadership(msgspec.Struct, frozen=True):
     """All records are committed and none are taken: one of ``candidates`` can lead at once."""
 
     candidates: tuple[BrokerId, ...]
@@ -134,10 +134,10 @@ class AskMetadata(msgspec.Struct, frozen=True):
     epoch: LeaderEpoch
 
 
-class Stuck(msgspec.Struct, frozen=True):
+class Halted(msgspec.Struct, frozen=True):
     """This follower cannot go on; alert somebody."""
 
-    trouble: Trouble
+    trouble: DivergenceError
 
 
 Effect = (
@@ -151,7 +151,7 @@ Effect = (
     | Committed
     | ProposeIsr
     | Refusing
-    | HandOver
+    | TransferLeadership
     | AskMetadata
-    | Stuck
+    | Halted
 )

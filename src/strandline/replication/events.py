@@ -112,8 +112,8 @@ class LogStartMoved(msgspec.Struct, frozen=True):
     log_start_offset: Offset
 
 
-class PeerLost(msgspec.Struct, frozen=True):
-    """The link to a broker broke. ``PeerBack`` must follow once it works again.
+class PeerDisconnected(msgspec.Struct, frozen=True):
+    """The link to a broker broke. ``PeerConnected`` must follow once it works again.
 
     Told before anything that came over a newer link, on both sides: a session dies with its link.
     """
@@ -121,7 +121,7 @@ class PeerLost(msgspec.Struct, frozen=True):
     broker: BrokerId
 
 
-class PeerBack(msgspec.Struct, frozen=True):
+class PeerConnected(msgspec.Struct, frozen=True):
     """The link to a broker works (again); what was under way before may be lost."""
 
     broker: BrokerId
@@ -151,8 +151,8 @@ Event = (
     | RangeRead
     | Damaged
     | LogStartMoved
-    | PeerLost
-    | PeerBack
+    | PeerDisconnected
+    | PeerConnected
     | Resign
     | Flush
     | TimePassed

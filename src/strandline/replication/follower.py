@@ -32,11 +32,11 @@ from enum import Enum
 from strandline.replication.effects import (
     Append,
     Committed,
+    DivergenceError,
     Effect,
+    Halted,
     ResetTo,
     Send,
-    Stuck,
-    Trouble,
     TruncateTo,
 )
 from strandline.replication.limits import ReplicationLimits
@@ -54,7 +54,7 @@ from strandline.replication.state import LogState
 from strandline.types import BrokerId, LeaderEpoch, Offset
 
 
-class Standing(Enum):
+class FollowerState(Enum):
     """How we stand with the leader."""
 
     WAITING = "waiting"
@@ -91,9 +91,9 @@ class Follower:
         self.epoch = epoch
         self.leader = leader
         self.session = session
-        self.standing = Standing.WAITING
+        self.standing = FollowerState.WAITING
         self.deadline_ms: int | None = None
-        self.everywhere = Offset(0)
+        self.min_replica_offset = Offset(0)
         """Records below are on the disk of every replica, as the leader said."""
         self._heard = log.high_watermark
         self._owes_ack = False
@@ -105,10 +105,10 @@ class Follower:
 
     def start(self, now_ms: int) -> list[Effect]:
         """Open a session with the leader, if there is one."""
-        if self.leader is None or self.standing is Standing.STUCK:
+        if self.leader is None or self.standing is FollowerState.STUCK:
             return []
         self.session = Session(self.session + 1)
-        self.standing = Standing.FETCHING
+        self.standing = FollowerState.FETCHING
         self._heard = self.log.high_watermark
         self._owes_ack = False
         return self._fetch(now_ms)
@@ -122,14 +122,14 @@ class Follower:
         fetch = Fetch(self.epoch, self.session, *where, self._incarnation)
         return [Send(self.leader, fetch)]
 
-    def peer_lost(self, broker: BrokerId) -> list[Effect]:
+    def peer_disconnected(self, broker: BrokerId) -> list[Effect]:
         """Wait for the link; a session does not survive it."""
-        if broker == self.leader and self.standing is not Standing.STUCK:
-            self.standing = Standing.WAITING
+        if broker == self.leader and self.standing is not FollowerState.STUCK:
+            self.standing = FollowerState.WAITING
             self.deadline_ms = None
         return []
 
-    def peer_back(self, broker: BrokerId, now_ms: int) -> list[Effect]:
+    def peer_connected(self, broker: BrokerId, now_ms: int) -> list[Effect]:
         """Begin again with the leader: what was under way may be lost."""
         return self.start(now_ms) if broker == self.leader else []
 
@@ -144,9 +144,9 @@ class Follower:
         assert log_end_offset <= self.log.log_end_offset, "less was kept, not more"
         if log_end_offset < self.log.log_end_offset:
             self.log.truncate_to(log_end_offset)
-        if self.leader is not None and self.standing is not Standing.STUCK:
+        if self.leader is not None and self.standing is not FollowerState.STUCK:
             self.session = Session(self.session + 1)
-            self.standing = Standing.FETCHING
+            self.standing = FollowerState.FETCHING
             self.deadline_ms = now_ms + self._limits.resend_ms
         return []
 
@@ -165,15 +165,18 @@ class Follower:
         self, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
     ) -> list[Effect]:
         """Append what is new; expose what is committed."""
-        if message.session != self.session or self.standing in (Standing.WAITING, Standing.STUCK):
+        if message.session != self.session or self.standing in (
+            FollowerState.WAITING,
+            FollowerState.STUCK,
+        ):
             return []
-        self.standing = Standing.STREAMING
+        self.standing = FollowerState.STREAMING
         self.deadline_ms = None
         if message.base_offset > self.log.log_end_offset:
             return self.start(now_ms)  # something was lost on the way
         self._owes_ack |= message.wants_ack
         self._heard = max(self._heard, message.high_watermark)
-        self.everywhere = message.everywhere
+        self.min_replica_offset = message.min_replica_offset
         effects = self._append(message.batches, buffers)
         return effects + self._advance()
 
@@ -188,7 +191,7 @@ class Follower:
             return []
         is_ours = log.last_epoch <= new[0].leader_epoch and new[-1].leader_epoch <= self.epoch
         if new[0].base_offset != log.log_end_offset or not is_ours:
-            return self._get_stuck(Trouble.MISALIGNED)
+            return self._get_stuck(DivergenceError.MISALIGNED)
         log.append(new)
         return [Append(new, buffers[known:])]
 
@@ -201,14 +204,14 @@ class Follower:
 
     def _advance(self) -> list[Effect]:
         """Raise the high watermark as far as is committed, and durable here."""
-        if self.standing is not Standing.STREAMING:
+        if self.standing is not FollowerState.STREAMING:
             return []
         offset = min(self._heard, self.log.durable_offset)
         return [Committed(offset)] if self.log.advance(offset) else []
 
     def flush(self, _now_ms: int) -> list[Effect]:
         """Ack once for all that was synced since the last turn."""
-        if not self._owes_ack or self.standing is not Standing.STREAMING:
+        if not self._owes_ack or self.standing is not FollowerState.STREAMING:
             return []
         assert self.leader is not None, "we stream from it"
         self._owes_ack = False
@@ -219,15 +222,15 @@ class Follower:
 
     def diverged(self, message: Diverged, now_ms: int) -> list[Effect]:
         """Cut what the leader does not have, as far as one answer tells, and ask again."""
-        if message.session != self.session or self.standing is not Standing.FETCHING:
+        if message.session != self.session or self.standing is not FollowerState.FETCHING:
             return []
         log = self.log
         target = self._parting(message)
         if target >= log.log_end_offset:
             # A right answer cuts something, so the walk ends; this one would lead in a circle.
-            return self._get_stuck(Trouble.MISALIGNED)
+            return self._get_stuck(DivergenceError.MISALIGNED)
         if target < log.high_watermark and not self._may_lose:
-            return self._get_stuck(Trouble.BELOW_HIGH_WATERMARK)
+            return self._get_stuck(DivergenceError.BELOW_HIGH_WATERMARK)
         is_loss = target < log.high_watermark
         log.truncate_to(target)
         lost: list[Effect] = [Committed(target)] if is_loss else []
@@ -250,19 +253,22 @@ class Follower:
     def start_at(self, message: StartAt, now_ms: int) -> list[Effect]:
         """Drop a log that cannot be compared: the leader keeps nothing that old."""
         is_current = message.session == self.session
-        if not is_current or self.standing in (Standing.WAITING, Standing.STUCK):
+        if not is_current or self.standing in (FollowerState.WAITING, FollowerState.STUCK):
             return []
         log = self.log
-        if self.standing is Standing.STREAMING and log.log_end_offset >= message.log_start_offset:
+        if (
+            self.standing is FollowerState.STREAMING
+            and log.log_end_offset >= message.log_start_offset
+        ):
             return self.start(now_ms)  # we have more than the leader heard of: say so
         if message.log_start_offset < log.high_watermark and not self._may_lose:
-            return self._get_stuck(Trouble.BELOW_HIGH_WATERMARK)
+            return self._get_stuck(DivergenceError.BELOW_HIGH_WATERMARK)
         log.reset_to(message.log_start_offset)
         offset = message.log_start_offset
         return [ResetTo(offset), Committed(offset), *self.start(now_ms)]
 
-    def _get_stuck(self, trouble: Trouble) -> list[Effect]:
+    def _get_stuck(self, trouble: DivergenceError) -> list[Effect]:
         """Stop, and say why."""
-        self.standing = Standing.STUCK
+        self.standing = FollowerState.STUCK
         self.deadline_ms = None
-        return [Stuck(trouble)]
+        return [Halted(trouble)]

@@ -22,11 +22,11 @@ Must not know what a batch holds or where the log is.
 from strandline.replication.effects import (
     Committed,
     Effect,
-    HandOver,
     ReadLog,
     Refusal,
     Refusing,
     Send,
+    TransferLeadership,
 )
 from strandline.replication.events import Appended, Assigned, BatchesRead
 from strandline.replication.isr import InSync, lag_deadline, may_join, must_leave
@@ -100,7 +100,7 @@ class Leader:
         return None
 
     @property
-    def everywhere(self) -> Offset:
+    def min_replica_offset(self) -> Offset:
         """Committed records below are on the disk of every replica, in sync or not.
 
         One whose disk was replaced counts with what the old one had until it fetches; it has none
@@ -110,7 +110,7 @@ class Leader:
         return min([self.log.high_watermark, *durable])
 
     @property
-    def is_patient(self) -> bool:
+    def can_defer_flush(self) -> bool:
         """Whether a flush would tell of the high watermark alone, which can wait for a batch."""
         end = self.log.log_end_offset
         return all(
@@ -210,7 +210,7 @@ class Leader:
         progress.is_reading = False
         return [self._replicate(progress, event.batches, event.buffers, now_ms=now_ms)]
 
-    def peer_lost(self, broker: BrokerId) -> list[Effect]:
+    def peer_disconnected(self, broker: BrokerId) -> list[Effect]:
         """Forget what was in flight to the follower; it fetches again when it has reconnected.
 
         Perhaps with a new disk: then it counts its sessions from the beginning, and the number of
@@ -220,7 +220,7 @@ class Leader:
             self.followers[broker].silence(NO_SESSION)
         return []
 
-    def peer_back(self, _broker: BrokerId, _now_ms: int) -> list[Effect]:
+    def peer_connected(self, _broker: BrokerId, _now_ms: int) -> list[Effect]:
         """Nothing to do: the follower opens."""
         return []
 
@@ -318,7 +318,7 @@ class Leader:
             self.log.high_watermark,
             batches,
             progress.wants_ack,
-            self.everywhere,
+            self.min_replica_offset,
         )
         progress.sent(batches, self.log.high_watermark)
         self._await_answer(progress, now_ms)
@@ -436,7 +436,7 @@ class Leader:
         if self.log.high_watermark == self.log.log_end_offset or not others:
             self._handed_over = True
             ranked = sorted(others, key=lambda b: (-self.followers[b].durable_offset, b))
-            effects.append(HandOver(tuple(ranked)))
+            effects.append(TransferLeadership(tuple(ranked)))
 
     def holds_range(self, broker: BrokerId, next_offset: Offset) -> bool:
         """Whether ``broker`` is known to hold the same batches as we below ``next_offset``."""

@@ -86,7 +86,7 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=True):
     batches: tuple[BatchRef, ...] = ()
     wants_ack: bool = False
     """Answer at once, even if nothing new became durable."""
-    everywhere: _At = Offset(0)
+    min_replica_offset: _At = Offset(0)
     """Records below are on the disk of every replica, in sync or not."""
 
 

@@ -30,8 +30,8 @@ from strandline.replication.events import (
     IsrChanged,
     IsrRefused,
     LogStartMoved,
-    PeerBack,
-    PeerLost,
+    PeerConnected,
+    PeerDisconnected,
     RangeRead,
     Received,
     Resign,
@@ -39,7 +39,7 @@ from strandline.replication.events import (
     TimePassed,
     Undone,
 )
-from strandline.replication.follower import Follower, Standing
+from strandline.replication.follower import Follower, FollowerState
 from strandline.replication.leader import Leader
 from strandline.replication.limits import ReplicationLimits
 from strandline.replication.messages import (
@@ -117,10 +117,10 @@ class Replica:
         return Refusal.NOT_LEADER if leader is None else leader.refusal
 
     @property
-    def is_patient(self) -> bool:
+    def can_defer_flush(self) -> bool:
         """Whether a flush may wait a little: it would tell no more than what is committed."""
         leader = self.leader
-        return leader is not None and leader.is_patient
+        return leader is not None and leader.can_defer_flush
 
     @property
     def memory_offset(self) -> Offset:
@@ -138,9 +138,9 @@ class Replica:
         return self.log.high_watermark
 
     @property
-    def everywhere(self) -> Offset:
+    def min_replica_offset(self) -> Offset:
         """Records below are committed, and on the disk of every replica: none can miss them."""
-        return min(self._role.everywhere, self.log.high_watermark)
+        return min(self._role.min_replica_offset, self.log.high_watermark)
 
     @property
     def deadline_ms(self) -> int | None:
@@ -163,10 +163,10 @@ class Replica:
                 return self._role.synced(event.offset, now_ms)
             case Assigned():
                 return self._assigned(event, now_ms)
-            case PeerLost():
-                return self._role.peer_lost(event.broker)
-            case PeerBack():
-                return self._role.peer_back(event.broker, now_ms)
+            case PeerDisconnected():
+                return self._role.peer_disconnected(event.broker)
+            case PeerConnected():
+                return self._role.peer_connected(event.broker, now_ms)
             case TimePassed():
                 return self._role.time_passed(now_ms) + self._mend(now_ms, due_only=True)
             case LogStartMoved():
@@ -248,7 +248,7 @@ class Replica:
         effects: list[Effect] = []
         if self.follower is not None and event.version > self._version:
             # Somebody new may lack what all had: the leader will say.
-            self.follower.everywhere = Offset(0)
+            self.follower.min_replica_offset = Offset(0)
             effects = self._start_over(self.follower, event)
             if effects:
                 effects += self.follower.start(now_ms)
@@ -324,7 +324,7 @@ class Replica:
         if leader is not None:
             return [b for b in leader.followers if leader.holds_range(b, next_offset)]
         assert follower is not None, "one or the other"
-        is_streaming = follower.standing is Standing.STREAMING
+        is_streaming = follower.standing is FollowerState.STREAMING
         first = [follower.leader] if is_streaming and follower.leader is not None else []
         if next_offset > self.log.high_watermark:
             return first
@@ -338,7 +338,7 @@ class Replica:
             return []
         # Whoever streams has the same log as its leader; others only share what is committed.
         is_shared = follower is None or (
-            follower.leader == to and follower.standing is Standing.STREAMING
+            follower.leader == to and follower.standing is FollowerState.STREAMING
         )
         if after > log.high_watermark and not is_shared:
             return []

@@ -89,7 +89,7 @@ def _told_event(event: Event) -> list[str]:
             return [f"appends {first} to {after - 1}"]
         case ev.IsrChanged():
             return [f"in sync are {' '.join(map(str, event.isr))}"]
-        case ev.PeerLost():
+        case ev.PeerDisconnected():
             return [f"loses the link to {event.broker}"]
         case _:
             return []
@@ -108,7 +108,7 @@ def _told_effect(effect: Effect) -> str:
             return f"starts its log anew at {effect.offset}"
         case fx.ProposeIsr():
             return f"wants in sync {' '.join(map(str, effect.isr))}"
-        case fx.Stuck():
+        case fx.Halted():
             return f"is stuck: {effect.trouble}"
         case _:
             return ""

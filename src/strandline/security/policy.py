@@ -25,7 +25,7 @@ _OF_BROKERS = Rule(BROKERS.name, "publish", "stream", "*")
 """One broker hands on to another what it has allowed somebody to publish."""
 
 
-class Shown(NamedTuple):
+class ClientCredentials(NamedTuple):
     """Credentials that a client presents."""
 
     token: str | None = None
@@ -71,7 +71,7 @@ class Policy:
         own = [Rule(name, "admin", "cluster", "*") for name in admins]
         self.acls = Acls([*rules, *own, _OF_BROKERS])
 
-    def identify(self, shown: Shown, now_ns: int) -> Identity:
+    def identify(self, shown: ClientCredentials, now_ns: int) -> Identity:
         """Return the identity behind credentials.
 
         Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from strandline.config import BrokerConfig
-from strandline.encryption.masters import (
+from strandline.encryption.master_keys import (
     KEY_SIZES,
     TEXT_BYTES_MAX,
     MasterKey,

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import uvloop
 
-from strandline.allocator import keep_freed_memory
 from strandline.clock import Clock
 from strandline.config import BrokerConfig
 from strandline.errors import StrandlineError, UnavailableError
+from strandline.malloc_tuning import keep_freed_memory
 from strandline.server.logs import logging_to_stderr
 from strandline.server.renewal import certificate_files
 from strandline.server.watchdog import LoopWatchdog

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from strandline.broker.seldom import Seldom
+from strandline.broker.log_throttle import LogThrottle
 from strandline.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class LoopWatchdog:
         self._clock = clock or SystemClock()
         self._loop = asyncio.get_running_loop()
         self._watched = threading.get_ident()
-        self._seldom = Seldom()
+        self._log_throttle = LogThrottle()
         self._place = ""
         self._is_over = threading.Event()
         self._beat_ms = self._clock.monotonic_ms()
@@ -57,7 +57,7 @@ class LoopWatchdog:
         place, self._place = self._place or UNKNOWN, ""
         self._beat_ms = now_ms
         self._timer = self._loop.call_later(BEAT_S, self._beat)
-        if stalled_ms > STALL_MS and self._seldom.is_due(place, now_ms / 1e3):
+        if stalled_ms > STALL_MS and self._log_throttle.is_due(place, now_ms / 1e3):
             logger.warning("the event loop stood still for %d ms, in %s", stalled_ms, place)
 
     def _run(self) -> None:

@@ -8,7 +8,7 @@ same. Must not know Spark.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strandline.client.stage import Stage
+from strandline.client.staged_write import StagedWrite
 from strandline.spark.connection import with_retries
 from strandline.spark.rows import Fingerprint
 
@@ -26,7 +26,7 @@ class Part:
 
 def begin_stage(
     server: str, batch: tuple[str, int], *, timeout_ms: int, stage_timeout_ms: int
-) -> Stage:
+) -> StagedWrite:
     """Begin to stage rows; a context, whose end discards what was not finished.
 
     Args:

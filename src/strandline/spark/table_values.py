@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimeType,
 )
 
-from strandline.client.stage import Stage
+from strandline.client.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.decode import record_columns, refuse_unreadable, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
@@ -120,7 +120,7 @@ class Decoding:
         self._options = options
         self._schema = schema
         self._txn_id, self._batch = f"{batch[0]}/dead-letters", batch[1]
-        self._stage: Stage | None = None
+        self._stage: StagedWrite | None = None
         self._letters = Fingerprint()
         values = value_schema(options)
         if values is not None:

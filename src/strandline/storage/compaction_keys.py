@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from strandline.record.batch import NO_PRODUCER, Attributes, BatchHeader
 from strandline.record.codec import decode_batches
 from strandline.storage.log import Log
-from strandline.storage.segment_reads import Hole
+from strandline.storage.segment_reads import CorruptRange
 from strandline.storage.walk import Found, walk
 from strandline.types import Offset
 
@@ -104,7 +104,7 @@ def survey(scope: Scope) -> Keys:
     """
     keys = Keys()
 
-    def on_hole(_: Hole) -> None:
+    def on_hole(_: CorruptRange) -> None:
         keys.is_whole = False
 
     for segment in scope.log.segments:

@@ -18,7 +18,7 @@ from strandline.record.codec import FILLER_OFFSETS_MAX, encode_again, encode_fil
 from strandline.storage.compaction_keys import Keys, Scope, rows
 from strandline.storage.disk import BUFFERS_MAX, Bytes, Disk
 from strandline.storage.segment import Segment
-from strandline.storage.segment_reads import Hole
+from strandline.storage.segment_reads import CorruptRange
 from strandline.storage.walk import Found, walk
 from strandline.types import LeaderEpoch
 
@@ -71,7 +71,7 @@ class Rewrite:
             DiskFullError: no space; nothing is left behind.
             LogPoisonedError: reading or writing failed.
         """
-        holes: list[Hole] = []
+        holes: list[CorruptRange] = []
         writer = self._writer
         try:
             for found in walk(self._segment, on_hole=holes.append):

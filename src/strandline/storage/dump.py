@@ -11,7 +11,7 @@ from strandline.storage.disk import Disk
 from strandline.storage.journal_scan import SUFFIX, JournalScan, batches_intact
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, decode_index
 from strandline.storage.scan import header_at
-from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, Hole
+from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, CorruptRange
 from strandline.storage.walk import open_unindexed, walk
 
 DAMAGED = frozenset({"damaged_until", "has_damaged_batch"})
@@ -74,7 +74,7 @@ def _dump_segment(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, in
     if not stem.isdigit():
         raise _not_dumped(path)
     segment = open_unindexed(path.parent, int(stem), disk=disk, limit=-1)
-    holes: list[Hole] = []
+    holes: list[CorruptRange] = []
     for found in walk(segment, on_hole=holes.append):
         for hole in holes:
             yield hole.position, {"damaged_until": hole.next_position}

@@ -21,10 +21,9 @@ from strandline.storage.journal_scan import (
     batches_intact,
     scan_directory,
 )
-from strandline.storage.log_birth import BIRTH_NAME, birth_of
-from strandline.storage.log_cut import CUT_NAME, cut_of
+from strandline.storage.log_generation import BIRTH_NAME, birth_of
 from strandline.storage.log_start import START_NAME, parse_start
-from strandline.storage.missing import (
+from strandline.storage.lost_ranges import (
     QUORUM_LOG,
     Durable,
     Missing,
@@ -35,7 +34,8 @@ from strandline.storage.missing import (
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
 from strandline.storage.segment import Segment
-from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, Hole
+from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, CorruptRange
+from strandline.storage.truncation_marker import CUT_NAME, cut_of
 from strandline.storage.walk import open_unindexed, walk
 
 Severity = Literal["note", "torn", "damage"]
@@ -332,7 +332,7 @@ def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) ->
     end = segment.base_offset
     reached = end
 
-    def on_hole(hole: Hole) -> None:
+    def on_hole(hole: CorruptRange) -> None:
         nonlocal reached
         known = hole.next_position >= 0 or hole.next_offset < (1 << 63) - 1
         until = f" to {hole.next_offset - 1}" if known else " on"

@@ -55,7 +55,7 @@ class FileHeader(NamedTuple):
     first_sequence: int
 
 
-class Entry(NamedTuple):
+class ScannedEntry(NamedTuple):
     """An entry whose header and part table are intact; its batches are checked by who uses them."""
 
     position: int
@@ -116,7 +116,7 @@ def read_file_header(page: Bytes) -> FileHeader | None:
     return FileHeader(number, nonce, first) if intact else None
 
 
-def read_entry(view: memoryview, position: int, nonce: int) -> Entry | None:
+def read_entry(view: memoryview, position: int, nonce: int) -> ScannedEntry | None:
     """The entry at ``position`` if its header and part table are intact and of this file."""
     room = len(view) - position
     if room < ENTRY_BYTES:
@@ -133,12 +133,12 @@ def read_entry(view: memoryview, position: int, nonce: int) -> Entry | None:
     checksums: tuple[int, ...] = ()
     if count and count % 2 == 0 and not any(sizes[count + 1 :: 2]):
         sizes, checksums = sizes[:count], sizes[count::2]
-    return Entry(position, length, sequence, synced, sizes, checksums)
+    return ScannedEntry(position, length, sequence, synced, sizes, checksums)
 
 
-def scan_entries(view: memoryview, nonce: int) -> tuple[list[Entry], int]:
+def scan_entries(view: memoryview, nonce: int) -> tuple[list[ScannedEntry], int]:
     """Every intact entry of a file, stepping over damage, and the position after the last."""
-    entries: list[Entry] = []
+    entries: list[ScannedEntry] = []
     position = FILE_HEADER_BYTES
     while True:
         entry = read_entry(view, position, nonce) or _next_intact(view, position, nonce)
@@ -148,7 +148,7 @@ def scan_entries(view: memoryview, nonce: int) -> tuple[list[Entry], int]:
         position = entry.end
 
 
-def _next_intact(view: memoryview, position: int, nonce: int) -> Entry | None:
+def _next_intact(view: memoryview, position: int, nonce: int) -> ScannedEntry | None:
     """The first intact entry after ``position``; the nonce keeps records from posing as one."""
     for candidate in _candidates(view, position):
         entry = read_entry(view, candidate, nonce)

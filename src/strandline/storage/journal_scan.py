@@ -20,8 +20,8 @@ from strandline.storage.journal_file import (
     ENTRY_HEADER,
     ENTRY_MAGIC,
     FILE_HEADER_BYTES,
-    Entry,
     FileHeader,
+    ScannedEntry,
     read_entry,
     read_file_header,
     scan_entries,
@@ -67,11 +67,11 @@ class ScannedFile:
     dropped: list[int] = field(default_factory=list)
     """Positions of entries that a crash left behind and that never happened."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ScannedEntry]:
         """Every intact entry, whether it counts or not."""
         return scan_entries(self.view, self.header.nonce)[0]
 
-    def entry(self, position: int) -> Entry:
+    def entry(self, position: int) -> ScannedEntry:
         """The entry at one of ``positions``."""
         entry = read_entry(self.view, position, self.header.nonce)
         assert entry is not None, "the scan found this entry intact"
@@ -158,7 +158,7 @@ class _Walk:
     def run(self) -> None:
         """Fill in positions, damage and the torn tail."""
         files = self.scan.files
-        found: list[tuple[ScannedFile, list[Entry], int]] = []
+        found: list[tuple[ScannedFile, list[ScannedEntry], int]] = []
         for index, file in enumerate(files):
             limit = files[index + 1].header.first_sequence if index + 1 < len(files) else _NEVER
             if limit > self.expected:
@@ -172,7 +172,7 @@ class _Walk:
         if found and not torn:
             self._measure_tail(found[-1][0], found[-1][2])
 
-    def _walk_file(self, file: ScannedFile, entries: list[Entry]) -> bool:
+    def _walk_file(self, file: ScannedFile, entries: list[ScannedEntry]) -> bool:
         """Count the entries of one file; True if the torn tail begins in it."""
         if self.file is None:
             self.file = file.path
@@ -212,12 +212,12 @@ class _Walk:
                 self.scan.torn_bytes += min(length, len(file.view) - end)
 
 
-def batches_intact(entry: Entry, view: memoryview) -> bool:
+def batches_intact(entry: ScannedEntry, view: memoryview) -> bool:
     """Whether the parts of an entry are the batches it was written with, all of them whole."""
     return all(len(part) and _is_whole(part) for _, part in own_parts(entry, view))
 
 
-def own_parts(entry: Entry, view: memoryview) -> list[tuple[LogId, memoryview]]:
+def own_parts(entry: ScannedEntry, view: memoryview) -> list[tuple[LogId, memoryview]]:
     """The parts of an entry; an empty one where an intact batch lies that is not the entry's."""
     parts = entry.parts(view)
     for index, checksum in enumerate(entry.checksums):

@@ -26,13 +26,13 @@ from strandline.record.batch import HEADER_BYTES, TIMESTAMP_MIN, BatchHeader, Ex
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Bytes, Disk
 from strandline.storage.journal import Journal
-from strandline.storage.log_cut import note_cut
 from strandline.storage.log_directory import doom_log_directory, remove_doomed
 from strandline.storage.log_durability import LogDurability
-from strandline.storage.log_redo import LogRedo
+from strandline.storage.log_replay import LogRedo
 from strandline.storage.log_start import START_NAME, format_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
+from strandline.storage.truncation_marker import note_cut
 from strandline.types import Offset
 
 

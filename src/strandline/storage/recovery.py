@@ -25,9 +25,9 @@ from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.journal_scan import Damage
 from strandline.storage.log import Log
-from strandline.storage.log_birth import BIRTH_NAME, UNUSED, birth_of
-from strandline.storage.log_cut import CUT_NAME, LogCut, cut_of
-from strandline.storage.log_redo import LogRedo
+from strandline.storage.log_generation import BIRTH_NAME, UNUSED, birth_of
+from strandline.storage.log_replay import LogRedo
+from strandline.storage.truncation_marker import CUT_NAME, LogCut, cut_of
 from strandline.types import LogId, Position
 
 JOURNAL_NAME = "journal"

@@ -46,7 +46,7 @@ class RetiredSegmentError(UnavailableError):
     """A segment was removed or replaced while somebody read it: its log knows what is there now."""
 
 
-class Hole(NamedTuple):
+class CorruptRange(NamedTuple):
     """A stretch of a segment that holds no intact batch."""
 
     position: int
@@ -58,7 +58,7 @@ class Hole(NamedTuple):
     """Where the intact batch after the hole begins, or -1: none in this segment."""
 
 
-class Place(NamedTuple):
+class BatchLocation(NamedTuple):
     """Where a batch begins, and an offset that no batch from there on is below."""
 
     position: int
@@ -255,7 +255,7 @@ class SegmentReads:
         if mapped is not None:
             mapped.madvise(mmap.MADV_DONTNEED, position, length)
 
-    def locate(self, offset: int, *, verify: bool = True) -> Place | None:
+    def locate(self, offset: int, *, verify: bool = True) -> BatchLocation | None:
         """Where the first batch begins that ends after ``offset``, or None: not in this segment.
 
         Raises:
@@ -263,7 +263,7 @@ class SegmentReads:
         """
         hint = self._hints.get(offset)
         if hint is not None and hint < self.size:
-            return Place(hint, offset)
+            return BatchLocation(hint, offset)
         expected, position = self._offsets().floor(offset)
         expected = max(expected, self.base_offset)
         size = self.size
@@ -271,14 +271,14 @@ class SegmentReads:
             window = self._window(position, size)
             run = scan(window, 0, len(window), below=offset + 1, verify=verify)
             if run.next_offset > offset:
-                return Place(position + run.last, expected)
+                return BatchLocation(position + run.last, expected)
             position += run.end
             expected = max(expected, run.next_offset)
             if run.end:
                 continue
             beyond = intact_at(window, 0) if verify else header_at(window, 0)
             if beyond is not None:  # compaction has removed the offset
-                return Place(position, expected)
+                return BatchLocation(position, expected)
             hole = self.hole(position, expected)
             if hole.next_offset > offset:
                 raise self.corrupt(hole)
@@ -305,7 +305,7 @@ class SegmentReads:
             self._hints = {}
         self._hints[offset] = position
 
-    def hole(self, position: int, expected: int) -> Hole:
+    def hole(self, position: int, expected: int) -> CorruptRange:
         """The hole that begins at ``position``, where a batch from ``expected`` on was expected."""
         size, limit = self.size, self.next_offset
         boundary = self._offsets().beyond(position)
@@ -316,10 +316,10 @@ class SegmentReads:
         if found >= 0:
             header = header_at(view, found)
             assert header is not None, "an intact batch has a header"
-            return Hole(position, expected, header.base_offset, position + found)
+            return CorruptRange(position, expected, header.base_offset, position + found)
         if boundary is not None:
-            return Hole(position, expected, bound, end)
-        return Hole(position, expected, limit, -1)
+            return CorruptRange(position, expected, bound, end)
+        return CorruptRange(position, expected, limit, -1)
 
     def bytes_from(self, offset: int) -> int:
         """Bytes from the last place known not to be after ``offset``."""
@@ -329,7 +329,7 @@ class SegmentReads:
         """An offset that no batch at or after ``position`` is below."""
         return max(self._offsets().offset_at(position), self.base_offset)
 
-    def corrupt(self, hole: Hole) -> CorruptBatchError:
+    def corrupt(self, hole: CorruptRange) -> CorruptBatchError:
         """The error for a reader whose offset lies in ``hole``."""
         return CorruptBatchError(
             f"records {hole.first_offset} to {hole.next_offset - 1} are damaged;"

@@ -13,7 +13,7 @@ from strandline.storage.disk import Disk
 from strandline.storage.offset_index import SparseIndex
 from strandline.storage.scan import header_at, intact_at
 from strandline.storage.segment import Segment
-from strandline.storage.segment_reads import LOG_SUFFIX, Hole
+from strandline.storage.segment_reads import LOG_SUFFIX, CorruptRange
 
 WINDOW_BYTES = 1 << 20
 
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def walk(
-    segment: Segment, position: int = 0, *, on_hole: Callable[[Hole], None] | None = None
+    segment: Segment, position: int = 0, *, on_hole: Callable[[CorruptRange], None] | None = None
 ) -> Iterator[Found]:
     """The intact batches from ``position``, which is the beginning of one.
 

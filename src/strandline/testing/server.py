@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strandline.errors import InvalidConfigError, RequestTimeoutError
-from strandline.extras import missing_package
+from strandline.optional_dependencies import missing_package
 
 if TYPE_CHECKING:
     from strandline.server.wiring import BrokerApp

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from strandline.decisions import Answer, DecisionLog, Refuse
+from strandline.coordinator_effects import Answer, DecisionLog, Refuse
 from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,
@@ -35,12 +35,12 @@ from strandline.transactions.markers import Markers
 from strandline.transactions.state import (
     EPOCH_MAX,
     CoordinatorState,
-    Entry,
     Outcome,
     Producer,
     Publication,
     Status,
     Transaction,
+    TransactionEntry,
 )
 
 OPEN_MAX = 10_000
@@ -63,7 +63,7 @@ class Coordinator:
     ) -> None:
         self.state = state
         self._now_ms = now_ms
-        self._log: DecisionLog[Entry, Effect] = DecisionLog(
+        self._log: DecisionLog[TransactionEntry, Effect] = DecisionLog(
             state, items_per_entry=ITEMS_PER_ENTRY, sequence=sequence, entries=entries
         )
         self._markers = Markers()
@@ -111,7 +111,7 @@ class Coordinator:
             match request:
                 case ev.Begin():
                     self._begin(request)
-                case ev.AddPlaces():
+                case ev.AddTransactionPartitions():
                     self._add_places(request)
                 case ev.Prepare():
                     self._prepare(request)
@@ -175,11 +175,13 @@ class Coordinator:
             nonce=request.nonce,
             batch=request.batch,
         )
-        self._log.store(Entry(transactions=(transaction,), forgotten=self.state.surplus()))
+        self._log.store(
+            TransactionEntry(transactions=(transaction,), forgotten=self.state.surplus())
+        )
         self._deadlines[request.id] = self._now_ms + request.timeout_ms
         self._log.give(Answer(request.token, Begun(producer)))
 
-    def _add_places(self, request: ev.AddPlaces) -> None:
+    def _add_places(self, request: ev.AddTransactionPartitions) -> None:
         transaction = self._open(request.id, request.producer)
         places = set(request.places)
         missing = sorted(places.difference(transaction.places))
@@ -187,7 +189,7 @@ class Coordinator:
             transaction = msgspec.structs.replace(
                 transaction, places=(*transaction.places, *missing)
             )
-            self._log.store(Entry(transactions=(transaction,)))
+            self._log.store(TransactionEntry(transactions=(transaction,)))
         self._log.give(*self._markers.open(transaction, places, token=request.token))
 
     def _prepare(self, request: ev.Prepare) -> None:
@@ -195,7 +197,7 @@ class Coordinator:
         if known.status is not Status.PREPARED:
             self._open(request.id, request.producer)
             prepared = msgspec.structs.replace(known, status=Status.PREPARED)
-            self._log.store(Entry(transactions=(prepared,)))
+            self._log.store(TransactionEntry(transactions=(prepared,)))
             if not _has_deadline(prepared):
                 self._deadlines.pop(request.id, None)
         self._log.give(Answer(request.token))
@@ -322,7 +324,7 @@ class Coordinator:
             *(Outcome(each.id, Status.ABORTING, "not published") for each in losers),
         ]
         self._log.store(
-            Entry(
+            TransactionEntry(
                 outcomes=tuple(outcomes),
                 publications=(publication,) if publication is not None else (),
             )
@@ -346,9 +348,9 @@ class Coordinator:
         self._log.give(*self._markers.finished(transaction.id))
         if transaction.batch is None:
             done = Outcome(transaction.id, transaction.status.completed, transaction.reason)
-            self._log.store(Entry(outcomes=(done,)))
+            self._log.store(TransactionEntry(outcomes=(done,)))
         else:  # a part's id is never used again
-            self._log.store(Entry(forgotten=(transaction.id,)))
+            self._log.store(TransactionEntry(forgotten=(transaction.id,)))
         queued = self._queued.pop(transaction.id, None)
         if queued is not None:
             self._request(queued)

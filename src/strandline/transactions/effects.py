@@ -4,8 +4,13 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from strandline.decisions import Decision
-from strandline.transactions.state import Entry, Place, Producer, Publication
+from strandline.coordinator_effects import Decision
+from strandline.transactions.state import (
+    Producer,
+    Publication,
+    TransactionEntry,
+    TransactionPartition,
+)
 
 
 class MarkerKind(enum.Enum):
@@ -25,7 +30,7 @@ class Mark:
 
     id: str
     producer: Producer
-    place: Place
+    place: TransactionPartition
     kind: MarkerKind
 
 
@@ -36,7 +41,7 @@ class TimedOut:
     name: str
 
 
-Effect = Decision[Entry] | Mark | TimedOut
+Effect = Decision[TransactionEntry] | Mark | TimedOut
 
 
 class Begun(NamedTuple):

@@ -6,7 +6,7 @@ A request's ``token`` comes back with its answer. Rules: plain values.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from strandline.transactions.state import Batch, CoordinatorState, Place, Producer
+from strandline.transactions.state import Batch, CoordinatorState, Producer, TransactionPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class AddPlaces:
+class AddTransactionPartitions:
     """Let the transaction into partitions. Answered with None when its records are let in.
 
     The partition of the coordinator of consumer groups stands for their positions.
@@ -39,7 +39,7 @@ class AddPlaces:
     token: object
     id: str
     producer: Producer
-    places: Sequence[Place]
+    places: Sequence[TransactionPartition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Read:
     question: Callable[[CoordinatorState], object]
 
 
-Request = Begin | AddPlaces | Prepare | End | EndStaged | Publish | Read
+Request = Begin | AddTransactionPartitions | Prepare | End | EndStaged | Publish | Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Marked:
 
     id: str
     producer: Producer
-    place: Place
+    place: TransactionPartition
     is_begin: bool
 
 
@@ -115,7 +115,7 @@ class NotMarked:
 
     id: str
     producer: Producer
-    place: Place
+    place: TransactionPartition
     is_begin: bool
 
 

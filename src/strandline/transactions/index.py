@@ -95,7 +95,7 @@ class TransactionIndex:
         """Whether no transaction was ever met: then no batch needs to be looked at."""
         return not (self._open or self._ended)
 
-    def stable_offset(self, high_watermark: Offset) -> Offset:
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
         """Return the last stable offset: no open transaction begins before it."""
         for first in self._open.values():
             return min(first.first, high_watermark)

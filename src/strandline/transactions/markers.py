@@ -8,9 +8,9 @@ written, or after ``PATIENCE_MS``, since what was decided stays decided. Pure; t
 
 from dataclasses import dataclass, field
 
-from strandline.decisions import Answer, Refuse
+from strandline.coordinator_effects import Answer, Refuse
 from strandline.transactions.effects import Effect, Mark, MarkerKind
-from strandline.transactions.state import Place, Transaction
+from strandline.transactions.state import Transaction, TransactionPartition
 
 RETRY_MS = 100
 PATIENCE_MS = 5_000
@@ -31,15 +31,15 @@ class _Adding:
     """A request that waits for partitions to admit records."""
 
     token: object
-    places: set[Place]
+    places: set[TransactionPartition]
 
 
 @dataclass(slots=True)
-class _Debt:
+class _PendingMarkers:
     """Markers that the partitions of one transaction still need."""
 
-    owed: set[Place] = field(default_factory=set)
-    begun: set[Place] = field(default_factory=set)
+    owed: set[TransactionPartition] = field(default_factory=set)
+    begun: set[TransactionPartition] = field(default_factory=set)
     """Partitions known to let records in."""
     adding: list[_Adding] = field(default_factory=list)
 
@@ -48,15 +48,17 @@ class Markers:
     """The markers of all transactions."""
 
     def __init__(self) -> None:
-        self._debts: dict[str, _Debt] = {}
+        self._debts: dict[str, _PendingMarkers] = {}
         self._waiters: list[_Waiter] = []
         self._again: list[tuple[int, Mark]] = []
 
     # Beginning
 
-    def open(self, transaction: Transaction, places: set[Place], *, token: object) -> list[Effect]:
+    def open(
+        self, transaction: Transaction, places: set[TransactionPartition], *, token: object
+    ) -> list[Effect]:
         """Let records into places, and answer when all of them do."""
-        debt = self._debts.setdefault(transaction.id, _Debt())
+        debt = self._debts.setdefault(transaction.id, _PendingMarkers())
         missing = places - debt.begun
         if not missing:
             return [Answer(token)]
@@ -67,9 +69,9 @@ class Markers:
             for place in sorted(missing - asked)
         ]
 
-    def opened(self, transaction: Transaction, place: Place) -> list[Effect]:
+    def opened(self, transaction: Transaction, place: TransactionPartition) -> list[Effect]:
         """A place lets records in."""
-        debt = self._debts.setdefault(transaction.id, _Debt())
+        debt = self._debts.setdefault(transaction.id, _PendingMarkers())
         debt.begun.add(place)
         told: list[Effect] = []
         for each in debt.adding:
@@ -83,7 +85,7 @@ class Markers:
 
     def close(self, transaction: Transaction, refusal: Exception) -> list[Effect]:
         """Owe every place the marker of a decision; who still wanted records let in is refused."""
-        debt = self._debts.setdefault(transaction.id, _Debt())
+        debt = self._debts.setdefault(transaction.id, _PendingMarkers())
         told: list[Effect] = [Refuse(each.token, refusal) for each in debt.adding]  # type: ignore[arg-type]  # always ours
         debt.adding = []
         debt.owed = set(transaction.places)
@@ -91,13 +93,13 @@ class Markers:
 
     def owed(self, transaction: Transaction) -> list[Effect]:
         """The markers that a decided transaction owes."""
-        debt = self._debts.setdefault(transaction.id, _Debt(owed=set(transaction.places)))
+        debt = self._debts.setdefault(transaction.id, _PendingMarkers(owed=set(transaction.places)))
         kind = MarkerKind.COMMIT if transaction.status.is_commit else MarkerKind.ABORT
         return [
             Mark(transaction.id, transaction.producer, place, kind) for place in sorted(debt.owed)
         ]
 
-    def closed(self, transaction: Transaction, place: Place) -> bool:
+    def closed(self, transaction: Transaction, place: TransactionPartition) -> bool:
         """A place has the marker of the decision; whether it was the last one."""
         debt = self._debts[transaction.id]
         was_owed = place in debt.owed

@@ -21,7 +21,7 @@ IDS_MAX = 100_000
 """Transactional ids remembered; those that ended longest ago are forgotten beyond it."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, order=True):
+class TransactionPartition(msgspec.Struct, frozen=True, array_like=True, order=True):
     """A partition; the log id tells it from a later one of the same name."""
 
     stream: str
@@ -91,7 +91,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     timeout_ms: int
     nonce: str
     """Of the request that began it, so that a repeat is answered and not taken for another one."""
-    places: tuple[Place, ...] = ()
+    places: tuple[TransactionPartition, ...] = ()
     """Every partition that may hold records of it: each gets a marker."""
     batch: Batch | None = None
     """Set for a staged part."""
@@ -115,7 +115,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TransactionEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One atomic change; parts are applied in the order of the fields."""
 
     transactions: tuple[Transaction, ...] = ()
@@ -125,15 +125,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Entry).decode
+_decode = msgspec.json.Decoder(TransactionEntry).decode
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: TransactionEntry) -> bytes:
     """The entry as a record's value."""
     return _encode(entry)
 
 
-def decode_entry(value: bytes) -> Entry:
+def decode_entry(value: bytes) -> TransactionEntry:
     """The entry in a record.
 
     Raises:
@@ -153,7 +153,7 @@ class CoordinatorState:
         """By transactional id, those that changed last at the end."""
         self.publications: dict[str, Publication] = {}
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: TransactionEntry) -> None:
         """Take a change over."""
         for transaction in entry.transactions:
             self._put(transaction)
@@ -191,16 +191,16 @@ class CoordinatorState:
         ]
         return tuple(ended[:too_many])
 
-    def entries(self, per_entry: int) -> list[Entry]:
+    def entries(self, per_entry: int) -> list[TransactionEntry]:
         """The whole state anew, as entries of a limited number of items; nothing else is needed."""
         transactions = list(self.transactions.values())
         publications = list(self.publications.values())
         found = [
-            Entry(transactions=tuple(transactions[start : start + per_entry]))
+            TransactionEntry(transactions=tuple(transactions[start : start + per_entry]))
             for start in range(0, len(transactions), per_entry)
         ]
         found += [
-            Entry(publications=tuple(publications[start : start + per_entry]))
+            TransactionEntry(publications=tuple(publications[start : start + per_entry]))
             for start in range(0, len(publications), per_entry)
         ]
         return found

@@ -7,7 +7,7 @@ import grpc
 import msgspec
 import pytest
 
-from strandline.broker.raw_writes import RawWrite
+from strandline.broker.replica_writes import RawWrite
 from strandline.errors import DiskFullError
 from strandline.frontends.grpc._generated import logspec_pb2 as pb
 from strandline.frontends.grpc.beam import entries as entries_module

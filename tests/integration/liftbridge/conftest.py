@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from strandline.encryption.masters import new_key_text
+from strandline.encryption.master_keys import new_key_text
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer, Server

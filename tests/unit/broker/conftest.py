@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from strandline.broker import base as base_module
-from strandline.broker import checkpointer, syncer
+from strandline.broker import checkpointer
+from strandline.broker import sync_policy as syncer
 from strandline.broker.broker import Broker
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
@@ -190,7 +191,7 @@ def put(partition, answers, *tokens, **options):
     for token in tokens:
         given = {"value": str(token).encode(), "subject": "s", **options}
         value = given.pop("value")
-        partition.append(value, responder=answers, token=token, **given)
+        partition.append(value, ack_sink=answers, token=token, **given)
 
 
 def by_thread(broker):
@@ -223,9 +224,9 @@ def wait_beyond(partition, offset, timeout_s):
     waiter = threading.Event()
     partition.watch(waiter)
     try:
-        if partition.stable_offset <= offset and not partition.closed:
+        if partition.last_stable_offset <= offset and not partition.closed:
             waiter.wait(timeout_s)
-        return partition.stable_offset > offset
+        return partition.last_stable_offset > offset
     finally:
         partition.unwatch(waiter)
 
@@ -347,7 +348,7 @@ _nonces = itertools.count()
 def seen(partition, start=None):
     """Values that a reader sees from an offset on; moves on as ``Cursor`` does."""
     offset = partition.log_start_offset if start is None else start
-    end, found = partition.stable_offset, []
+    end, found = partition.last_stable_offset, []
     while offset < end:
         buffer = partition.read(offset, 1 << 12)
         if not buffer.size:
@@ -381,7 +382,7 @@ class Asker:
 
     async def add(self, id_, who, *names):
         places = self.office.places(list(names))
-        await self.office.ask(lambda token: ev.AddPlaces(token, id_, who, places))
+        await self.office.ask(lambda token: ev.AddTransactionPartitions(token, id_, who, places))
 
     def write(self, who, partition, answers, *values):
         """Append values as one batch; the token is the first value."""
@@ -390,7 +391,7 @@ class Asker:
         column = pa.array([value.encode() for value in values], pa.binary())
         partition.append_arrow(
             pa.RecordBatch.from_arrays([column], names=["value"]),
-            responder=answers,
+            ack_sink=answers,
             token=values[0],
             producer=ProducerStamp(who.producer_id, who.epoch, number),
             is_transactional=True,

@@ -18,7 +18,7 @@ from strandline.metadata.apply import apply
 from strandline.metadata.commands import AllocateProducerIds
 from strandline.metadata.image import BrokerImage, MetadataImage
 from strandline.security.acl import CLUSTER, Resource, Rule
-from strandline.security.policy import Identity, Shown
+from strandline.security.policy import ClientCredentials, Identity
 from strandline.security.principal import Principal
 from strandline.security.producer_ids import producer_id_of
 from strandline.security.tokens import Token, fingerprint, token_text
@@ -50,26 +50,26 @@ def change(broker, *commands) -> None:
 
 def test_where_nothing_is_checked_everybody_may(broker):
     """Off is off: also who shows something wrong is let in."""
-    asker = Access(BrokerConfig(), broker).identify(Shown("nonsense"))
-    asker.check(CLUSTER, "admin")
-    asker.check_known()
-    assert asker.may(ORDERS, "read")
+    caller = Access(BrokerConfig(), broker).identify(ClientCredentials("nonsense"))
+    caller.check(CLUSTER, "admin")
+    caller.check_known()
+    assert caller.may(ORDERS, "read")
 
 
 def test_a_producer_id_works_for_the_principal_that_it_was_given_to(broker):
     """The newest owner may not be known everywhere yet: that is worth a retry, the rest is not."""
     change(broker, AddToken(TOKEN), AllocateProducerIds(10, "other"))
-    asker = access(broker).identify(Shown(TEXT))
+    caller = access(broker).identify(ClientCredentials(TEXT))
     other, own = producer_id_of(1, 1), producer_id_of(11, 2)
     with pytest.raises(UnavailableError, match="not known to this broker yet"):
-        asker.check_producer(own)
+        caller.check_producer(own)
     change(broker, AllocateProducerIds(10, "app"))
-    asker.check_producer(own)
-    asker.check_producer(producer_id_of(999, 2))
+    caller.check_producer(own)
+    caller.check_producer(producer_id_of(999, 2))
     for number in (0, 7, other, producer_id_of(11, 3)):
         with pytest.raises(NotAllowedError, match="was not given to app"):
-            asker.check_producer(number)
-    Access(BrokerConfig(), broker).identify(Shown()).check_producer(other)
+            caller.check_producer(number)
+    Access(BrokerConfig(), broker).identify(ClientCredentials()).check_producer(other)
 
 
 def test_a_broker_behind_its_cluster_refuses_no_producer_id_for_certain(broker):
@@ -85,27 +85,27 @@ def test_a_broker_behind_its_cluster_refuses_no_producer_id_for_certain(broker):
 def test_a_decision_follows_the_metadata(broker):
     """What is granted counts with the next question, and what is revoked as well."""
     change(broker, AddToken(TOKEN))
-    asker = access(broker).identify(Shown(TEXT))
+    caller = access(broker).identify(ClientCredentials(TEXT))
     with pytest.raises(NotAllowedError):
-        asker.check(ORDERS, "read")
+        caller.check(ORDERS, "read")
     change(broker, Grant((READ,)))
-    asker.check(ORDERS, "read")
-    assert asker.may(ORDERS, "publish", "read")
+    caller.check(ORDERS, "read")
+    assert caller.may(ORDERS, "publish", "read")
     change(broker, Revoke((READ,)))
     with pytest.raises(NotAllowedError):
-        asker.check(ORDERS, "read")
+        caller.check(ORDERS, "read")
 
 
 def test_a_revoked_token_ends_what_is_under_way(broker):
     """Its holder is somebody no more, whatever the rules say."""
     change(broker, AddToken(TOKEN), Grant((READ,)))
-    asker = access(broker).identify(Shown(TEXT))
-    asker.check(ORDERS, "read")
+    caller = access(broker).identify(ClientCredentials(TEXT))
+    caller.check(ORDERS, "read")
     change(broker, RevokeToken(TOKEN.id))
     with pytest.raises(UnauthenticatedError):
-        asker.check(ORDERS, "read")
+        caller.check(ORDERS, "read")
     with pytest.raises(UnauthenticatedError):
-        asker.check_known()
+        caller.check_known()
 
 
 def test_a_broker_that_is_out_of_service_refuses_for_now(broker):
@@ -117,16 +117,16 @@ def test_a_broker_that_is_out_of_service_refuses_for_now(broker):
     for brokers in ({}, {1: BrokerImage(id=1, directory_id="d", incarnation="i")}):
         broker.image = MetadataImage(brokers=brokers)
         with pytest.raises(UnavailableError):
-            door.identify(Shown(TEXT))
+            door.identify(ClientCredentials(TEXT))
         with pytest.raises(UnavailableError):
-            door.identify(Shown(None, "app")).check(ORDERS, "read")
-        door.identify(Shown(SECRET)).check(CLUSTER, "admin")
+            door.identify(ClientCredentials(None, "app")).check(ORDERS, "read")
+        door.identify(ClientCredentials(SECRET)).check(CLUSTER, "admin")
     live = BrokerImage(id=1, directory_id="d", incarnation="i", is_fenced=False)
     broker.image = MetadataImage(brokers={1: live})
     with pytest.raises(UnauthenticatedError):
-        door.identify(Shown(TEXT))
+        door.identify(ClientCredentials(TEXT))
     with pytest.raises(NotAllowedError):
-        door.identify(Shown(None, "app")).check(ORDERS, "read")
+        door.identify(ClientCredentials(None, "app")).check(ORDERS, "read")
 
 
 def test_a_lease_that_is_over_ends_what_the_metadata_allows(broker):
@@ -137,27 +137,30 @@ def test_a_lease_that_is_over_ends_what_the_metadata_allows(broker):
     live = BrokerImage(id=1, directory_id="d", incarnation="i", is_fenced=False)
     broker.image = MetadataImage(brokers={1: live})
     change(broker, Grant((READ,)), AddToken(TOKEN), AddToken(by_token))
-    app, certified = door.identify(Shown(TEXT)), door.identify(Shown(None, "app"))
-    own = [door.identify(Shown(SECRET)), door.identify(Shown(None, "boss"))]
+    app, certified = (
+        door.identify(ClientCredentials(TEXT)),
+        door.identify(ClientCredentials(None, "app")),
+    )
+    own = [door.identify(ClientCredentials(SECRET)), door.identify(ClientCredentials(None, "boss"))]
     app.check(ORDERS, "read")
     broker.has_lease = False
-    for asker in (app, certified):
-        for question in (lambda who=asker: who.check(ORDERS, "read"), asker.check_known):
+    for caller in (app, certified):
+        for question in (lambda who=caller: who.check(ORDERS, "read"), caller.check_known):
             with pytest.raises(UnavailableError, match="cut off from its cluster"):
                 question()
-        assert not asker.may(ORDERS, "read")
-    for shown in (Shown(TEXT), Shown(None, "app")):
+        assert not caller.may(ORDERS, "read")
+    for shown in (ClientCredentials(TEXT), ClientCredentials(None, "app")):
         with pytest.raises(UnavailableError):
             door.identify(shown)
-    for asker in own:
-        asker.check(ORDERS, "read")
-        assert asker.may(CLUSTER, "admin")
-    door.identify(Shown(SECRET)).check(CLUSTER, "admin")
+    for caller in own:
+        caller.check(ORDERS, "read")
+        assert caller.may(CLUSTER, "admin")
+    door.identify(ClientCredentials(SECRET)).check(CLUSTER, "admin")
     token_of_admin = Identity(Principal("tom"), by_token.id)
     with pytest.raises(UnavailableError):  # his token may have been revoked
         door.check_lease(token_of_admin)
     with pytest.raises(UnauthenticatedError):
-        door.identify(Shown("wrong" * 9))
+        door.identify(ClientCredentials("wrong" * 9))
     broker.has_lease = True
     app.check(ORDERS, "read")
     assert app.may(ORDERS, "read")
@@ -167,7 +170,7 @@ def test_a_broker_alone_needs_no_lease(broker):
     """Nobody else revokes anything."""
     change(broker, Grant((READ,)), AddToken(TOKEN))
     broker.has_lease = False
-    access(broker).identify(Shown(TEXT)).check(ORDERS, "read")
+    access(broker).identify(ClientCredentials(TEXT)).check(ORDERS, "read")
 
 
 def test_the_policy_is_made_anew_only_when_it_may_have_changed(broker):
@@ -187,9 +190,9 @@ def test_the_administrators_token_comes_from_a_file(broker, tmp_path):
     file = tmp_path / "token"
     file.write_text(f"  {SECRET}\n")
     door = access(broker, admin_token="", admin_token_file=str(file))
-    door.identify(Shown(SECRET)).check(CLUSTER, "admin")
+    door.identify(ClientCredentials(SECRET)).check(CLUSTER, "admin")
     with pytest.raises(UnauthenticatedError):
-        door.identify(Shown(f"  {SECRET}\n"))
+        door.identify(ClientCredentials(f"  {SECRET}\n"))
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"x" * 1000])

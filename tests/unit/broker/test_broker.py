@@ -21,7 +21,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.frontends.nats.headers import encode_headers
-from strandline.frontends.nats.publish import Intake
+from strandline.frontends.nats.ingest import MessageIngest
 from strandline.storage import reserve
 
 pytestmark = pytest.mark.usefixtures("without_spares")
@@ -100,7 +100,7 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     def publish(broker, token, message_id):
         routes = RouteTable(stream_bindings(broker.stream("s")))
         block = encode_headers([("Nats-Msg-Id", message_id)])
-        intake = Intake(broker.clock, routes, broker.admission)
+        intake = MessageIngest(broker.clock, routes, broker.admission)
         intake.take(routes.find(b"s"), token, block=block, payload=b"v", sink=answers)
 
     first = await open_broker()
@@ -468,12 +468,12 @@ async def test_truncation_of_everything_survives_a_crash(open_broker, make_strea
 async def test_threads_reach_the_loop(broker, partition, answers, kit):
     """Front ends with threads of their own append and administrate through the loop."""
 
-    def elsewhere():
+    def remote_error():
         broker.call_soon(lambda: kit.put(partition, answers, "a"))
         config = StreamConfig(name="t", subject="t")
         return broker.run_coroutine(broker.create_stream(config)).result(60)
 
-    stream = await asyncio.to_thread(elsewhere)
+    stream = await asyncio.to_thread(remote_error)
     await answers.wait(1)
     assert broker.stream("t") is stream
 

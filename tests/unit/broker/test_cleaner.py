@@ -72,10 +72,10 @@ async def test_partitions_that_others_keep_are_left_to_them(cleaned, monkeypatch
     partition = await cleaned.fill(10, retention_records=3)
     limits = {"retention_age_ms": 1, "retention_bytes": 1, "compact": True}
     settings = StreamConfig(name="r", subject="r", **limits)
-    elsewhere = RemotePartition(
+    remote_error = RemotePartition(
         PartitionName("r", 0), settings, log_id=LogId(77), admission=cleaned.admission
     )
-    monkeypatch.setattr(cleaned._cleaner, "_partitions", lambda: [elsewhere, partition])
+    monkeypatch.setattr(cleaned._cleaner, "_partitions", lambda: [remote_error, partition])
     await cleaned._cleaner.clean()
     assert partition.log_start_offset == 7
 
@@ -101,7 +101,7 @@ async def test_a_retry_is_known_after_compaction_and_a_restart(
     def number(sequence, token, who=7):
         rows = pa.RecordBatch.from_pydict({"key": [b"n"], "value": [b"." * 2000]})
         stamp = ProducerStamp(who, 0, sequence)
-        partition.append_arrow(rows, responder=answers, token=token, producer=stamp)
+        partition.append_arrow(rows, ack_sink=answers, token=token, producer=stamp)
 
     for turn in range(2):
         kit.put(partition, answers, f"id-{turn}", key=b"k", message_id=f"id-{turn}", **ID[turn])

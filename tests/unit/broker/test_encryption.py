@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.encryption.masters import MasterKey, MasterKeys
+from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.errors import DecryptionError, EncryptionKeyError, InvalidRequestError
 from strandline.record.batch import HEADER_BYTES, iter_headers
 from strandline.record.codec import MESSAGE_ID_HEADER, decode_batches
@@ -239,13 +239,13 @@ async def test_a_forged_batch_is_not_served(encrypted, kit):
 async def test_transactions_of_encrypted_records(encrypted, make_stream, kit, tx):
     """Markers are encrypted too; what was committed is shown, what was aborted is not."""
     partition = await make_stream(encrypted, encryption=True)
-    asker, answers = tx.Asker(encrypted), kit.Answers()
+    caller, answers = tx.Asker(encrypted), kit.Answers()
     for number, value in enumerate(("kept", "dropped")):
-        who = await asker.begin("work")
-        await asker.add("work", who, partition.name)
-        asker.write(who, partition, answers, value)
+        who = await caller.begin("work")
+        await caller.add("work", who, partition.name)
+        caller.write(who, partition, answers, value)
         await answers.wait(number + 1)
-        await asker.end("work", who, is_commit=value == "kept")
-    await kit.until(lambda: partition.stable_offset == partition.high_watermark > 5)
+        await caller.end("work", who, is_commit=value == "kept")
+    await kit.until(lambda: partition.last_stable_offset == partition.high_watermark > 5)
     assert tx.seen(partition) == ["kept"]
     assert len(key_numbers(partition)) == 6

@@ -404,7 +404,7 @@ async def test_a_record_that_cannot_be_encoded_harms_no_other(
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     bad = pa.record_batch({"value": pa.array([1, 2])})
     kit.put(one, answers, "before")
-    one.append_arrow(bad, responder=answers, token="bad")
+    one.append_arrow(bad, ack_sink=answers, token="bad")
     kit.put(one, answers, "behind")
     one._open = None
     kit.put(one, answers, *range(5))  # these are left to the next turn

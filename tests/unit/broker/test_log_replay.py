@@ -130,7 +130,7 @@ def put(partition, answers, token, numbers, *values):
     """Append numbered values."""
     partition.append_arrow(
         pa.record_batch({"value": [value.encode() for value in values]}),
-        responder=answers,
+        ack_sink=answers,
         token=token,
         producer=ProducerStamp(*numbers),
     )
@@ -157,7 +157,7 @@ async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit,
             subject="s",
             headers=headers,
             message_id=name,
-            responder=answers,
+            ack_sink=answers,
             token=token,
         )
 
@@ -171,7 +171,7 @@ async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit,
     partition = broker.stream("s").partition(0)
     with_id("m1")("early id")
     put(partition, answers, "early number", (7, 0, 2), "c")
-    partition.append(b"plain", subject="s", responder=answers, token="plain")
+    partition.append(b"plain", subject="s", ack_sink=answers, token="plain")
     await until(lambda: "plain" in answers.acks)
     assert answers.codes == {"early id": "still_loading", "early number": "still_loading"}
     long_log["may_end"].set()

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.broker.partition import RECORD_OVERHEAD_BYTES, Admission, Partition
-from strandline.broker.pending import MarkerChunk
+from strandline.broker.pending import PendingMarker
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import (
     DiskFullError,
@@ -52,7 +52,7 @@ def turn(partition, *, upto=None):
         partition.write(chunk, partition._admission.now_ns)
         partition.commit(partition.log_end_offset)
         for waiting in chunk.waiting:
-            waiting.responder.acked(
+            waiting.ack_sink.acked(
                 waiting.token, partition.name, waiting.offset, duplicate=waiting.duplicate
             )
     return chunks
@@ -80,7 +80,7 @@ async def test_everything_is_refused_for_the_reason_of_the_broker(
     """A stopping or poisoned broker refuses at once, and nothing is kept."""
     admission.refusal = ShuttingDownError("stopping")
     kit.put(partition, answers, "a")
-    partition.append_arrow(pa.record_batch({"value": [b"x"]}), responder=answers, token="arrow")
+    partition.append_arrow(pa.record_batch({"value": [b"x"]}), ack_sink=answers, token="arrow")
     assert set(answers.codes.values()) == {"shutting_down"}
     partition.append(b"nobody asks", subject="s")
     assert not partition.has_pending
@@ -104,7 +104,7 @@ async def test_pending_bytes_are_given_back(partition, admission, answers, kit):
     turn(partition)
     assert admission.pending_bytes == 0
     kit.put(partition, answers, "c", "d")
-    partition.append_arrow(pa.record_batch({"value": [b"x"] * 9}), responder=answers, token="e")
+    partition.append_arrow(pa.record_batch({"value": [b"x"] * 9}), ack_sink=answers, token="e")
     partition.reject_from((), DiskFullError("full"))
     assert admission.pending_bytes == 0
     assert answers.codes == dict.fromkeys("cde", "disk_full")
@@ -187,7 +187,7 @@ async def test_a_repeat_of_a_pending_record_waits_with_it(partition, answers, ki
 async def test_a_repeat_waits_for_its_own_record_only(partition, answers, kit):
     """What comes after a record does not decide the answer to its duplicate."""
     kit.put(partition, answers, "a", message_id="m")
-    partition.append_arrow(pa.record_batch({"value": [b"x"]}), responder=answers, token="batch")
+    partition.append_arrow(pa.record_batch({"value": [b"x"]}), ack_sink=answers, token="batch")
     kit.put(partition, answers, "again", message_id="m")
     chunks = turn(partition, upto=1)
     partition.reject_from(chunks[1:], DiskFullError("full"))
@@ -213,7 +213,7 @@ async def test_a_repeat_of_several_batches_waits_for_the_last(partition, answers
     def put(token, sequence, values):
         batch = pa.record_batch({"value": values})
         stamp = ProducerStamp(7, 0, sequence)
-        partition.append_arrow(batch, responder=answers, token=token, producer=stamp)
+        partition.append_arrow(batch, ack_sink=answers, token=token, producer=stamp)
 
     put("first", 0, [b"a", b"b"])
     put("second", 2, [b"c"])
@@ -297,7 +297,7 @@ async def test_an_arrow_batch_is_answered_once_with_its_first_offset(partition, 
     kit.put(partition, answers, "a")
     rows = BATCH_RECORDS_MAX + 5
     partition.append_arrow(
-        pa.record_batch({"value": pa.array([b""] * rows)}), responder=answers, token="many"
+        pa.record_batch({"value": pa.array([b""] * rows)}), ack_sink=answers, token="many"
     )
     kit.put(partition, answers, "b")
     assert len(turn(partition)) == 4
@@ -307,9 +307,7 @@ async def test_an_arrow_batch_is_answered_once_with_its_first_offset(partition, 
 async def test_an_arrow_batch_over_the_limit_is_refused(partition, admission, answers):
     """The error names the limit."""
     admission.limits = LimitsConfig(batch_bytes=1000)
-    partition.append_arrow(
-        pa.record_batch({"value": [bytes(1001)]}), responder=answers, token="big"
-    )
+    partition.append_arrow(pa.record_batch({"value": [bytes(1001)]}), ack_sink=answers, token="big")
     assert answers.codes == {"big": "record_too_large"}
     assert "limits.batch_bytes is 1000" in str(answers.errors["big"])
 
@@ -321,7 +319,7 @@ async def test_a_turn_takes_whole_chunks_within_its_limits(partition, answers, k
     """At least one chunk, then as many as fit in bytes and in records."""
     for size in (10, 10, 10):
         partition.append_arrow(
-            pa.record_batch({"value": [bytes(90)] * size}), responder=answers, token=object()
+            pa.record_batch({"value": [bytes(90)] * size}), ack_sink=answers, token=object()
         )
     one = partition._chunks[0].size
     assert partition.take(1, 1)[1:] == (one, 10)
@@ -346,7 +344,7 @@ async def test_a_log_is_told_of_a_batch_what_its_header_says(partition, answers,
     kit.put(partition, answers, "two", "three")
     partition.append_arrow(pa.record_batch({"value": [b"4", b"5", b"6"]}))
     turn(partition)
-    partition.write(MarkerChunk(partition.log_end_offset, ProducerStamp(7, 1, -1), 0), 1)
+    partition.write(PendingMarker(partition.log_end_offset, ProducerStamp(7, 1, -1), 0), 1)
     assert [header.record_count for header, _ in told] == [1, 2, 3, 1]
     for header, extent in told:
         assert extent == Extent(*(getattr(header, name) for name in Extent._fields))

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from strandline.broker.pending import CHUNK_BYTES_MAX, ArrowChunk, RecordChunk
+from strandline.broker.pending import CHUNK_BYTES_MAX, PendingArrowBatch, PendingRecords
 from strandline.record.codec import BATCH_RECORDS_MAX, Stamp, decode_batches
 
 
@@ -14,7 +14,7 @@ def rows(chunk):
 
 def test_keys_and_headers_stay_with_their_record():
     """Columns that begin late or pause are filled for the records without."""
-    chunk = RecordChunk(7)
+    chunk = PendingRecords(7)
     chunk.add(b"plain", "s")
     chunk.add(b"keyed", "s")
     chunk.decorate(b"k", None)
@@ -38,12 +38,12 @@ def test_a_single_record_keeps_what_it_has():
         (b"v", None, [("n", b"1")]),
     ]
     for value, key, headers in cases:
-        chunk = RecordChunk(7)
+        chunk = PendingRecords(7)
         chunk.add(value, "s")
         chunk.decorate(key, headers)
         [row] = rows(chunk)
         assert (row["value"], row["key"], row["headers"]) == (value, key, headers)
-    chunk = RecordChunk(7)
+    chunk = PendingRecords(7)
     chunk.add(b"v" * 1000, "s")
     packed = chunk.encode(Stamp(7, 0, 1_000, "zstd"))
     assert len(packed) < 500
@@ -52,18 +52,18 @@ def test_a_single_record_keeps_what_it_has():
 
 def test_a_chunk_is_full_by_bytes_or_by_records():
     """The next record then begins another chunk, so that no batch is over its limits."""
-    chunk = RecordChunk(0)
+    chunk = PendingRecords(0)
     assert not chunk.is_full
     chunk.size = CHUNK_BYTES_MAX
     assert chunk.is_full
-    chunk = RecordChunk(0)
+    chunk = PendingRecords(0)
     chunk.values = [b""] * BATCH_RECORDS_MAX
     assert chunk.is_full
 
 
 def test_an_arrow_chunk_stays_as_it_came():
     """Nothing is added to it; rows without a subject get the stream's."""
-    chunk = ArrowChunk(7, pa.record_batch({"value": [b"a", b"b"]}), "default")
+    chunk = PendingArrowBatch(7, pa.record_batch({"value": [b"a", b"b"]}), "default")
     assert chunk.is_full
     assert chunk.count == 2
     assert [(row["subject"], row["value"]) for row in rows(chunk)] == [

@@ -11,7 +11,7 @@ def put(partition, answers, token, numbers, *values):
     """Append numbered values; ``numbers`` is (producer id, epoch, sequence)."""
     partition.append_arrow(
         pa.record_batch({"value": [value.encode() for value in values]}),
-        responder=answers,
+        ack_sink=answers,
         token=token,
         producer=ProducerStamp(*numbers),
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from strandline.broker import quorum as quorum_module
+from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.partition import Admission
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
-from strandline.broker.syncer import Syncer
-from strandline.broker.turn import Turn
+from strandline.broker.sync_policy import Syncer
 from strandline.clock import SystemClock
 from strandline.config import LimitsConfig
 from strandline.consensus.messages import HardState, Members, Snapshot
@@ -58,7 +58,7 @@ class Member:
         self.storage = recover(directory, plans, disk=disk, file_bytes=64 << 10)
         admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.turn.wake())  # noqa: PLW0108  made later
         self.poisoned = []
-        self.turn = Turn(
+        self.turn = GroupCommitter(
             loop,
             admission=admission,
             clock=self.clock,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from strandline.broker import scrubber as scrubber_module
-from strandline.broker.damage import DamageReports
+from strandline.broker.corruption import DamageReports
 from strandline.broker.scrubber import STEP_BYTES, Scrubber
 from strandline.telemetry import Telemetry
 from strandline.types import Offset

@@ -111,7 +111,7 @@ async def test_producers_stay_known(open_broker, make_stream, clock, kit, answer
     async def send(producer, sequence):
         stamp = ProducerStamp(producer, 0, sequence)
         token = (producer, sequence)
-        partition.append_arrow(batch, responder=answers, token=token, producer=stamp)
+        partition.append_arrow(batch, ack_sink=answers, token=token, producer=stamp)
         await answers.wait(len(answers.order) + (token not in answers.order))
 
     for producer in (1, 2):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
-from strandline.encryption.masters import new_key_text, parse_master_keys
+from strandline.encryption.master_keys import new_key_text, parse_master_keys
 from strandline.testing import Server
 
 

@@ -15,7 +15,7 @@ from strandline.client.consumer import Consumer
 from strandline.client.groups import Groups
 from strandline.client.producer import Producer
 from strandline.client.quotas import Quotas
-from strandline.client.stage import Stage
+from strandline.client.staged_write import StagedWrite
 from strandline.client.subscription import Subscription
 from strandline.client.transaction import Transaction
 
@@ -25,7 +25,7 @@ PAIRS = [
     (Consumer, AsyncConsumer),
     (Subscription, AsyncSubscription),
     (Transaction, AsyncTransaction),
-    (Stage, AsyncStage),
+    (StagedWrite, AsyncStage),
     (Groups, AsyncGroups),
     (AccessControl, AsyncAccessControl),
     (Quotas, AsyncQuotas),
@@ -37,7 +37,7 @@ OF_ONE = {
     Producer: {"has_room", "wait_for_room", "is_usable"},
     # How a transaction gets at its consumer: on the consumer's thread. And what a poll that was
     # cancelled does to it.
-    Consumer: {"commit_by", "interrupt", "take_back"},
+    Consumer: {"commit_in_transaction", "interrupt", "unread"},
     AsyncConsumer: {"member"},
 }
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from strandline.client.consumer import Consumer, Options
-from strandline.client.fetching import Fetch, split
-from strandline.client.office import Office
+from strandline.client.coordinator_client import CoordinatorClient
+from strandline.client.fetcher import Fetcher, split
 from strandline.client.reading import bound_of
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS
 from strandline.errors import (
@@ -91,7 +91,7 @@ class Source:
         return dict.fromkeys((0, 1), END if at == "latest" else self.first)
 
 
-class Coordinator(Office):
+class Coordinator(CoordinatorClient):
     """Gives one member everything, and remembers commits."""
 
     def __init__(self, **began_with):
@@ -113,7 +113,7 @@ class Coordinator(Office):
 def take(source, count):
     """What a fetch of both partitions puts out."""
     inbox = queue.Queue()
-    fetch = Fetch(source, "s", {0: 0, 1: 0}, inbox=inbox, restart="earliest")
+    fetch = Fetcher(source, "s", {0: 0, 1: 0}, inbox=inbox, restart="earliest")
     found = []
     while len(found) < count:
         fetched = inbox.get(timeout=30)
@@ -210,7 +210,7 @@ def test_what_a_poll_found_for_nobody_is_found_again():
     lost = []
     while len({batch.partition for batch in lost}) < 2:
         lost = consumer.poll(5)
-        consumer.take_back(lost)
+        consumer.unread(lost)
         assert consumer.positions() == {("s", 0): 0, ("s", 1): 0}
     assert not any(coordinator.committed.values())
     consumer.seek("s", 1, 6)
@@ -234,7 +234,7 @@ def test_an_interrupted_poll_ends():
     consumer.interrupt()
     polling.join(30)
     assert not polling.is_alive()
-    consumer.take_back([])
+    consumer.unread([])
     assert consumer.poll(0.1) == []
     consumer.close()
     with pytest.raises(DisconnectedError, match="closed"):

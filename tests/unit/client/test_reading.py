@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
 
-from strandline.cli.values import parse_place
+from strandline.cli.parsing import parse_place
 from strandline.client.reading import bound_of, nanoseconds, read_request
 from strandline.errors import InvalidRequestError, InvalidSubjectError, OffsetOutOfRangeError
 from strandline.protocol.tickets import AtTimestamp
@@ -21,8 +21,8 @@ def test_places_are_taken_as_they_are(place):
 def test_times_are_exact_and_zoned():
     """Microseconds survive; a time of another zone is the same moment."""
     moment = datetime(2026, 11, 21, 12, 0, 0, 123_457, tzinfo=UTC)
-    elsewhere = moment.astimezone(timezone(timedelta(hours=5, minutes=30)))
-    assert nanoseconds(moment) == nanoseconds(elsewhere) == 1_795_262_400_123_457_000
+    remote_error = moment.astimezone(timezone(timedelta(hours=5, minutes=30)))
+    assert nanoseconds(moment) == nanoseconds(remote_error) == 1_795_262_400_123_457_000
     assert bound_of(moment) == AtTimestamp(timestamp_ns=1_795_262_400_123_457_000)
 
 

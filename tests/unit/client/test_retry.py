@@ -76,7 +76,7 @@ def test_some_refusals_pass_and_some_leave_no_doubt(error, worth, refused):
 
 def test_patience_ends_unless_there_is_a_success():
     """Failures in a row are borne for a while; one success, and the time begins anew."""
-    patience, error = Patience(timeout_s=1.0), NotLeaderError("elsewhere")
+    patience, error = Patience(timeout_s=1.0), NotLeaderError("remote_error")
     assert patience.pause_s(error, 10.0) > 0
     assert patience.pause_s(error, 10.5) > 0
     patience.succeeded()

@@ -3,7 +3,7 @@
 import pytest
 
 from strandline.encryption.data_keys import new_data_key, rewrapped, unwrapped
-from strandline.encryption.masters import MasterKey, MasterKeys
+from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.errors import EncryptionKeyError
 
 OLD, NEW = MasterKey(b"o" * 32), MasterKey(b"n" * 16)

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.encryption import sealer as module
 from strandline.encryption.data_keys import new_data_key, rewrapped
-from strandline.encryption.masters import MasterKey, MasterKeys
+from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.encryption.sealer import BatchSealer, Session
 from strandline.errors import (
     CorruptBatchError,

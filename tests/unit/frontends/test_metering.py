@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from strandline.broker.access import Access, Asker
+from strandline.broker.access import Access, Caller
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig
 from strandline.errors import QuotaExceededError
@@ -32,7 +32,7 @@ class Place:
 
     def of(self, principal):
         access = Access(BrokerConfig(), self)
-        return self.metering.of(Asker(access, Identity(principal)))
+        return self.metering.of(Caller(access, Identity(principal)))
 
     @property
     def shop(self):

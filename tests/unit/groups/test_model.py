@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strandline.decisions import Answer, Refuse, Store
+from strandline.coordinator_effects import Answer, Refuse, Store
 from strandline.errors import StrandlineError
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator

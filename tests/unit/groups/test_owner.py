@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.decisions import Answer, Refuse, Store
+from strandline.coordinator_effects import Answer, Refuse, Store
 from strandline.errors import NotAllowedError, UnknownMemberError
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator

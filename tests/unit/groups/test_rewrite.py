@@ -1,16 +1,16 @@
 """The coordinator's log is written anew when it says far more than the state takes."""
 
-from strandline.decisions import Forget, Store
+from strandline.coordinator_effects import Forget, Store
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
-from strandline.groups.state import Entry, GroupsState, Undecided, decode_entry, encode_entry
+from strandline.groups.state import GroupEntry, GroupsState, Undecided, decode_entry, encode_entry
 from strandline.groups.transactions import Mark, Transaction
 from strandline.types import PartitionName
 
 
 def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
     """Entries from the place that ``Forget`` names on give the same state as all of them."""
-    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
+    monkeypatch.setattr("strandline.coordinator_effects.REWRITE_ENTRIES_MIN", 20)
     coordinator = GroupCoordinator(GroupsState(), {"s": 4}, created={"s": 1}, now_ms=0)
     entries, forgotten = [], []
 
@@ -47,7 +47,7 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
 
 def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
     """So is which transactions have begun and which have ended: none begins a second time."""
-    monkeypatch.setattr("strandline.decisions.REWRITE_ENTRIES_MIN", 20)
+    monkeypatch.setattr("strandline.coordinator_effects.REWRITE_ENTRIES_MIN", 20)
     coordinator = GroupCoordinator(GroupsState(), {"s": 4}, created={"s": 1}, now_ms=0)
     entries = []
 
@@ -72,11 +72,11 @@ def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
     assert rest.transactions.is_open(waiting)
     assert rest.transactions.has_ended(ended)
     assert not rest.transactions.may_begin(ended)
-    rest.apply(Entry(transaction=waiting, mark=Mark.COMMIT))
+    rest.apply(GroupEntry(transaction=waiting, mark=Mark.COMMIT))
     assert rest.groups["g"].positions == {"s": {0: 5, 1: 5}}
     assert rest.groups["g"].undecided == {}
 
 
 def first_kept(entries):
     """Where the last rewrite begins: with an entry that says the epoch alone."""
-    return max(n for n, entry in enumerate(entries) if entry == Entry(epoch=entry.epoch))
+    return max(n for n, entry in enumerate(entries) if entry == GroupEntry(epoch=entry.epoch))

@@ -52,8 +52,8 @@ def test_another_leadership_begins_anew(part, filling):
 def test_one_leadership_goes_on(part, filling):
     """Changes of the ISR and broken links do not matter."""
     assert part.step(filling(2, version=6), 0) == []
-    part.step(ev.PeerLost(1), 0)
-    assert part.step(ev.PeerBack(1), 0) == [fx.Send(1, Fetch(2, FIRST + 1, 10, 1, RUN))]
+    part.step(ev.PeerDisconnected(1), 0)
+    assert part.step(ev.PeerConnected(1), 0) == [fx.Send(1, Fetch(2, FIRST + 1, 10, 1, RUN))]
 
 
 def test_once_in_sync_it_is_kept(part, assigned, filling):

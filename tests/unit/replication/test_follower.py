@@ -4,7 +4,7 @@ import pytest
 
 from strandline.replication import effects as fx
 from strandline.replication import events as ev
-from strandline.replication.follower import Standing
+from strandline.replication.follower import FollowerState
 from strandline.replication.messages import Acked, Diverged, Fenced, Fetch, Replicate, StartAt
 
 from .conftest import ref
@@ -79,8 +79,10 @@ def test_a_gap_ends_the_session(follower):
 )
 def test_batches_that_cannot_be_right_stop_the_follower(follower, refs, epochs):
     """A leader that sends nonsense gets no copy of it made."""
-    assert told(follower, stream(*refs, base=9), (b"x",)) == [fx.Stuck(fx.Trouble.MISALIGNED)]
-    assert follower.follower.standing is Standing.STUCK
+    assert told(follower, stream(*refs, base=9), (b"x",)) == [
+        fx.Halted(fx.DivergenceError.MISALIGNED)
+    ]
+    assert follower.follower.standing is FollowerState.STUCK
     assert follower.deadline_ms is None
 
 
@@ -111,14 +113,16 @@ def test_an_answer_to_an_old_question_cuts_nothing(follower):
 
 def test_an_answer_that_cuts_nothing_stops_the_follower(follower):
     """A leader that sees a difference where there is none would be asked for ever."""
-    assert told(follower, Diverged(2, FIRST, 1, 12)) == [fx.Stuck(fx.Trouble.MISALIGNED)]
+    assert told(follower, Diverged(2, FIRST, 1, 12)) == [fx.Halted(fx.DivergenceError.MISALIGNED)]
 
 
 def test_what_is_committed_is_never_cut(follower):
     """It stops and says so: somebody assigned a leader that lacks committed records."""
-    assert told(follower, Diverged(2, FIRST, 1, 5)) == [fx.Stuck(fx.Trouble.BELOW_HIGH_WATERMARK)]
+    assert told(follower, Diverged(2, FIRST, 1, 5)) == [
+        fx.Halted(fx.DivergenceError.BELOW_HIGH_WATERMARK)
+    ]
     assert follower.log.log_end_offset == 10
-    assert follower.step(ev.PeerBack(1), 0) == []
+    assert follower.step(ev.PeerConnected(1), 0) == []
 
 
 def test_an_operator_may_choose_to_lose_what_is_committed(make, assigned):
@@ -159,11 +163,13 @@ def test_a_question_is_repeated_until_it_is_answered(follower):
 def test_a_lost_link_ends_the_session(follower):
     """Nothing is timed while the link is down; when it is back the follower opens anew."""
     told(follower, stream(base=10))
-    assert follower.step(ev.PeerLost(1), 0) == []
+    assert follower.step(ev.PeerDisconnected(1), 0) == []
     assert follower.deadline_ms is None
     assert told(follower, stream(ref(10, 12, epoch=2)), (b"x",)) == []
-    assert follower.step(ev.PeerBack(1), 0) == [fx.Send(1, Fetch(2, FIRST + 1, 10, 1, "run 2"))]
-    assert follower.step(ev.PeerLost(3), 0) == [], "not our leader"
+    assert follower.step(ev.PeerConnected(1), 0) == [
+        fx.Send(1, Fetch(2, FIRST + 1, 10, 1, "run 2"))
+    ]
+    assert follower.step(ev.PeerDisconnected(3), 0) == [], "not our leader"
 
 
 def test_a_full_disk_gives_the_stream_up_for_a_while(follower):
@@ -216,11 +222,11 @@ def test_without_a_leader_it_waits(make, assigned):
 
 def test_what_is_everywhere_is_what_the_leader_said_last(follower, assigned):
     """Never more than is known here to be committed; nothing once other replicas are told of."""
-    message = Replicate(2, FIRST, 10, 8, (), everywhere=7)
+    message = Replicate(2, FIRST, 10, 8, (), min_replica_offset=7)
     told(follower, message)
-    assert follower.everywhere == 7 < follower.log.high_watermark == 8
+    assert follower.min_replica_offset == 7 < follower.log.high_watermark == 8
     follower.step(assigned(2, 1, isr=(1, 2), version=1), 0)
-    assert follower.everywhere == 0
+    assert follower.min_replica_offset == 0
     told(follower, message)
     follower.step(assigned(3, 3, version=2), 0)
-    assert follower.everywhere == 0
+    assert follower.min_replica_offset == 0

@@ -121,7 +121,7 @@ def test_a_follower_with_a_new_disk_is_heard_though_it_counts_from_the_beginning
     """Its broker has started once, and the one before on that disk many times."""
     told(leader, 2, Fetch(2, 7 << 32, 10, 1, "before"))
     told(leader, 2, Acked(2, 7 << 32, 10, 10))
-    leader.step(ev.PeerLost(2), 0)
+    leader.step(ev.PeerDisconnected(2), 0)
     told(leader, 2, Fetch(2, 1 << 32, 0, NO_EPOCH, "anew"))
     assert fx.ReadLog(2, 1 << 32, 0, 50) in leader.step(ev.Flush(), 0)
 
@@ -254,10 +254,10 @@ def test_the_high_watermark_goes_alone_once(leader):
     told(leader, 3, Acked(2, 3, 11, 10))
     leader.step(ev.Synced(11), 0)
     news = sends(leader.step(ev.Flush(), 0))
-    everywhere = 11
+    min_replica_offset = 11
     assert news == [
-        (2, Replicate(2, 2, 11, 11, everywhere=everywhere)),
-        (3, Replicate(2, 3, 11, 11, everywhere=everywhere)),
+        (2, Replicate(2, 2, 11, 11, min_replica_offset=min_replica_offset)),
+        (3, Replicate(2, 3, 11, 11, min_replica_offset=min_replica_offset)),
     ]
     assert leader.step(ev.Flush(), 0) == []
 
@@ -269,11 +269,11 @@ def test_what_is_everywhere_is_what_the_slowest_replica_has(leader):
     publish(leader, 10, 11)
     told(leader, 2, Acked(2, 2, 11, 10))
     leader.step(ev.Synced(11), 0)
-    assert leader.everywhere == 10
+    assert leader.min_replica_offset == 10
     told(leader, 3, Acked(2, 3, 11, 10))
-    assert leader.everywhere == 11
+    assert leader.min_replica_offset == 11
     leader.step(ev.Received(3, Fetch(2, 9, 0, NO_EPOCH)), 0)
-    assert leader.everywhere == 0
+    assert leader.min_replica_offset == 0
 
 
 def test_who_does_not_answer_is_asked_and_sent_nothing_twice(leader):
@@ -346,7 +346,7 @@ def test_a_resigning_leader_hands_over_when_all_is_committed(leader):
     assert leader.step(ev.Resign(), 0) == [fx.Refusing(Refusal.RESIGNING)]
     told(leader, 2, Acked(2, 2, 11, 10))
     told(leader, 3, Acked(2, 3, 11, 10))
-    assert leader.step(ev.Synced(11), 0) == [fx.Committed(11), fx.HandOver((2, 3))]
+    assert leader.step(ev.Synced(11), 0) == [fx.Committed(11), fx.TransferLeadership((2, 3))]
     assert leader.step(ev.Resign(), 0) == []
 
 
@@ -368,21 +368,21 @@ def test_what_the_leader_appends_carries_its_epoch(leader):
 
 def test_only_the_high_watermark_can_wait(leader):
     """Batches, answers to a new session and questions leave at once."""
-    assert leader.is_patient, "nobody listens"
+    assert leader.can_defer_flush, "nobody listens"
     told(leader, 2, Fetch(2, 2, 10, 1, "run"))
-    assert not leader.is_patient, "the session's first message"
+    assert not leader.can_defer_flush, "the session's first message"
     leader.step(ev.Flush(), 0)
     told(leader, 2, Acked(2, 2, 10, 10))
     leader.step(ev.Appended((ref(10, 12, epoch=2),), (b"x" * 10,)), 0)
-    assert not leader.is_patient, "a batch"
+    assert not leader.can_defer_flush, "a batch"
     leader.step(ev.Flush(), 0)
-    assert leader.is_patient
+    assert leader.can_defer_flush
     leader.step(ev.TimePassed(), leader.deadline_ms)
-    assert not leader.is_patient, "the follower owes an answer"
+    assert not leader.can_defer_flush, "the follower owes an answer"
 
 
 def test_a_follower_does_not_wait(make, assigned):
     """What a follower has to say are acks, which publishers wait for."""
     follower = make(2, 10, hw=10)
     follower.step(assigned(2, 1), 0)
-    assert not follower.is_patient
+    assert not follower.can_defer_flush

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from strandline.errors import NotAllowedError, UnauthenticatedError
 from strandline.security.acl import CLUSTER, Resource, Rule
-from strandline.security.policy import Identity, Policy, Settings, Shown
+from strandline.security.policy import ClientCredentials, Identity, Policy, Settings
 from strandline.security.principal import ANONYMOUS, BOOTSTRAP_ADMIN, BROKERS, Principal
 from strandline.security.tokens import Token, fingerprint, token_text
 
@@ -29,23 +29,23 @@ def policy(*rules: Rule, tokens: tuple[Token, ...] = (token(),), **settings) -> 
 
 def test_a_token_stands_for_its_principal():
     """What the metadata keeps of it is enough to know it again."""
-    assert policy().identify(Shown(TEXT), 10) == Identity(APP, "00010203")
+    assert policy().identify(ClientCredentials(TEXT), 10) == Identity(APP, "00010203")
 
 
 @pytest.mark.parametrize(
     "shown",
     [
-        Shown(),
-        Shown(""),
-        Shown(TEXT[:-1]),
-        Shown(TEXT + "A"),
-        Shown("slt_00010203_"),
-        Shown("x" * 10_000),
-        Shown("\ud800"),
-        Shown(token_text(bytes(range(4)) + bytes(32))),
-        Shown(None, ""),
-        Shown(None, "__admin"),
-        Shown("wrong", "alice"),
+        ClientCredentials(),
+        ClientCredentials(""),
+        ClientCredentials(TEXT[:-1]),
+        ClientCredentials(TEXT + "A"),
+        ClientCredentials("slt_00010203_"),
+        ClientCredentials("x" * 10_000),
+        ClientCredentials("\ud800"),
+        ClientCredentials(token_text(bytes(range(4)) + bytes(32))),
+        ClientCredentials(None, ""),
+        ClientCredentials(None, "__admin"),
+        ClientCredentials("wrong", "alice"),
     ],
     ids=range(11),
 )
@@ -59,7 +59,7 @@ def test_what_is_not_verified_is_nobody(shown):
 def test_nothing_that_is_made_up_gets_in(text, certificate):
     """For any token but the one there is, the answer is no, never a crash."""
     try:
-        identity = policy().identify(Shown(text, certificate), 10)
+        identity = policy().identify(ClientCredentials(text, certificate), 10)
     except UnauthenticatedError:
         return
     assert text == TEXT
@@ -70,13 +70,13 @@ def test_without_a_hash_in_the_settings_no_token_is_the_administrators():
     """An administrator's token that was not configured cannot be guessed by leaving it out."""
     for text in ("", "admin", ADMIN_TEXT):
         with pytest.raises(UnauthenticatedError):
-            policy(admin_sha256=b"").identify(Shown(text), 10)
+            policy(admin_sha256=b"").identify(ClientCredentials(text), 10)
 
 
 def test_the_administrators_token_may_do_everything():
     """So there is a beginning: nobody else is allowed anything then."""
     made = policy(admin_sha256=fingerprint(ADMIN_TEXT))
-    identity = made.identify(Shown(ADMIN_TEXT), 10)
+    identity = made.identify(ClientCredentials(ADMIN_TEXT), 10)
     assert identity == Identity(BOOTSTRAP_ADMIN)
     made.check(identity.principal, ("admin",), CLUSTER)
     made.check_current(identity, 10**30)
@@ -84,24 +84,24 @@ def test_the_administrators_token_may_do_everything():
 
 def test_a_certificate_stands_for_its_name():
     """TLS has verified it; rules say what the name may do."""
-    identity = policy().identify(Shown(None, "alice"), 10)
+    identity = policy().identify(ClientCredentials(None, "alice"), 10)
     assert identity == Identity(Principal("alice"))
 
 
 def test_an_expired_token_is_worth_nothing():
     """To the nanosecond, also for who came with it before."""
     made = policy(tokens=(token(expires_ns=100),))
-    identity = made.identify(Shown(TEXT), 99)
+    identity = made.identify(ClientCredentials(TEXT), 99)
     made.check_current(identity, 99)
     with pytest.raises(UnauthenticatedError):
-        made.identify(Shown(TEXT), 100)
+        made.identify(ClientCredentials(TEXT), 100)
     with pytest.raises(UnauthenticatedError):
         made.check_current(identity, 100)
 
 
 def test_a_revoked_token_ends_who_came_with_it():
     """Also where the id has gone to somebody else since."""
-    identity = policy().identify(Shown(TEXT), 10)
+    identity = policy().identify(ClientCredentials(TEXT), 10)
     for later in (policy(tokens=()), policy(tokens=(token(principal="other"),))):
         with pytest.raises(UnauthenticatedError):
             later.check_current(identity, 10)

@@ -3,7 +3,7 @@
 import pytest
 
 from strandline.config import BrokerConfig, EncryptionConfig, GrpcConfig
-from strandline.encryption.masters import MasterKey, new_key_text, parse_master_keys
+from strandline.encryption.master_keys import MasterKey, new_key_text, parse_master_keys
 from strandline.errors import EncryptionKeyError, InvalidConfigError
 from strandline.server.master_keys import LIFTBRIDGE_VARIABLE, VARIABLE, master_keys
 

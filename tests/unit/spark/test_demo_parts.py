@@ -21,7 +21,7 @@ from strandline.spark.demo.chart import text_chart
 from strandline.spark.demo.processes import Child
 from strandline.spark.demo.progress import Progress
 from strandline.spark.demo.publisher import Publisher
-from strandline.spark.demo.story import own_directory, run_demo
+from strandline.spark.demo.runner import own_directory, run_demo
 
 HPUB = re.compile(rb"HPUB (\S+) (\S+) (\d+) (\d+)\r\n")
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.pipelines.clean import is_new
-from strandline.spark.pipelines.folding import (
+from strandline.spark.pipelines.aggregates import (
     State,
     decode_state,
     encode_state,
@@ -18,6 +17,7 @@ from strandline.spark.pipelines.folding import (
     refuse_other_columns,
     refuse_types,
 )
+from strandline.spark.pipelines.clean import is_new
 from strandline.spark.pipelines.sources import source_of
 
 FOLDS = parse_folds(

@@ -280,7 +280,7 @@ def test_a_delta_commit_that_fails_without_a_race_is_not_tried_again(tmp_path, m
         commit(store, staged, garbage_age_ms=DAY_MS)
 
 
-def take_back(lake, commits):
+def unread(lake, commits):
     """Somebody restores the table to what it was after so many of its commits."""
     if lake.format == "delta":
         DeltaTable(lake.path).restore(commits - 1)
@@ -295,7 +295,7 @@ def test_a_table_that_was_restored_ends_where_it_then_did(lake, dense):
     """What it no longer has is loaded again; a checkpoint beyond that would skip it: refused."""
     for batch in range(3):
         assert lake.commit(lake.propose(rows(0, 2 * batch, 2 * batch + 2), batch=batch))
-    take_back(lake, 2)
+    unread(lake, 2)
     assert lake.offsets() == {"0": 4}
     ahead = msgspec.structs.replace(lake.propose(rows(0, 6, 8), batch=3), dense=dense)
     with pytest.raises(DataLossError, match=r"ends at 4: 2 offsets are missing.*committed_offsets"):

@@ -10,7 +10,7 @@ from strandline.storage.checkpoint import load_checkpoint
 from strandline.storage.disk import Disk
 from strandline.storage.dump import dump_file
 from strandline.storage.inspect import inspect_directory
-from strandline.storage.log_birth import note_birth
+from strandline.storage.log_generation import note_birth
 from strandline.storage.recovery import LogPlan, recover
 from strandline.types import LogId
 

@@ -19,9 +19,9 @@ from strandline.storage.checkpoint import (
 )
 from strandline.storage.faulty_disk import keep_all
 from strandline.storage.log import Log
-from strandline.storage.log_birth import BIRTH_NAME, note_birth
-from strandline.storage.mending import mend
+from strandline.storage.log_generation import BIRTH_NAME, note_birth
 from strandline.storage.recovery import LogPlan, recover
+from strandline.storage.repair import mend
 from strandline.types import LogId
 
 FILE_BYTES = 64 << 10

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.decisions import Refuse, Store
+from strandline.coordinator_effects import Refuse, Store
 from strandline.errors import InvalidRecordError, ProducerFencedError, UnavailableError
 from strandline.security.producer_ids import owner_of, producer_id_of
 from strandline.transactions import coordinator as coordinator_module
@@ -15,12 +15,12 @@ from strandline.transactions.coordinator import Coordinator
 from strandline.transactions.state import (
     EPOCH_MAX,
     CoordinatorState,
-    Entry,
-    Place,
     Producer,
     Publication,
     Status,
     Transaction,
+    TransactionEntry,
+    TransactionPartition,
     decode_entry,
     encode_entry,
 )
@@ -83,7 +83,7 @@ def test_an_id_goes_on_under_another_producer_when_epochs_are_used_up():
     state = CoordinatorState()
     last = Producer(5, EPOCH_MAX)
     state.apply(
-        Entry(
+        TransactionEntry(
             transactions=(
                 Transaction(
                     id="x", producer=last, status=Status.COMMITTED, timeout_ms=1, nonce="n"
@@ -127,8 +127,8 @@ def test_of_several_that_wait_for_an_end_the_last_begins():
     """The others were taken over before they began."""
     run = Run()
     who = run.begin("x")
-    place = Place("s", 0, 1)
-    run.step(ev.AddPlaces("add", "x", who, [place]))
+    place = TransactionPartition("s", 0, 1)
+    run.step(ev.AddTransactionPartitions("add", "x", who, [place]))
     run.end("x", who)
     assert run.step(ev.Begin("one", "x", None, "nonce one", 1000, 8)) == []
     [refused] = run.step(ev.Begin("two", "x", None, "nonce two", 1000, 9))
@@ -142,7 +142,11 @@ def test_the_state_written_anew_is_the_same_state():
     run = Run()
     for number in range(7):
         who = run.begin(f"id {number}")
-        run.step(ev.AddPlaces("a", f"id {number}", who, [Place("s", number, number + 1)]))
+        run.step(
+            ev.AddTransactionPartitions(
+                "a", f"id {number}", who, [TransactionPartition("s", number, number + 1)]
+            )
+        )
         run.step(ev.End("e", f"id {number}", who, True))
     run.step(ev.Publish("p", state_module.Batch("job", 3), [], "f"))
     state, again = run.coordinator.state, CoordinatorState()
@@ -157,7 +161,7 @@ def test_the_state_written_anew_is_the_same_state():
 
 def test_an_entry_survives_its_encoding():
     """With every part of it."""
-    entry = Entry(
+    entry = TransactionEntry(
         publications=(Publication(transaction_id="t", batch=1, fingerprint="f"),),
         forgotten=("x",),
     )

@@ -15,14 +15,14 @@ BEGIN, COMMIT, ABORT = MarkerKind.BEGIN, MarkerKind.COMMIT, MarkerKind.ABORT
 def test_reading_ends_at_the_first_open_transaction():
     """Whichever began first holds readers back, however the others end."""
     index = TransactionIndex(0)
-    assert index.stable_offset(7) == 7
+    assert index.last_stable_offset(7) == 7
     index.note(BEGIN, Producer(1, 0), 2)
     index.note(BEGIN, Producer(2, 0), 4)
-    assert index.stable_offset(9) == 2
+    assert index.last_stable_offset(9) == 2
     index.note(COMMIT, Producer(1, 0), 6)
-    assert index.stable_offset(9) == 4
+    assert index.last_stable_offset(9) == 4
     index.note(ABORT, Producer(2, 0), 8)
-    assert index.stable_offset(9) == 9
+    assert index.last_stable_offset(9) == 9
 
 
 def test_an_abort_hides_its_own_batches_only():
@@ -49,7 +49,7 @@ def test_what_has_ended_never_opens_again(kind):
         index.note_records(Producer(1, epoch), 4 + epoch)
         assert not index.is_open(Producer(1, epoch))
     assert index.may_begin(Producer(1, 4))
-    assert index.stable_offset(9) == 9
+    assert index.last_stable_offset(9) == 9
 
 
 def test_a_log_that_begins_in_the_middle_of_a_transaction():
@@ -57,7 +57,7 @@ def test_a_log_that_begins_in_the_middle_of_a_transaction():
     index = TransactionIndex(5)
     index.note_records(Producer(1, 3), 5)
     index.note_records(Producer(1, 3), 6)
-    assert index.stable_offset(9) == 5
+    assert index.last_stable_offset(9) == 5
     index.note(ABORT, Producer(1, 3), 8)
     assert [at for at in range(4, 10) if index.is_aborted(1, at)] == [5, 6, 7]
 
@@ -100,7 +100,7 @@ def test_what_readers_were_not_shown_stays_hidden(history, cut):
 
     index = TransactionIndex(0)
     feed(index, history[:cut], 0)
-    stable = index.stable_offset(len(history[:cut]))
+    stable = index.last_stable_offset(len(history[:cut]))
     places = [(number, at) for number in range(3) for at in range(stable)]
     hidden = [place for place in places if index.is_aborted(*place)]
     feed(index, history[cut:], len(history[:cut]))

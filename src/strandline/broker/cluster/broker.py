@@ -12,10 +12,10 @@ import msgspec
 from strandline.broker.broker import PRODUCER_IDS
 from strandline.broker.cluster import figures
 from strandline.broker.cluster.discard import corrupt_metadata
-from strandline.broker.cluster.following import FollowingBroker
-from strandline.broker.cluster.identity import DirectoryIdentity, begin_life
+from strandline.broker.cluster.identity import DirectoryIdentity, begin_incarnation
 from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
+from strandline.broker.cluster.metadata_applier import MetadataApplier
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
@@ -25,7 +25,7 @@ from strandline.broker.cluster.watermarks import load_watermarks
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
-from strandline.broker.transactions.office import MarkerDone
+from strandline.broker.transactions.coordinator_service import MarkerDone
 from strandline.config import StreamConfig, bracketed
 from strandline.errors import (
     CorruptBatchError,
@@ -47,7 +47,7 @@ POLL_S = 0.01
 COMMIT_WAIT_S = 5.0
 
 
-class ClusterBroker(FollowingBroker):
+class ClusterBroker(MetadataApplier):
     """One broker of a cluster; arguments as for ``Broker``."""
 
     _flight_address = ""
@@ -124,14 +124,16 @@ class ClusterBroker(FollowingBroker):
                 f"{self.data_dir} was made by a broker that stood alone; a broker of a cluster "
                 "needs a data directory of its own"
             )
-        self._identity = self._begin_life()
+        self._identity = self._begin_incarnation()
         self._watermarks = load_watermarks(self.data_dir, disk=self.disk)
 
-    def _begin_life(self) -> DirectoryIdentity:
+    def _begin_incarnation(self) -> DirectoryIdentity:
         cluster = self.config.cluster
         founders = () if cluster.join else tuple(map(BrokerId, sorted(cluster.peer_addresses)))
         broker = BrokerId(cluster.broker_id)
-        return begin_life(self.data_dir, cluster.name, broker, disk=self.disk, founders=founders)
+        return begin_incarnation(
+            self.data_dir, cluster.name, broker, disk=self.disk, founders=founders
+        )
 
     def _open_storage(self) -> Recovered:
         file_bytes = self.config.journal.file_bytes
@@ -252,7 +254,7 @@ class ClusterBroker(FollowingBroker):
     def _reopened(self) -> None:
         """A new life on the logs as they were verified; replicas follow with the registration."""
         logs = self._storage.logs
-        self._identity = self._begin_life()
+        self._identity = self._begin_incarnation()
         self._store_of_quorum.log = logs[LOG_ID]
         for partition in self.partitions():
             if not isinstance(partition, RemotePartition):

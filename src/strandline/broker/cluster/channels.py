@@ -21,7 +21,7 @@ from strandline.replication import messages
 from strandline.replication.events import Received
 from strandline.replication.messages import Message, Range, Replicate
 from strandline.transactions.effects import MarkerKind
-from strandline.transactions.state import Place, Producer
+from strandline.transactions.state import Producer, TransactionPartition
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 
 CONSENSUS: Final = 1
@@ -70,7 +70,7 @@ class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """To the leader of a partition: store the beginning or the end of a transaction."""
 
     number: int
-    place: Place
+    place: TransactionPartition
     producer: Producer
     kind: MarkerKind
 
@@ -102,7 +102,7 @@ class AskNewest(msgspec.Struct, frozen=True, array_like=True, tag=9):
     number: int
 
 
-class NewestTold(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class ReadIndexAnswer(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """The answer: an index of the quorum's log or, if there is a failure, that it is not known."""
 
     number: int
@@ -110,7 +110,7 @@ class NewestTold(msgspec.Struct, frozen=True, array_like=True, tag=10):
     failure: str = ""
 
 
-Answer = Decided | Failed | MarkerWritten | LogEndsTold | NewestTold
+Answer = Decided | Failed | MarkerWritten | LogEndsTold | ReadIndexAnswer
 Request = Propose | Heartbeat | WriteMarker | AskLogEnds | AskNewest | Answer
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -29,7 +29,7 @@ LIMITS = ControllerLimits(session_ms=1_500)
 more; one that ended costs a second less, as its connections tell (``away_ms``)."""
 
 
-class ControllerOffice:
+class ControllerRunner:
     """Decides while this broker leads the quorum.
 
     Args:
@@ -75,14 +75,14 @@ class ControllerOffice:
         if self._controller is not None:
             self._controller.heartbeat(run, self._clock.monotonic_ms(), stored_index)
 
-    def peer_lost(self, broker: BrokerId) -> None:
+    def peer_disconnected(self, broker: BrokerId) -> None:
         """The connections with a broker broke."""
         now_ms = self._clock.monotonic_ms()
         self._away[broker] = now_ms
         if self._controller is not None:
             self._controller.lost(broker, now_ms)
 
-    def peer_back(self, broker: BrokerId) -> None:
+    def peer_connected(self, broker: BrokerId) -> None:
         """They are back."""
         self._away.pop(broker, None)
         if self._controller is not None:

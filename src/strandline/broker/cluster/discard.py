@@ -16,8 +16,8 @@ from strandline.broker.quorum_store import LOG_ID, SNAPSHOT_NAME, VOTE_NAME
 from strandline.config import JournalConfig
 from strandline.errors import CorruptBatchError, InvalidConfigError
 from strandline.storage.disk import Disk
-from strandline.storage.log_birth import note_birth
 from strandline.storage.log_directory import delete_log_directory
+from strandline.storage.log_generation import note_birth
 from strandline.storage.twin_file import remove_with_twin
 from strandline.types import BrokerId
 

@@ -39,7 +39,7 @@ class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     votes without asking those who vote."""
 
 
-def begin_life(
+def begin_incarnation(
     directory: Path,
     cluster: str,
     broker: BrokerId,

@@ -56,7 +56,11 @@ class LogStarts:
         here = {partition.name: partition for partition in partitions}
         for name, wanted in image.partitions():
             partition = here.get(name)
-            if partition is None or partition.seat is None or partition.log_id != wanted.log_id:
+            if (
+                partition is None
+                or partition.replica_hooks is None
+                or partition.log_id != wanted.log_id
+            ):
                 continue
             offset = min(wanted.log_start_offset, partition.high_watermark)
             if offset > partition.log_start_offset:
@@ -76,8 +80,8 @@ class LogStarts:
         except StrandlineError as error:
             logger.warning("%s cannot be shortened, will try again: %s", partition.name, error)
         else:
-            if partition.seat is not None and partition.log is log:
-                partition.seat.log_start_moved()
+            if partition.replica_hooks is not None and partition.log is log:
+                partition.replica_hooks.log_start_moved()
 
     def expired(self, partition: Partition, start: Offset) -> None:
         """Retention gives up what is before ``start``; the leader's word counts."""

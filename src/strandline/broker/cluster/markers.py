@@ -8,9 +8,9 @@ leader; between leaders the partition's own ledger tells what is too late.
 import asyncio
 from collections.abc import Callable
 
-from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import MarkerWritten, WriteMarker
-from strandline.broker.transactions.office import MarkerDone
+from strandline.broker.cluster.peer_rpc import PeerRpc
+from strandline.broker.transactions.coordinator_service import MarkerDone
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.transactions.effects import Mark
 from strandline.types import BrokerId
@@ -26,7 +26,7 @@ class RemoteMarkers:
         write_here: writes a marker of a partition that this broker leads.
     """
 
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: PeerRpc) -> None:
         self.write_here: Callable[[Mark, MarkerDone], None] = _not_yet
         self._questions = questions
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from strandline.broker.cluster import channels
-from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import (
     AskLogEnds,
     AskNewest,
@@ -21,22 +20,23 @@ from strandline.broker.cluster.channels import (
     Request,
     WriteMarker,
 )
-from strandline.broker.cluster.controller import ControllerOffice
+from strandline.broker.cluster.controller import ControllerRunner
 from strandline.broker.cluster.handover import hand_over
 from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.move_rate import MoveRate
-from strandline.broker.cluster.neighbours import Neighbours
-from strandline.broker.cluster.newest import Newest
-from strandline.broker.cluster.replicas import Life, Replicas
+from strandline.broker.cluster.peer_registry import PeerRegistry
+from strandline.broker.cluster.peer_rpc import PeerRpc
+from strandline.broker.cluster.read_barrier import MetadataReadBarrier
+from strandline.broker.cluster.replicas import Incarnation, Replicas
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.survey import Survey
 from strandline.broker.cluster.trace import open_trace, take_clock
+from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.peers.frame import Frame
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import QuorumStore
-from strandline.broker.turn import Turn
 from strandline.clock import Clock
 from strandline.config import BrokerConfig, bracketed
 from strandline.consensus.messages import Envelope, Members
@@ -80,7 +80,7 @@ class Membership:
         self,
         config: BrokerConfig,
         store: QuorumStore,
-        turn: Turn,
+        turn: GroupCommitter,
         *,
         identity: DirectoryIdentity,
         clock: Clock,
@@ -121,7 +121,7 @@ class Membership:
             clock=clock,
             send=self._send_envelope,
         )
-        self._neighbours = Neighbours(
+        self._neighbours = PeerRegistry(
             config,
             self,
             identity=identity,
@@ -130,10 +130,10 @@ class Membership:
             trace=self.trace,
         )
         self._links = self._neighbours.links
-        self._questions = questions = Questions(self._send_request)
+        self._questions = questions = PeerRpc(self._send_request)
         self._requests = Requests(self.quorum, questions)
         self.admin = Session(self._requests)
-        self.newest = Newest(self.quorum, questions, has_told=lambda: self.has_told)
+        self.newest = MetadataReadBarrier(self.quorum, questions, has_told=lambda: self.has_told)
         self.markers = RemoteMarkers(questions)
         self.replicas = Replicas(
             self._links,
@@ -146,7 +146,7 @@ class Membership:
         )
         self.replicas.trace = self.trace
         self.survey = Survey(self.replicas, questions)
-        self.office = ControllerOffice(self.quorum, self._newest, self.survey.ask, clock=clock)
+        self.office = ControllerRunner(self.quorum, self._newest, self.survey.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
 
     # Life
@@ -157,18 +157,18 @@ class Membership:
         Raises:
             UnavailableError: the peer port cannot be had.
         """
-        self._begin_life()
+        self._begin_incarnation()
         await self._links.start()
         self._spawn(self.quorum.run(), "quorum")
         self._spawn(self.office.run(), "controller")
         self._spawn(self.replicas.run_timers(), "replication-timers")
         self._spawn(self.replicas.isrs.run(), "isr-proposals")
 
-    def _begin_life(self) -> None:
+    def _begin_incarnation(self) -> None:
         self.incarnation = secrets.token_hex(8)
         self._controller_seen_ms = self._clock.monotonic_ms()
         session = StreamSession(self._identity.starts << SESSIONS_PER_LIFE)
-        self.replicas.begin(Life(self.me, self.incarnation, session))
+        self.replicas.begin(Incarnation(self.me, self.incarnation, session))
 
     def _note_leadership(self) -> None:
         if self.trace is not None:
@@ -194,7 +194,7 @@ class Membership:
             StrandlineError: the quorum's log cannot be read.
         """
         self._identity = identity
-        self._begin_life()
+        self._begin_incarnation()
         self.quorum.restart()
         if self._registering is not None:
             self._registering.cancel()
@@ -418,14 +418,14 @@ class Membership:
 
     def on_peer_back(self, peer: BrokerId) -> None:
         """Frames flow both ways."""
-        self.office.peer_back(peer)
-        self.replicas.peer_back(peer)
+        self.office.peer_connected(peer)
+        self.replicas.peer_connected(peer)
 
     def on_peer_lost(self, peer: BrokerId) -> None:
         """What was sent may not have arrived."""
-        self.office.peer_lost(peer)
-        self._questions.peer_lost(peer)
-        self.replicas.peer_lost(peer)
+        self.office.peer_disconnected(peer)
+        self._questions.peer_disconnected(peer)
+        self.replicas.peer_disconnected(peer)
 
     def _send_envelope(self, envelope: Envelope) -> None:
         header = channels.encode_envelope(envelope)

@@ -55,7 +55,7 @@ class RemotePartition(Partition):
 
     def describe(self, error: StrandlineError) -> None:
         """Say where it is from now on, or why it is nowhere."""
-        self.elsewhere = self._away = error
+        self.remote_error = self._away = error
         self.refuse(error)
 
     def read(self, offset: Offset, bytes_max: int) -> NoReturn:  # noqa: ARG002  nothing to read

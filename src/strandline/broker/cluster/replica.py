@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, assert_never
 
-from strandline.broker.cluster import lending, replica_publishers
+from strandline.broker.cluster import range_server as lending
+from strandline.broker.cluster import replica_publishers
 from strandline.broker.partition import Partition
 from strandline.broker.pending import Chunk
-from strandline.broker.raw_writes import RawWrite
+from strandline.broker.replica_writes import RawWrite
 from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError
 from strandline.record.batch import header_of
 from strandline.replication import effects as fx
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 _Change = fx.Append | fx.TruncateTo | fx.ResetTo
 
 
-class Surroundings(lending.Surroundings, replica_publishers.Surroundings, Protocol):
+class ReplicaHost(lending.RangeServerHost, replica_publishers.ReplicaPublisherHost, Protocol):
     """What a replica needs of its broker."""
 
     def now_ms(self) -> int:
@@ -68,7 +69,7 @@ class ReplicaDriver:
         around: the broker.
     """
 
-    def __init__(self, partition: Partition, replica: Replica, around: Surroundings) -> None:
+    def __init__(self, partition: Partition, replica: Replica, around: ReplicaHost) -> None:
         self.partition = partition
         self.replica = replica
         self._around = around
@@ -84,8 +85,8 @@ class ReplicaDriver:
         self.may_hand_over = False
         """Whether all that was taken is committed, after ``Resign``."""
         self.publishers = replica_publishers.ReplicaPublishers(partition, replica, around)
-        self._lending = lending.Lending(partition, replica.log, around, step=self.step)
-        partition.take_seat(self, replica.log.high_watermark)
+        self._lending = lending.RangeServer(partition, replica.log, around, step=self.step)
+        partition.attach_replica(self, replica.log.high_watermark)
         self.publishers.note_refusal()
 
     @property
@@ -156,9 +157,9 @@ class ReplicaDriver:
                 self._lending.read_range(effect)
             case fx.ProposeIsr():
                 self._around.propose_isr(self, effect)
-            case fx.HandOver():
+            case fx.TransferLeadership():
                 self.may_hand_over = True
-            case fx.Stuck():
+            case fx.Halted():
                 logger.error(
                     "the copy of %s here cannot go on: %s", self.partition.name, effect.trouble
                 )
@@ -324,6 +325,6 @@ class ReplicaDriver:
         return self.publishers.is_gathering
 
     @property
-    def everywhere(self) -> Offset:
+    def min_replica_offset(self) -> Offset:
         """Records below are committed, and every replica has them."""
-        return self.replica.everywhere
+        return self.replica.min_replica_offset

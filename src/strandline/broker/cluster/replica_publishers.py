@@ -9,9 +9,9 @@ Must not know how a log is copied.
 from collections import deque
 from typing import Protocol
 
+from strandline.broker.append_queue import GATHERING_MS_MAX
 from strandline.broker.partition import Partition
-from strandline.broker.pending import Chunk, Waiting
-from strandline.broker.takes import GATHERING_MS_MAX
+from strandline.broker.pending import AckWaiter, Chunk
 from strandline.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
@@ -28,7 +28,7 @@ CHUNKS_UNDER_WAY = 2
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
 
 
-class Surroundings(Protocol):
+class ReplicaPublisherHost(Protocol):
     """What publishers need of the broker."""
 
     telemetry: Telemetry
@@ -37,7 +37,7 @@ class Surroundings(Protocol):
         """The time, to measure with."""
         ...
 
-    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
+    def answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
         """Tell publishers that their records are as safe as they asked."""
         ...
 
@@ -59,12 +59,14 @@ class ReplicaPublishers:
         around: the broker.
     """
 
-    def __init__(self, partition: Partition, replica: Replica, around: Surroundings) -> None:
+    def __init__(
+        self, partition: Partition, replica: Replica, around: ReplicaPublisherHost
+    ) -> None:
         self._partition = partition
         self._replica = replica
         self._around = around
         self._epoch_led: LeaderEpoch | None = None
-        self._uncommitted: deque[tuple[Offset, list[Waiting]]] = deque()
+        self._uncommitted: deque[tuple[Offset, list[AckWaiter]]] = deque()
         self._journaled: deque[tuple[Offset, float]] = deque()
         self._refusal: Refusal | None = None
         self._is_cut_off = False
@@ -212,6 +214,6 @@ class ReplicaPublishers:
             _reject(waiting, error)
 
 
-def _reject(waiting: list[Waiting], error: StrandlineError) -> None:
+def _reject(waiting: list[AckWaiter], error: StrandlineError) -> None:
     for each in waiting:
-        each.responder.rejected(each.token, error)
+        each.ack_sink.rejected(each.token, error)

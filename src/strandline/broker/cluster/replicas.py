@@ -9,18 +9,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from strandline.broker.cluster.alter_partition import IsrProposals
 from strandline.broker.cluster.assignment import assignment, not_leader
 from strandline.broker.cluster.channels import REPLICATION, decode_replication, encode_replication
 from strandline.broker.cluster.epochs import leader_epochs
-from strandline.broker.cluster.isr_proposals import IsrProposals
 from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.cluster.requests import Session
+from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.partition import Partition
 from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.link import PeerLinks
-from strandline.broker.pending import Waiting
-from strandline.broker.turn import Turn
+from strandline.broker.pending import AckWaiter
 from strandline.clock import Clock
 from strandline.errors import NotLeaderError, StrandlineError
 from strandline.metadata.commands import BrokerRun
@@ -40,7 +40,7 @@ NEWS_DELAY_S = 0.005
 """How long the high watermark waits for a batch to travel with: alone it wakes every follower."""
 
 
-class Life(NamedTuple):
+class Incarnation(NamedTuple):
     """What every replica of one life of the broker has in common.
 
     Attributes:
@@ -71,7 +71,7 @@ class Replicas:
     def __init__(
         self,
         links: PeerLinks,
-        turn: Turn,
+        turn: GroupCommitter,
         *,
         clock: Clock,
         telemetry: Telemetry,
@@ -91,7 +91,7 @@ class Replicas:
         self._limits = limits or ReplicationLimits()
         self._move_rate = move_rate
         self._has_controller = True
-        self._life: Life | None = None
+        self._life: Incarnation | None = None
         self._given: dict[LogId, PartitionImage] = {}
         self._touched: set[ReplicaDriver] = set()
         self._timed: set[ReplicaDriver] = set()
@@ -108,7 +108,7 @@ class Replicas:
 
     # Life
 
-    def begin(self, life: Life) -> None:
+    def begin(self, life: Incarnation) -> None:
         """Make replicas for this life from now on."""
         assert not self.drivers, "those of an earlier life were dropped"
         self._life = life
@@ -245,15 +245,15 @@ class Replicas:
         if driver is not None:
             driver.step(event)
 
-    def peer_back(self, broker: BrokerId) -> None:
+    def peer_connected(self, broker: BrokerId) -> None:
         """Frames to and from a broker flow."""
         for driver in list(self.drivers.values()):
-            driver.step(ev.PeerBack(broker))
+            driver.step(ev.PeerConnected(broker))
 
-    def peer_lost(self, broker: BrokerId) -> None:
+    def peer_disconnected(self, broker: BrokerId) -> None:
         """What was under way to and from a broker is lost."""
         for driver in list(self.drivers.values()):
-            driver.step(ev.PeerLost(broker))
+            driver.step(ev.PeerDisconnected(broker))
 
     # Surroundings of a replica
 
@@ -297,16 +297,16 @@ class Replicas:
         while self._touched:
             touched, self._touched = self._touched, set()
             for driver in touched:
-                if driver.replica.is_patient:
+                if driver.replica.can_defer_flush:
                     self._patient.add(driver)
                 else:
                     driver.flush()
         if self._patient and not self._is_news_due:
             self._is_news_due = True
-            self._loop.call_later(NEWS_DELAY_S, self._tell_news)
+            self._loop.call_later(NEWS_DELAY_S, self._notify_high_watermarks)
         return self._send_out()
 
-    def _tell_news(self) -> None:
+    def _notify_high_watermarks(self) -> None:
         """No batch came along: the high watermark goes alone."""
         self._is_news_due = False
         patient, self._patient = self._patient, set()
@@ -324,12 +324,12 @@ class Replicas:
         """Tell the replica when the turn has ended."""
         self._cut.add(driver)
 
-    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
+    def answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
         """Tell publishers, and let the front ends send it."""
         name = partition.name
         self.telemetry.acks += len(waiting)
-        for responder, token, offset, duplicate in waiting:
-            responder.acked(token, name, offset, duplicate=duplicate)
+        for ack_sink, token, offset, duplicate in waiting:
+            ack_sink.acked(token, name, offset, duplicate=duplicate)
         waiting.clear()
         self._wake()
 

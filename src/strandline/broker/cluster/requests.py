@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 
-from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import (
     TIMEOUT_MS_MAX,
     Answer,
@@ -17,6 +16,7 @@ from strandline.broker.cluster.channels import (
     Failed,
     Propose,
 )
+from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.quorum import Quorum
 from strandline.errors import (
     NotLeaderError,
@@ -53,7 +53,7 @@ class Requests:
         questions: to other brokers and theirs.
     """
 
-    def __init__(self, quorum: Quorum, questions: Questions) -> None:
+    def __init__(self, quorum: Quorum, questions: PeerRpc) -> None:
         self._quorum = quorum
         self._questions = questions
         self._serving: set[asyncio.Task[None]] = set()

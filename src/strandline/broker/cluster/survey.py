@@ -9,8 +9,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 
-from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import AskLogEnds, LogEndsTold
+from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.replicas import Replicas
 from strandline.metadata.election import LogEnd, LogEnds
 from strandline.types import BrokerId, LogId
@@ -27,7 +27,7 @@ class Survey:
         questions: to other brokers and theirs.
     """
 
-    def __init__(self, replicas: Replicas, questions: Questions) -> None:
+    def __init__(self, replicas: Replicas, questions: PeerRpc) -> None:
         self._replicas = replicas
         self._questions = questions
 

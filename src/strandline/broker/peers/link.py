@@ -12,6 +12,7 @@ import random
 import secrets
 from collections.abc import Callable, Sequence
 
+from strandline.broker.log_throttle import LogThrottle
 from strandline.broker.peers.connection import Connection, Incoming, Outgoing
 from strandline.broker.peers.errors import HandshakeError
 from strandline.broker.peers.frame import Data, Frame, encode_frame
@@ -19,7 +20,6 @@ from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Hello, Identity
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.peer import Address, Peer, PeerEvents, tls_times
 from strandline.broker.peers.tls import TlsFiles, calling_context, listening_context, load
-from strandline.broker.seldom import Seldom
 from strandline.errors import UnavailableError
 from strandline.types import BrokerId
 
@@ -67,7 +67,7 @@ class PeerLinks:
         self._calls: dict[BrokerId, asyncio.Task[None]] = {}
         self._connections: set[Connection] = set()
         self._strangers: dict[Connection, None] = {}
-        self._refusals = Seldom()
+        self._refusals = LogThrottle()
         self.port = 0
         """Where it listens, once started."""
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from strandline.broker.access import Asker
+from strandline.broker.access import Caller
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.partition import Partition
@@ -29,7 +29,7 @@ from strandline.frontends.flight.cluster import cluster_actions
 from strandline.frontends.flight.encryption import encryption_actions
 from strandline.frontends.flight.groups import GroupActions
 from strandline.frontends.flight.info import server_info, stream_info
-from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.lifecycle import ServerLifecycle
 from strandline.frontends.flight.local import LocalActions
 from strandline.frontends.flight.permissions import NEEDS, VISIBLE, check_action
 from strandline.frontends.flight.plan import check_led, needs_end, resolve
@@ -51,7 +51,7 @@ class AdminActions:
         life: of the front end.
     """
 
-    def __init__(self, broker: Broker, life: Life) -> None:
+    def __init__(self, broker: Broker, life: ServerLifecycle) -> None:
         self._broker = broker
         self._life = life
         self._handlers: dict[str, Handler] = {
@@ -76,14 +76,14 @@ class AdminActions:
         assert set(NEEDS) == set(admin.ACTIONS), "of every action it is known who may run it"
 
     def run(
-        self, name: str, body: bytes, *, asker: Asker, is_cancelled: Callable[[], bool]
+        self, name: str, body: bytes, *, caller: Caller, is_cancelled: Callable[[], bool]
     ) -> list[bytes]:
         """Do an action; returns the JSON of its results.
 
         Args:
             name: the action's.
             body: its JSON.
-            asker: who wants it done.
+            caller: who wants it done.
             is_cancelled: whether the client went away.
 
         Raises:
@@ -96,19 +96,19 @@ class AdminActions:
             known = ", ".join(admin.ACTIONS)
             raise InvalidRequestError(f"unknown action {name[:80]!r}; actions are: {known}")
         self._life.check()
-        check_action(asker, name, body)
+        check_action(caller, name, body)
         sees = VISIBLE.get(name)
 
         def is_over() -> bool:
             """Asked again and again by who waits: for somebody who went away, or may no more."""
-            check_action(asker, name, body)
+            check_action(caller, name, body)
             return is_cancelled()
 
         waits = is_over if name == admin.WAIT_BEYOND else is_cancelled
         return [
             encode(answer)
-            for answer in handler(body, ActionContext(asker.principal.name, waits))
-            if sees is None or sees(asker, answer)
+            for answer in handler(body, ActionContext(caller.principal.name, waits))
+            if sees is None or sees(caller, answer)
         ]
 
     def _change(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -191,13 +191,13 @@ class AdminActions:
         *,
         led: Iterable[Partition],
     ) -> None:
-        """As ``Life.know_end``; this broker has to lead some before the wait and after it.
+        """As ``ServerLifecycle.wait_until_caught_up``, if this broker leads before and after it.
 
         Raises:
             NotLeaderError: another broker leads one of them.
         """
         check_led(led)
-        self._life.know_end(partitions, is_cancelled)
+        self._life.wait_until_caught_up(partitions, is_cancelled)
         check_led(led)
 
     def _wait_beyond(self, body: bytes, context: ActionContext) -> list[Any]:
@@ -212,13 +212,13 @@ class AdminActions:
                 left_ms = deadline - self._life.now_ms()
                 if context.is_cancelled() or left_ms <= 0 or any(map(_gone_from, watched)):
                     break
-                if any(item.stable_offset > after for item, after in watched.items()):
+                if any(item.last_stable_offset > after for item, after in watched.items()):
                     break
                 self._life.check()
                 waiter.wait(left_ms / 1e3)
         for error in filter(None, map(_gone_from, watched)):
             raise error  # a high watermark of a copy that is not here would be wrong
-        now = {item.name.partition: int(item.stable_offset) for item in watched}
+        now = {item.name.partition: int(item.last_stable_offset) for item in watched}
         return [admin.Offsets(offsets=now)]
 
     def _new_producer(self, body: bytes, context: ActionContext) -> list[Any]:
@@ -233,4 +233,4 @@ class AdminActions:
 
 def _gone_from(partition: Partition) -> StrandlineError | None:
     """Why a partition is not on this broker (any more); None: it is."""
-    return partition.elsewhere or partition.closed_by
+    return partition.remote_error or partition.closed_by

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import pyarrow.flight as fl
 
-from strandline.broker.seldom import Seldom
+from strandline.broker.log_throttle import LogThrottle
 from strandline.clock import Clock
 from strandline.frontends.connections import ConnectionLimit
 from strandline.frontends.flight.sockets import PeerAddress, cut_connections, peers_of
@@ -55,7 +55,7 @@ class FlightConnections:
         self._clock = clock
         self._limit = limit
         self._lock = threading.Lock()
-        self._notice = Seldom()
+        self._notice = LogThrottle()
         self._clients: dict[PeerAddress, _Client] = {}
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None

@@ -72,7 +72,7 @@ class GroupActions:
         return []
 
     def _commit(self, body: bytes, context: ActionContext) -> list[Any]:
-        request = decode(body, wire.CommitPositions, what=wire.COMMIT_POSITIONS)
+        request = decode(body, wire.CommitOffsets, what=wire.COMMIT_POSITIONS)
         ref = request.transaction
         who = None if ref is None else Transaction(ref.producer_id, ref.epoch)
         self._run(

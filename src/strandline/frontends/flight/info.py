@@ -28,7 +28,7 @@ from strandline.version import __version__
 
 def partition_info(partition: Partition) -> PartitionInfo:
     """A partition's extent as it is now; to readers an open transaction ends what is committed."""
-    start, stop = partition.log_start_offset, partition.stable_offset
+    start, stop = partition.log_start_offset, partition.last_stable_offset
     return PartitionInfo(
         partition=partition.name.partition,
         log_start_offset=start,

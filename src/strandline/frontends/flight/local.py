@@ -11,7 +11,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.partition import Partition
 from strandline.errors import CorruptBatchError, UnavailableError
 from strandline.frontends.flight.actions import ActionContext, Handler
-from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.lifecycle import ServerLifecycle
 from strandline.frontends.flight.plan import ends_needed, plan_read
 from strandline.protocol.local import LOCAL_FILES, AbortedRange, LocalFile, LocalFiles, LocalPart
 from strandline.protocol.tickets import ReadRequest, check_request
@@ -35,7 +35,7 @@ class LocalActions:
         life: of the front end.
     """
 
-    def __init__(self, broker: Broker, life: Life) -> None:
+    def __init__(self, broker: Broker, life: ServerLifecycle) -> None:
         self._broker = broker
         self._life = life
         self.handlers: dict[str, Handler] = {LOCAL_FILES: self._local_files}
@@ -47,7 +47,7 @@ class LocalActions:
             stream = self._broker.copy_of(request.stream)
         else:
             stream = self._broker.stream(request.stream)
-            self._life.know_end(ends_needed(request, stream), context.is_cancelled)
+            self._life.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
         plan = plan_read(request, stream)
         if not self._broker.config.local_reads or self._broker.image.quotas:
             return [NOTHING]  # what is read from files cannot be metered
@@ -72,7 +72,7 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
     assert stop is not None, "a read of files has an end"
     end, files = int(start), []
     # After the stable offset, below which the broker knows what was aborted.
-    stable = partition.stable_offset
+    stable = partition.last_stable_offset
     aborted = () if partition.ledger is None else partition.ledger.aborted(start, stop)
     if partition.log.sealer is None and len(aborted) <= ABORTED_MAX:
         for file, end_of_file in _files(partition, start, stop, stable=stable):
@@ -121,13 +121,13 @@ def _files(
             return
 
 
-def _committed(segment: Segment, stable_offset: int) -> tuple[int, int]:
+def _committed(segment: Segment, last_stable_offset: int) -> tuple[int, int]:
     """How many bytes of the file are committed whole batches, and the offset where they end."""
     written, size = segment.written_bytes, segment.size
-    if written == size and segment.next_offset <= stable_offset:
+    if written == size and segment.next_offset <= last_stable_offset:
         return size, segment.next_offset
     index = segment.index
-    end, position = (-1, 0) if index is None else index.floor(stable_offset)
+    end, position = (-1, 0) if index is None else index.floor(last_stable_offset)
     while index is not None and position > written:
         end, position = index.below(end)
     return position, end

@@ -8,10 +8,10 @@ each asker what it may know of.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from strandline.broker.access import Asker
+from strandline.broker.access import Caller
 from strandline.broker.internal import is_internal
 from strandline.config import StreamConfig, decode_config
-from strandline.frontends.needs import (
+from strandline.frontends.required_permissions import (
     KNOWN_STREAM,
     Need,
     group,
@@ -125,7 +125,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
     groups.JOIN_GROUP: _join_group,
     groups.GROUP_HEARTBEAT: _on_group(groups.GroupHeartbeat),
     groups.LEAVE_GROUP: _on_group(groups.LeaveGroup),
-    groups.COMMIT_POSITIONS: _on_group(groups.CommitPositions),
+    groups.COMMIT_POSITIONS: _on_group(groups.CommitOffsets),
     groups.GROUP_INFO: _on_group(groups.GroupRef),
     groups.LIST_GROUPS: _nothing,
     groups.DELETE_GROUP: _on_group(groups.GroupRef, operation="admin"),
@@ -155,35 +155,35 @@ PRODUCERS: Final[Mapping[str, Callable[[bytes], int | None]]] = {
     transactions.ADD_TO_TRANSACTION: _producer_of(transactions.AddToTransaction),
     transactions.PREPARE_TRANSACTION: _producer_of(transactions.PrepareTransaction),
     transactions.END_TRANSACTION: _producer_of(transactions.EndTransaction),
-    groups.COMMIT_POSITIONS: _producer_of(groups.CommitPositions, "transaction"),
+    groups.COMMIT_POSITIONS: _producer_of(groups.CommitOffsets, "transaction"),
 }
 """Action → the producer id that its body speaks for, which must have been given to the asker."""
 
 
-def _sees_group(asker: Asker, name: str) -> bool:
-    return asker.may(Resource("group", name), "group", "admin")
+def _sees_group(caller: Caller, name: str) -> bool:
+    return caller.may(Resource("group", name), "group", "admin")
 
 
-VISIBLE: Final[Mapping[str, Callable[[Asker, Any], bool]]] = {
-    admin.LIST_STREAMS: lambda asker, info: sees_stream(asker, info.name),
-    transactions.LIST_TRANSACTIONS: lambda asker, info: _sees_group(asker, info.id),
-    groups.LIST_GROUPS: lambda asker, info: _sees_group(asker, info.group),
+VISIBLE: Final[Mapping[str, Callable[[Caller, Any], bool]]] = {
+    admin.LIST_STREAMS: lambda caller, info: sees_stream(caller, info.name),
+    transactions.LIST_TRANSACTIONS: lambda caller, info: _sees_group(caller, info.id),
+    groups.LIST_GROUPS: lambda caller, info: _sees_group(caller, info.group),
 }
 """Actions that list: which of their answers an asker sees."""
 
 
-def check_action(asker: Asker, name: str, body: bytes) -> None:
+def check_action(caller: Caller, name: str, body: bytes) -> None:
     """Refuse who may not run an action with this body.
 
     Raises:
-        NotAllowedError, UnauthenticatedError: as ``Asker.check`` and ``check_producer``.
+        NotAllowedError, UnauthenticatedError: as ``Caller.check`` and ``check_producer``.
         InvalidRequestError: the body is not one of the action's.
     """
-    if not asker.is_checked:
+    if not caller.is_checked:
         return
-    asker.check_known()
+    caller.check_known()
     for need in NEEDS[name](body):
-        asker.check(need.resource, *need.operations)
+        caller.check(need.resource, *need.operations)
     producer_id = PRODUCERS[name](body) if name in PRODUCERS else None
     if producer_id is not None:
-        asker.check_producer(producer_id)
+        caller.check_producer(producer_id)

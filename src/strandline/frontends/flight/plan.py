@@ -82,7 +82,7 @@ def check_led(partitions: Iterable[Partition]) -> None:
 def needs_end(bound: Bound, partition: Partition) -> bool:
     """Whether where a place is depends on where the partition ends."""
     if isinstance(bound, int) and bound >= 0:
-        return bound > partition.stable_offset
+        return bound > partition.last_stable_offset
     return bound != "earliest"
 
 
@@ -97,10 +97,10 @@ def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
 
 def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partition]:
     """The extent of one partition's part."""
-    if partition.elsewhere is not None:
-        raise partition.elsewhere
+    if partition.remote_error is not None:
+        raise partition.remote_error
     bound = _start(request, partition)
-    end = partition.stable_offset
+    end = partition.last_stable_offset
     start = resolve(bound, partition)
     may_move = not isinstance(bound, int) or counts_from_end(bound)
     if bound == "earliest" and request.timestamp_from_ns is not None:
@@ -131,7 +131,7 @@ def resolve(bound: Bound, partition: Partition) -> Offset:
     """
     if isinstance(bound, AtTimestamp):
         return partition.offset_for_timestamp(TimestampNs(bound.timestamp_ns))
-    first, end = partition.log_start_offset, partition.stable_offset
+    first, end = partition.log_start_offset, partition.last_stable_offset
     if bound == "earliest":
         return first
     if bound == "latest":

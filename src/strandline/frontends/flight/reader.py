@@ -15,7 +15,7 @@ import pyarrow.flight as fl
 
 from strandline.broker.partition import Partition
 from strandline.errors import CorruptBatchError, StrandlineError
-from strandline.frontends.flight.life import POLL_S, Life
+from strandline.frontends.flight.lifecycle import POLL_S, ServerLifecycle
 from strandline.frontends.flight.plan import ReadPlan
 from strandline.frontends.metering import Allowance, counted
 from strandline.protocol.status import to_flight
@@ -50,7 +50,7 @@ class ReadSession:
     def __init__(
         self,
         plan: ReadPlan,
-        life: Life,
+        life: ServerLifecycle,
         *,
         telemetry: Telemetry,
         is_cancelled: Callable[[], bool],
@@ -176,7 +176,7 @@ class ReadSession:
                 waiter.wait(left_ms / 1e3)
         if not has_own_end:
             for cursor in self._cursors:
-                cursor.stop = cursor.partition.stable_offset
+                cursor.stop = cursor.partition.last_stable_offset
 
     def _has_bytes(self, wanted: int) -> bool:
         """Whether about that many bytes can be delivered."""

@@ -15,23 +15,23 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.broker.access import Access, Asker
+from strandline.broker.access import Access, Caller
 from strandline.broker.broker import Broker
 from strandline.broker.stream import Stream
 from strandline.config import BrokerConfig, bracketed
 from strandline.errors import InvalidConfigError
 from strandline.frontends.flight.admin import AdminActions
-from strandline.frontends.flight.asker import asker_of, middleware
+from strandline.frontends.flight.caller import asker_of, middleware
 from strandline.frontends.flight.connections import FlightConnections
 from strandline.frontends.flight.guard import typed_errors
 from strandline.frontends.flight.info import Here, flight_info, request_of
-from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.lifecycle import ServerLifecycle
 from strandline.frontends.flight.plan import ends_needed, plan_read
 from strandline.frontends.flight.reader import ReadSession
 from strandline.frontends.flight.sockets import cut_connections
 from strandline.frontends.flight.writer import PutSession
 from strandline.frontends.metering import Metering
-from strandline.frontends.needs import sees_stream
+from strandline.frontends.required_permissions import sees_stream
 from strandline.frontends.tls import ServerTls, load_tls
 from strandline.protocol.admin import ACTIONS
 from strandline.protocol.put import PutRequest
@@ -46,7 +46,7 @@ GRACE_S = 2.0
 CUT_INTERVAL_S = 0.05
 
 
-class Gate(NamedTuple):
+class CallMiddleware(NamedTuple):
     """What every call passes."""
 
     access: Access
@@ -66,7 +66,7 @@ class FlightFrontEnd:
         self, broker: Broker, config: BrokerConfig, metering: Metering | None = None
     ) -> None:
         self._broker = broker
-        self._gate = Gate(Access(config, broker), metering or Metering(broker))
+        self._gate = CallMiddleware(Access(config, broker), metering or Metering(broker))
         self._tls = config.tls
         self._host = config.host
         self.port = config.flight_port
@@ -82,7 +82,7 @@ class FlightFrontEnd:
         # pyarrow looks for pandas when this is first called, which takes descriptors: not later,
         # when strangers may have taken all that they can get.
         await asyncio.to_thread(pa.scalar, 0)
-        life = Life(self._broker)
+        life = ServerLifecycle(self._broker)
         tls = load_tls(self._tls)
         address = (self._host, self.port)
         gate = self._gate
@@ -115,11 +115,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def __init__(
         self,
         broker: Broker,
-        life: Life,
+        life: ServerLifecycle,
         address: tuple[str, int],
         *,
         tls: ServerTls | None,
-        gate: Gate,
+        gate: CallMiddleware,
     ) -> None:
         access, (host, port) = gate.access, address
         self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
@@ -167,18 +167,18 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         """Stream the records a ticket asks for."""
         self._life.check()
-        asker = self._asker(context)
+        caller = self._caller(context)
         request = decode_ticket(ticket.ticket)
         resource = Resource("stream", request.stream)
-        asker.check(resource, "read")
+        caller.check(resource, "read")
         plan = plan_read(request, self._stream(request, context))
         session = ReadSession(
             plan,
             self._life,
             telemetry=self._broker.telemetry,
             is_cancelled=context.is_cancelled,
-            check_allowed=lambda: asker.check(resource, "read"),
-            allowance=self._gate.metering.of(asker),
+            check_allowed=lambda: caller.check(resource, "read"),
+            allowance=self._gate.metering.of(caller),
             connection=lambda: self._call(context),
         )
         return session.stream()
@@ -193,19 +193,19 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     ) -> None:
         """Append batches and ack them as they become safe."""
         self._life.check()
-        asker = self._asker(context)
+        caller = self._caller(context)
         request = _put_request(descriptor)
         resource = Resource("stream", request.stream)
-        asker.check(resource, "publish")
+        caller.check(resource, "publish")
         session = PutSession(
             self._broker,
             request,
             self._life,
             send_ack=writer.write,
             is_cancelled=context.is_cancelled,
-            check_allowed=lambda: asker.check(resource, "publish"),
-            check_producer=asker.check_producer,
-            allowance=self._gate.metering.of(asker),
+            check_allowed=lambda: caller.check(resource, "publish"),
+            check_producer=caller.check_producer,
+            allowance=self._gate.metering.of(caller),
         )
         with self._call(context):
             session.run(reader.read_chunk)
@@ -214,16 +214,16 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
         """Run an admin action."""
         body = action.body.to_pybytes() if action.body is not None else b""
-        asker = self._asker(context)
+        caller = self._caller(context)
         with self._call(context):
             return self._admin.run(
-                action.type, body, asker=asker, is_cancelled=context.is_cancelled
+                action.type, body, caller=caller, is_cancelled=context.is_cancelled
             )
 
     @typed_errors
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         """Every admin action."""
-        self._asker(context).check_known()
+        self._caller(context).check_known()
         return list(ACTIONS.items())
 
     @typed_errors
@@ -247,30 +247,30 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         self, context: fl.ServerCallContext, criteria: bytes
     ) -> Iterator[fl.FlightInfo]:
         """Describe every stream whose name begins with the criteria."""
-        asker = self._asker(context)
-        asker.check_known()
+        caller = self._caller(context)
+        caller.check_known()
         self._broker.check_knows_streams()
         found = [
             self._info(ReadRequest(stream=s.name), s, fl.FlightDescriptor.for_path(s.name))
             for s in self._broker.streams()
-            if s.name.encode().startswith(criteria) and sees_stream(asker, s.name)
+            if s.name.encode().startswith(criteria) and sees_stream(caller, s.name)
         ]
         return iter(found)
 
-    def _asker(self, context: fl.ServerCallContext) -> Asker:
+    def _caller(self, context: fl.ServerCallContext) -> Caller:
         """Who calls; every method begins with this.
 
         Raises:
             UnauthenticatedError: nobody who is known here.
             QuotaExceededError: somebody who has asked too often.
         """
-        asker = asker_of(context, self._gate.access)
-        allowance = self._gate.metering.of(asker)
+        caller = asker_of(context, self._gate.access)
+        allowance = self._gate.metering.of(caller)
         if allowance is not None:
             allowance.check_request()
         if self.connections is not None:
             self.connections.note_call(context)
-        return asker
+        return caller
 
     def _call(self, context: fl.ServerCallContext) -> AbstractContextManager[None]:
         """Something that takes a while goes on inside: its connection is not idle."""
@@ -284,21 +284,21 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         Raises:
             UnauthenticatedError, NotAllowedError: it may not.
         """
-        asker = self._asker(context)
+        caller = self._caller(context)
         request = request_of(descriptor)
-        asker.check(Resource("stream", request.stream), "read")
+        caller.check(Resource("stream", request.stream), "read")
         return request
 
     def _stream(self, request: ReadRequest, context: fl.ServerCallContext) -> Stream:
         """The stream of a read, as soon as the ends that it asks for are known.
 
         Raises:
-            StrandlineError: there is none, or as ``ends_needed`` and ``Life.know_end``.
+            StrandlineError: there is none, or as ``ServerLifecycle.wait_until_caught_up``.
         """
         if request.of_copy:
             return self._broker.copy_of(request.stream)
         stream = self._broker.stream(request.stream)
-        self._life.know_end(ends_needed(request, stream), context.is_cancelled)
+        self._life.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
         return stream
 
     def _info(
@@ -324,11 +324,11 @@ def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
 
 def _listen(
     broker: Broker,
-    life: Life,
+    life: ServerLifecycle,
     address: tuple[str, int],
     *,
     tls: ServerTls | None,
-    gate: Gate,
+    gate: CallMiddleware,
 ) -> FlightServer:
     """A listening server.
 

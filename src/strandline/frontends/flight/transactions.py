@@ -83,7 +83,7 @@ class TransactionActions:
             names.append((GROUPS_STREAM, 0))
         places = self._broker.transactions.places(names)
         who = _producer(request.producer)
-        self._ask(lambda token: ev.AddPlaces(token, request.id, who, places))
+        self._ask(lambda token: ev.AddTransactionPartitions(token, request.id, who, places))
         return []
 
     def _prepare(self, body: bytes, _: ActionContext) -> list[Any]:

@@ -34,7 +34,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.frontends.flight.checks import BatchChecker
-from strandline.frontends.flight.life import LISTENER, POLL_S, Life
+from strandline.frontends.flight.lifecycle import LISTENER, POLL_S, ServerLifecycle
 from strandline.frontends.flight.tracking import BatchInFlight, Row, rows_of
 from strandline.frontends.metering import Allowance, counted
 from strandline.protocol.put import BatchTag, PutAck, PutRequest
@@ -88,7 +88,7 @@ class PutSession:
         self,
         broker: Broker,
         request: PutRequest,
-        life: Life,
+        life: ServerLifecycle,
         *,
         send_ack: Callable[[bytes], None],
         is_cancelled: Callable[[], bool],
@@ -297,7 +297,7 @@ class PutSession:
         append = partial(
             piece.partition.append_arrow,
             piece.batch,
-            responder=self,
+            ack_sink=self,
             token=token,
             acks=self._request.acks,
             producer=piece.producer,
@@ -315,7 +315,7 @@ class PutSession:
                 key=row.key,
                 headers=row.headers,
                 message_id=row.message_id,
-                responder=self,
+                ack_sink=self,
                 token=token,
                 acks=self._request.acks,
                 expected_last=piece.expected,

@@ -1,7 +1,7 @@
 """One call: messages in, messages out, a status at the end.
 
 Who serves it receives and sends or, where each message is to cost little, is handed messages as
-they come (``Taker``).
+they come (``MessageSink``).
 
 Rules: on the loop's thread only. What is sent is queued and leaves with the connection's next
 flush, many messages in one HTTP/2 frame. Who sends much awaits ``drain``; who receives slowly is
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from google.protobuf.message import Message
 
-from strandline.broker.access import Asker
-from strandline.frontends.grpc.frames import Inflow
+from strandline.broker.access import Caller
+from strandline.frontends.grpc.frames import ReceiveWindow
 from strandline.frontends.grpc.framing import Deframer, framed
 from strandline.frontends.grpc.status import RpcError, Status
 from strandline.frontends.metering import WAIT_S_MAX, Allowance
@@ -35,7 +35,7 @@ ONE_MESSAGE: Final = "this call takes one message"
 A_BUG: Final = "internal error; see the broker's log"
 
 
-class Taker(Protocol):
+class MessageSink(Protocol):
     """Takes the messages of one call as they come, and ends it by ``Call.finish``."""
 
     @property
@@ -93,7 +93,7 @@ class Call:
         "_queued_bytes",
         "_quota_timer",
         "_unmetered_bytes",
-        "asker",
+        "caller",
         "has_begun",
         "held_bytes",
         "inflow",
@@ -122,7 +122,7 @@ class Call:
         message_bytes_max: int,
         timeout_s: float | None,
     ) -> None:
-        self.asker: Asker
+        self.caller: Caller
         """Who calls; set before anything is served, so that nothing can be served without."""
         self.publishes: Allowance | None = None
         """What the caller may publish, if it is metered; the sender is held up accordingly."""
@@ -134,7 +134,7 @@ class Call:
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
-        self.taker: Taker | None = None
+        self.taker: MessageSink | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.has_begun = False
         """Whether the response's headers were sent."""
@@ -155,7 +155,7 @@ class Call:
         """Of what came and was not taken yet, as the listener counts it."""
         self._is_served = False
         """Whether the one message of the call was taken, so that no more may come."""
-        self.inflow = Inflow(STREAM_WINDOW_BYTES)
+        self.inflow = ReceiveWindow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
         """That the sender may not send anew yet."""
         self.is_measured = False

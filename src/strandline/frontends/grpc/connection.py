@@ -38,20 +38,20 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from strandline.frontends.grpc.calls import STREAM_WINDOW_BYTES, Call
+from strandline.frontends.grpc.fast_path import FastPath
 from strandline.frontends.grpc.frames import (
     END_STREAM,
     PADDED,
-    Cutter,
     Data,
     FrameError,
-    Inflow,
+    FrameReader,
+    ReceiveWindow,
     data_header,
     unpadded,
     window_update,
 )
 from strandline.frontends.grpc.framing import timeout_s
 from strandline.frontends.grpc.serving import serve
-from strandline.frontends.grpc.short_way import ShortWay
 from strandline.frontends.grpc.status import OversizeError, RpcError, Status, percent_encoded
 from strandline.frontends.metering import Presence
 from strandline.frontends.round_budget import SPENT
@@ -102,10 +102,10 @@ class Connection(asyncio.Protocol):
                 client_side=False, header_encoding=None, validate_outbound_headers=False
             )
         )
-        self._cutter = Cutter()
-        self._inflow = Inflow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
+        self._cutter = FrameReader()
+        self._inflow = ReceiveWindow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
         self._output: list[bytes | bytearray] = []
-        self.short_way = ShortWay(self, self._h2, inflow=self._inflow, output=self._output)
+        self.short_way = FastPath(self, self._h2, inflow=self._inflow, output=self._output)
         self._calls: dict[int, Call] = {}
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False

@@ -56,7 +56,7 @@ Data = tuple[int, int, bytes, int, int]
 """A DATA frame: stream, flags, and the bytes that hold its payload, from where to where."""
 
 
-class Cutter:
+class FrameReader:
     """Cuts what comes into DATA frames and bytes for h2, in order."""
 
     __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest", "control", "settings")
@@ -153,7 +153,7 @@ class Cutter:
             raise FrameError(ErrorCodes.ENHANCE_YOUR_CALM, text)
 
 
-class Inflow:
+class ReceiveWindow:
     """What a client may send, on one stream or in all, and what it may send anew.
 
     Args:

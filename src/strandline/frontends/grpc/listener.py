@@ -11,8 +11,8 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from strandline.broker.access import Access, Asker
-from strandline.broker.seldom import Seldom
+from strandline.broker.access import Access, Caller
+from strandline.broker.log_throttle import LogThrottle
 from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.frontends.connections import ConnectionLimit
@@ -23,7 +23,7 @@ from strandline.frontends.grpc.status import OversizeError, RpcError, Status
 from strandline.frontends.metering import Metering, Presence
 from strandline.frontends.round_budget import RoundBudget
 from strandline.frontends.tls import certificate_name, listening_context
-from strandline.security.policy import Identity, Shown
+from strandline.security.policy import ClientCredentials, Identity
 from strandline.security.principal import ANONYMOUS
 from strandline.security.tokens import bearer_token
 from strandline.telemetry import Telemetry
@@ -70,9 +70,9 @@ class GrpcListener:
         self.methods = methods
         self._metering = metering
         self._access = access
-        self._anybody = Asker(access, Identity(ANONYMOUS))
+        self._anybody = Caller(access, Identity(ANONYMOUS))
         self.budget = RoundBudget()
-        self._warnings = Seldom()
+        self._warnings = LogThrottle()
         self.messages = 0
         """Frames with data since the last count was handed to telemetry."""
         self.buffered_bytes = 0
@@ -157,9 +157,9 @@ class GrpcListener:
             self._telemetry.count_listener(LISTENER, messages=self.messages)
             self.messages = 0
 
-    def asker(
+    def caller(
         self, path: bytes, headers: Mapping[bytes, bytes], transport: asyncio.BaseTransport | None
-    ) -> Asker:
+    ) -> Caller:
         """Who makes a call; of the health of a service anybody may ask.
 
         Raises:
@@ -172,9 +172,9 @@ class GrpcListener:
         header = headers.get(b"authorization")
         token = None if header is None else bearer_token(bytes(header).decode(errors="replace"))
         certificate = certificate_name(transport) if transport is not None else None
-        asker = access.identify(Shown(token, certificate))
-        asker.check_known()
-        return asker
+        caller = access.identify(ClientCredentials(token, certificate))
+        caller.check_known()
+        return caller
 
     def warn_oversize(self, error: OversizeError) -> None:
         """Log that something too large was refused, at most once in a while."""
@@ -185,7 +185,7 @@ class GrpcListener:
     def is_known(self, transport: asyncio.BaseTransport | None) -> bool:
         """Whether a client may make calls without showing more, as with a certificate."""
         try:
-            self.asker(b"", {}, transport)
+            self.caller(b"", {}, transport)
         except StrandlineError:
             return False
         return True
@@ -202,7 +202,7 @@ class GrpcListener:
             QuotaExceededError: one connection or call too many, or more to publish while there is
                 a debt.
         """
-        allowance = self._metering.of(call.asker) if self._metering is not None else None
+        allowance = self._metering.of(call.caller) if self._metering is not None else None
         if allowance is None:
             return
         presence.note(allowance)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from strandline.frontends.grpc.calls import Call, Taker
+from strandline.frontends.grpc.calls import Call, MessageSink
 from strandline.frontends.grpc.status import RpcError, Status
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -22,7 +22,7 @@ class Method(NamedTuple):
 class Direct(NamedTuple):
     """How a rpc is served whose messages go straight to who takes them, without a task."""
 
-    open: Callable[[Call], Taker]
+    open: Callable[[Call], MessageSink]
     message_bytes_max: int = 4 << 20
 
 

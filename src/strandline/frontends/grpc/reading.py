@@ -80,7 +80,7 @@ class Reader:
 
     def _read(self, stop: Offset | None, bytes_max: int) -> Portion:
         partition, offset = self.partition, self.offset
-        end = partition.stable_offset
+        end = partition.last_stable_offset
         end = end if stop is None else min(end, stop)
         if offset >= end:
             return Portion(b"", 0, offset, offset)
@@ -110,7 +110,7 @@ class Reader:
         self._more.clear()
         self.partition.watch(self._more)
         try:
-            if self.partition.stable_offset <= self.offset and not self.partition.closed:
+            if self.partition.last_stable_offset <= self.offset and not self.partition.closed:
                 await self._more.wait()
         finally:
             self.partition.unwatch(self._more)

@@ -49,7 +49,7 @@ def serve(
         call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
         return
     try:
-        call.asker = listener.asker(path, headers, transport)
+        call.caller = listener.caller(path, headers, transport)
         listener.meter(call, path, presence)
     except StrandlineError as error:
         call.abort(rpc_error(error))

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from strandline.broker.access import Access
 from strandline.errors import NotAllowedError, UnauthenticatedError, UnavailableError
 from strandline.security.acl import CLUSTER
-from strandline.security.policy import Shown
+from strandline.security.policy import ClientCredentials
 from strandline.security.tokens import bearer_token
 
 CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="strandline", charset="UTF-8"'}
@@ -28,7 +28,7 @@ def guarded(endpoint: Endpoint, access: Access) -> Endpoint:
 
     async def answer(request: Request) -> Response:
         try:
-            access.identify(Shown(token_of(request))).check(CLUSTER, "read")
+            access.identify(ClientCredentials(token_of(request))).check(CLUSTER, "read")
         except UnauthenticatedError as error:
             raise HTTPException(401, error.message, CHALLENGE) from None
         except NotAllowedError as error:

@@ -45,7 +45,7 @@ class PartitionView(Protocol):
         ...
 
     @property
-    def elsewhere(self) -> Exception | None:
+    def remote_error(self) -> Exception | None:
         """Why it cannot be read here, if other brokers alone have copies."""
         ...
 
@@ -180,7 +180,7 @@ def group_samples(
 ) -> list[GroupSample]:
     """Positions with their lags, by the copies that are here, for a scrape; any thread."""
     every = (partition for stream in streams for partition in stream.partitions)
-    here = {partition.name: partition for partition in every if partition.elsewhere is None}
+    here = {partition.name: partition for partition in every if partition.remote_error is None}
     found = []
     for sample in positions:
         partition = here.get(PartitionName(sample.stream, sample.partition))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from strandline.broker.access import Asker
+from strandline.broker.access import Caller
 from strandline.broker.routing import Route
 from strandline.errors import (
     UNDECODABLE,
@@ -21,7 +21,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.frontends.metering import WAIT_S_MAX, Allowance
-from strandline.frontends.nats.flow import QUOTA, MessageReader
+from strandline.frontends.nats.backpressure import QUOTA, MessageReader
 from strandline.frontends.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
 from strandline.frontends.nats.headers import NO_RESPONDERS
 from strandline.frontends.nats.inboxes import Inboxes
@@ -154,7 +154,7 @@ class PublisherConnection(MessageReader):
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
-                route.partition.append(payload, subject=route.subject, responder=self, token=reply)
+                route.partition.append(payload, subject=route.subject, ack_sink=self, token=reply)
             if self._options.verbose:
                 self.output.append(OKAY)
         if messages:
@@ -242,16 +242,16 @@ class PublisherConnection(MessageReader):
             self.fail(_farewell(error))
         else:
             self.parser.payload_max = self._listener.payload_max
-            self._count_for(self._guard.asker)
+            self._count_for(self._guard.caller)
 
     # How much
 
-    def _count_for(self, asker: Asker | None) -> None:
+    def _count_for(self, caller: Caller | None) -> None:
         """Count the connection as that of who is there; one too many is turned away."""
         before, self._allowance = self._allowance, None
         if before is not None:
             before.close()
-        allowance = self._listener.metering.of(asker) if asker is not None else None
+        allowance = self._listener.metering.of(caller) if caller is not None else None
         if allowance is None:
             return
         try:

@@ -14,19 +14,19 @@ from strandline.broker.access import Access, read_secret
 from strandline.broker.routing import Binding, RouteTable, stream_bindings
 from strandline.config import BrokerConfig, bracketed
 from strandline.frontends.metering import Metering
-from strandline.frontends.nats.child import NatsServerChild
-from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.backpressure import Backpressure
+from strandline.frontends.nats.client import NatsClient
+from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
+from strandline.frontends.nats.ingest import MessageIngest
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
-from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.routes import Routes
 from strandline.frontends.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
-from strandline.frontends.nats.subscriber import Subscriber
 from strandline.frontends.tls import calling_context, calling_own_context
 
 if TYPE_CHECKING:
     from strandline.frontends.nats.accounts import Accounts
-    from strandline.frontends.nats.control import Control
+    from strandline.frontends.nats.system_account import SystemAccountClient
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind
 """How to reach a server that listens on every address."""
@@ -50,9 +50,9 @@ class NatsFrontEnd:
         self._metering = metering or Metering(broker)
         self._accounts: Accounts | None = None
         """Of our own nats-server, where access is checked."""
-        self._child: NatsServerChild | None = None
-        self._control: Control | None = None
-        self._subscriber: Subscriber | None = None
+        self._child: EmbeddedNatsServer | None = None
+        self._control: SystemAccountClient | None = None
+        self._subscriber: NatsClient | None = None
         self._listener: IngestListener | None = None
         self._routes = RouteTable()
 
@@ -79,8 +79,8 @@ class NatsFrontEnd:
             UnavailableError: a server cannot be reached or a port cannot be had; nothing runs on.
         """
         config, broker = self._config, self._broker
-        gate = Gate(config.limits.pending_bytes)
-        intake = Intake(broker.clock, self._routes, broker.admission)
+        gate = Backpressure(config.limits.pending_bytes)
+        intake = MessageIngest(broker.clock, self._routes, broker.admission)
         bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
@@ -90,7 +90,7 @@ class NatsFrontEnd:
             if not servers:
                 servers = [await self._start_child(tls)]
             login = self._accounts.broker_login if self._accounts is not None else None
-            self._subscriber = Subscriber(broker, intake=intake, gate=gate, tls=tls, login=login)
+            self._subscriber = NatsClient(broker, intake=intake, gate=gate, tls=tls, login=login)
             await self._subscriber.start(servers, bindings, is_awaited=self._is_server_there)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
@@ -144,7 +144,7 @@ class NatsFrontEnd:
             from strandline.frontends.nats.accounts import Accounts
 
             self._accounts = Accounts()
-        self._child = NatsServerChild(
+        self._child = EmbeddedNatsServer(
             Path(config.data_dir) / "nats",
             host=config.host,
             port=config.nats.port,
@@ -161,18 +161,18 @@ class NatsFrontEnd:
 
     async def _watch_door(self, accounts: "Accounts", tls: ssl.SSLContext | None) -> None:
         """Answer the child's questions about its clients from now on."""
+        from strandline.frontends.nats.auth_callout import AuthCalloutHandler
         from strandline.frontends.nats.certificates import certificate_name
-        from strandline.frontends.nats.control import Control
-        from strandline.frontends.nats.door import Door
+        from strandline.frontends.nats.system_account import SystemAccountClient
 
-        door = Door(
+        door = AuthCalloutHandler(
             self._access,
             self._metering,
             accounts.issuer,
             clock=self._broker.clock,
             name_of=certificate_name,
         )
-        self._control = Control(
+        self._control = SystemAccountClient(
             door,
             lambda: parse_server_url(self._child_url()),
             login=accounts.system_login,

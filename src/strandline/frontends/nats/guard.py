@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from strandline.broker.access import Access, Asker
+from strandline.broker.access import Access, Caller
 from strandline.errors import StrandlineError
 from strandline.security.acl import Resource
-from strandline.security.policy import Policy, Shown
+from strandline.security.policy import ClientCredentials, Policy
 
 EARLY_PAYLOAD_MAX: Final = 64 << 10
 """Largest payload taken note of before it is known who sends it."""
@@ -41,20 +41,20 @@ class PublishGuard:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._asker: Asker | None = None
+        self._caller: Caller | None = None
         self._policy: Policy | None = None
         self._allowed: set[bytes] = set()
 
     @property
     def is_open(self) -> bool:
         """Whether it is known who is there."""
-        return self._asker is not None
+        return self._caller is not None
 
     @property
-    def asker(self) -> Asker:
+    def caller(self) -> Caller:
         """Who is there."""
-        assert self._asker is not None, "asked after connect"
-        return self._asker
+        assert self._caller is not None, "asked after connect"
+        return self._caller
 
     def connect(self, claims: Claims, certificate: str | None) -> None:
         """Find out who it is.
@@ -62,9 +62,9 @@ class PublishGuard:
         Raises:
             StrandlineError: nobody who may do anything here.
         """
-        asker = self._access.identify(Shown(claims.token, certificate))
-        asker.check_known()
-        self._asker = asker
+        caller = self._access.identify(ClientCredentials(claims.token, certificate))
+        caller.check_known()
+        self._caller = caller
         self._forget()
 
     def refresh(self) -> None:
@@ -73,9 +73,9 @@ class PublishGuard:
         Raises:
             StrandlineError: nothing is allowed any more.
         """
-        if self._asker is None:
+        if self._caller is None:
             return
-        if self._access.policy is not self._policy or not self._asker.is_leased:
+        if self._access.policy is not self._policy or not self._caller.is_leased:
             self.check_current()
             self._forget()
 
@@ -85,8 +85,8 @@ class PublishGuard:
         Raises:
             StrandlineError: not any more.
         """
-        if self._asker is not None:
-            self._asker.check_known()
+        if self._caller is not None:
+            self._caller.check_known()
 
     def _forget(self) -> None:
         self._policy = self._access.policy
@@ -97,9 +97,9 @@ class PublishGuard:
         return subject in self._allowed or self._ask(subject)
 
     def _ask(self, subject: bytes) -> bool:
-        assert self._asker is not None, "connected"
+        assert self._caller is not None, "connected"
         try:
-            self._asker.check(Resource("subject", subject.decode()), "publish")
+            self._caller.check(Resource("subject", subject.decode()), "publish")
         except StrandlineError:
             return False
         if len(self._allowed) >= REMEMBERED_MAX:

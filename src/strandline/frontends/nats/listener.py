@@ -19,10 +19,10 @@ from strandline.broker.routing import RouteTable
 from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.frontends.metering import Metering
+from strandline.frontends.nats.backpressure import OVERLOAD, QUOTA, ROUND_S, SLICE_S, Backpressure
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import OVERLOAD, QUOTA, ROUND_S, SLICE_S, Gate
+from strandline.frontends.nats.ingest import MessageIngest
 from strandline.frontends.nats.ports import BrokerPort
-from strandline.frontends.nats.publish import Intake
 from strandline.frontends.nats.replies import AckLines
 from strandline.frontends.round_budget import RoundBudget
 from strandline.frontends.tasks import end_task, start_task
@@ -60,8 +60,8 @@ class IngestListener:
         config: BrokerConfig,
         *,
         routes: RouteTable,
-        intake: Intake,
-        gate: Gate,
+        intake: MessageIngest,
+        gate: Backpressure,
         metering: Metering | None = None,
     ) -> None:
         self._broker = broker

@@ -6,7 +6,7 @@ The broker's classes satisfy these protocols structurally; unit tests use small 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from strandline.broker.responder import Responder
+from strandline.broker.ack_sink import AckSink
 from strandline.broker.routing import StreamPort
 from strandline.clock import Clock
 from strandline.errors import StrandlineError
@@ -23,7 +23,7 @@ class AdmissionPort(Protocol):
         ...
 
     def reject(
-        self, error: StrandlineError, responder: Responder | None, token: object, *, stream: str
+        self, error: StrandlineError, ack_sink: AckSink | None, token: object, *, stream: str
     ) -> None:
         """Refuse a record: count it, and tell the responder or else the log."""
         ...
@@ -78,7 +78,7 @@ class BrokerPort(Protocol):
         """Await ``callback`` before a creation is answered."""
         ...
 
-    def reads(self, responder: Responder) -> None:
+    def reads(self, ack_sink: AckSink) -> None:
         """The loop itself reads what publishers send over a connection."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from strandline.broker.responder import Responder
+from strandline.broker.ack_sink import AckSink
 from strandline.clock import Clock
 from strandline.errors import (
     DiskFullError,
@@ -102,7 +102,7 @@ class AckLines:
         return line
 
 
-class ReplySink(Responder, Protocol):
+class ReplySink(AckSink, Protocol):
     """Where replies go: a publisher's own connection, or the one to nats-server.
 
     As a responder its token is the reply subject, and it answers with PubAcks.

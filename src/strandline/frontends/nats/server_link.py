@@ -21,8 +21,8 @@ from strandline.errors import (
     InvalidConfigError,
     UnavailableError,
 )
+from strandline.frontends.nats.backpressure import ROUND_S, SLICE_S, MessageReader
 from strandline.frontends.nats.connection import PING, PONG
-from strandline.frontends.nats.flow import ROUND_S, SLICE_S, MessageReader
 from strandline.frontends.nats.protocol import (
     Control,
     Failure,

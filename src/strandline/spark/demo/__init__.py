@@ -6,6 +6,6 @@ Rules: the parts are what a user would run (``strandline serve``, a NATS publish
 ``story`` starts, kills and restarts them, ``check`` compares the result with the source.
 """
 
-from strandline.spark.demo.story import run_demo
+from strandline.spark.demo.runner import run_demo
 
 __all__ = ["run_demo"]

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from strandline.spark.demo.processes import Child
-from strandline.spark.demo.story import free_port
+from strandline.spark.demo.runner import free_port
 from strandline.spark.java import find_java_home
 from strandline.spark.session import QUICK_JAVA
 

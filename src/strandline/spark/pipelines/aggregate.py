@@ -16,12 +16,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
-from strandline.client.latest import latest_by_key
+from strandline.client.compacted_view import latest_by_key
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import client_of
-from strandline.spark.pipelines.config import Aggregate
-from strandline.spark.pipelines.folding import (
+from strandline.spark.pipelines.aggregates import (
     Fold,
     State,
     decode_state,
@@ -32,6 +31,7 @@ from strandline.spark.pipelines.folding import (
     refuse_other_columns,
     refuse_types,
 )
+from strandline.spark.pipelines.config import Aggregate
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import refuse_older

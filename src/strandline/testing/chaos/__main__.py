@@ -23,7 +23,7 @@ from typing import Final
 
 from strandline.errors import StrandlineError
 from strandline.testing.chaos.faults import FAULTS
-from strandline.testing.chaos.run import Outcome, Plan, torment_cluster
+from strandline.testing.chaos.run import Outcome, Plan, run_chaos
 from strandline.testing.sim.world import ViolationError
 
 HEAD: Final = (
@@ -99,7 +99,7 @@ def run(plan: Plan) -> Outcome | None:
     print(f"{plan.brokers} brokers, {plan.seconds:.0f} s, seed {plan.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="strandline-chaos-"))
     try:
-        outcome = asyncio.run(torment_cluster(plan, folder))
+        outcome = asyncio.run(run_chaos(plan, folder))
     except (ViolationError, TimeoutError, StrandlineError) as error:
         print(f"  BAD: {type(error).__name__}: {error}\n  its data: {folder}", flush=True)
         return None

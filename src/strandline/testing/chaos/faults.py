@@ -36,7 +36,7 @@ BOTH_SHARE: Final = 0.3
 
 
 @dataclass
-class Torment:
+class Nemesis:
     """One cluster and the chance that decides what happens to it.
 
     Attributes:
@@ -97,39 +97,39 @@ class Torment:
         await asyncio.sleep(self.rng.choice(seconds))
 
 
-async def kill(torment: Torment) -> None:
+async def kill(nemesis: Nemesis) -> None:
     """``kill -9`` of any broker, then a start."""
-    async with torment.victim() as number:
-        await _restart(torment, number)
+    async with nemesis.victim() as number:
+        await _restart(nemesis, number)
 
 
-async def kill_leader(torment: Torment) -> None:
+async def kill_leader(nemesis: Nemesis) -> None:
     """``kill -9`` of the leader of a partition."""
-    leader = await torment.cluster.leader(torment.stream)
-    async with torment.victim(leader) as number:
-        await _restart(torment, number)
+    leader = await nemesis.cluster.leader(nemesis.stream)
+    async with nemesis.victim(leader) as number:
+        await _restart(nemesis, number)
 
 
-async def _restart(torment: Torment, number: int) -> None:
-    await asyncio.to_thread(torment.cluster.servers[number].kill)
-    await torment.hold(0.0, 0.5, 3.0)
-    await torment.start(number)
+async def _restart(nemesis: Nemesis, number: int) -> None:
+    await asyncio.to_thread(nemesis.cluster.servers[number].kill)
+    await nemesis.hold(0.0, 0.5, 3.0)
+    await nemesis.start(number)
 
 
-async def kill_all(torment: Torment) -> None:
+async def kill_all(nemesis: Nemesis) -> None:
     """``kill -9`` of every broker at once."""
-    async with torment.victims(len(torment.cluster.ids)) as numbers:
-        await _kill_and_start(torment, numbers, after_s=0.0)
+    async with nemesis.victims(len(nemesis.cluster.ids)) as numbers:
+        await _kill_and_start(nemesis, numbers, after_s=0.0)
 
 
-async def no_majority(torment: Torment) -> None:
+async def no_majority(nemesis: Nemesis) -> None:
     """Most brokers are killed or paused at once; clients stay connected to the others."""
-    async with torment.victims(len(torment.cluster.ids) // 2 + 1) as numbers:
-        hold_s = torment.rng.choice((2.0, 6.0))
-        if torment.rng.random() < NO_MAJORITY_KILLS:
-            await _kill_and_start(torment, numbers, after_s=hold_s)
+    async with nemesis.victims(len(nemesis.cluster.ids) // 2 + 1) as numbers:
+        hold_s = nemesis.rng.choice((2.0, 6.0))
+        if nemesis.rng.random() < NO_MAJORITY_KILLS:
+            await _kill_and_start(nemesis, numbers, after_s=hold_s)
             return
-        servers = [torment.cluster.servers[number] for number in numbers]
+        servers = [nemesis.cluster.servers[number] for number in numbers]
         for server in servers:
             server.signal(signal.SIGSTOP)
         try:
@@ -139,138 +139,138 @@ async def no_majority(torment: Torment) -> None:
                 server.signal(signal.SIGCONT)
 
 
-async def _kill_and_start(torment: Torment, numbers: list[int], *, after_s: float) -> None:
-    servers = [torment.cluster.servers[number] for number in numbers]
+async def _kill_and_start(nemesis: Nemesis, numbers: list[int], *, after_s: float) -> None:
+    servers = [nemesis.cluster.servers[number] for number in numbers]
     await asyncio.gather(*(asyncio.to_thread(server.kill) for server in servers))
     await asyncio.sleep(after_s)
-    await asyncio.gather(*map(torment.start, numbers))
+    await asyncio.gather(*map(nemesis.start, numbers))
 
 
-async def stop(torment: Torment) -> None:
+async def stop(nemesis: Nemesis) -> None:
     """SIGTERM: it hands over and ends with code 0."""
-    async with torment.victim() as number:
-        server = torment.cluster.servers[number]
+    async with nemesis.victim() as number:
+        server = nemesis.cluster.servers[number]
         if code := await asyncio.to_thread(server.stop):
             raise ViolationError(f"broker {number} ended with {code} after SIGTERM")
-        await torment.hold(0.0, 1.0)
-        await torment.start(number)
+        await nemesis.hold(0.0, 1.0)
+        await nemesis.start(number)
 
 
-async def pause(torment: Torment) -> None:
+async def pause(nemesis: Nemesis) -> None:
     """SIGSTOP, for less or more than the others' patience, then SIGCONT."""
-    leader = await torment.cluster.leader(torment.stream)
-    async with torment.victim(torment.rng.choice((leader, None))) as number:
-        server = torment.cluster.servers[number]
+    leader = await nemesis.cluster.leader(nemesis.stream)
+    async with nemesis.victim(nemesis.rng.choice((leader, None))) as number:
+        server = nemesis.cluster.servers[number]
         server.signal(signal.SIGSTOP)
         try:
-            await torment.hold(0.2, 1.0, 4.0)
+            await nemesis.hold(0.2, 1.0, 4.0)
         finally:
             server.signal(signal.SIGCONT)
 
 
-async def isolate(torment: Torment) -> None:
+async def isolate(nemesis: Nemesis) -> None:
     """Nothing passes between a broker and its peers, though clients still reach it."""
-    async with torment.victim() as number:
-        out, into = torment.cluster.links(number)
-        await _cut(torment, [*out, *into], seconds=(0.5, 2.0, 6.0, 15.0))
+    async with nemesis.victim() as number:
+        out, into = nemesis.cluster.links(number)
+        await _cut(nemesis, [*out, *into], seconds=(0.5, 2.0, 6.0, 15.0))
 
 
-async def move(torment: Torment) -> None:
+async def move(nemesis: Nemesis) -> None:
     """A partition is reassigned off its leader, and back, while clients append and read."""
-    cluster = torment.cluster
-    leader = await cluster.leader(torment.stream)
-    async with torment.victim(leader) as number:
+    cluster = nemesis.cluster
+    leader = await cluster.leader(nemesis.stream)
+    async with nemesis.victim(leader) as number:
         others = [other for other in cluster.ids if other != number]
-        await cluster.reassign(torment.stream, 0, others)
-        await torment.hold(0.5, 3.0)
-        await cluster.reassign(torment.stream, 0, [number, *others])
+        await cluster.reassign(nemesis.stream, 0, others)
+        await nemesis.hold(0.5, 3.0)
+        await cluster.reassign(nemesis.stream, 0, [number, *others])
 
 
-async def mute(torment: Torment) -> None:
+async def mute(nemesis: Nemesis) -> None:
     """A broker hears its peers, and they do not hear it."""
-    async with torment.victim(await torment.cluster.leader(torment.stream)) as number:
-        await _cut(torment, torment.cluster.links(number)[0])
+    async with nemesis.victim(await nemesis.cluster.leader(nemesis.stream)) as number:
+        await _cut(nemesis, nemesis.cluster.links(number)[0])
 
 
-async def deafen(torment: Torment) -> None:
+async def deafen(nemesis: Nemesis) -> None:
     """A broker's peers hear it, and it does not hear them."""
-    async with torment.victim(await torment.cluster.leader(torment.stream)) as number:
-        await _cut(torment, torment.cluster.links(number)[1])
+    async with nemesis.victim(await nemesis.cluster.leader(nemesis.stream)) as number:
+        await _cut(nemesis, nemesis.cluster.links(number)[1])
 
 
-async def cut_one(torment: Torment) -> None:
+async def cut_one(nemesis: Nemesis) -> None:
     """One link in one direction: everybody still reaches everybody by way of a third."""
-    proxies = torment.cluster.proxies
-    await _cut(torment, [proxies[torment.rng.choice(sorted(proxies))]])
+    proxies = nemesis.cluster.proxies
+    await _cut(nemesis, [proxies[nemesis.rng.choice(sorted(proxies))]])
 
 
 async def _cut(
-    torment: Torment, links: list[TcpProxy], *, seconds: Sequence[float] = (0.5, 2.0, 6.0)
+    nemesis: Nemesis, links: list[TcpProxy], *, seconds: Sequence[float] = (0.5, 2.0, 6.0)
 ) -> None:
     for proxy in links:
         proxy.cut()
     try:
-        await torment.hold(*seconds)
+        await nemesis.hold(*seconds)
     finally:
         for proxy in links:
             proxy.resume()
 
 
-async def flap(torment: Torment) -> None:
+async def flap(nemesis: Nemesis) -> None:
     """Connections of some links are reset, a few times."""
-    proxies = torment.cluster.proxies
-    for _ in range(torment.rng.randint(1, 5)):
-        for link in torment.rng.sample(sorted(proxies), 2):
+    proxies = nemesis.cluster.proxies
+    for _ in range(nemesis.rng.randint(1, 5)):
+        for link in nemesis.rng.sample(sorted(proxies), 2):
             proxies[link].break_connections()
-        await torment.hold(0.05, 0.5)
+        await nemesis.hold(0.05, 0.5)
 
 
-async def slow_links(torment: Torment) -> None:
+async def slow_links(nemesis: Nemesis) -> None:
     """What a broker sends its peers comes late."""
-    async with torment.victim() as number:
-        out, _ = torment.cluster.links(number)
+    async with nemesis.victim() as number:
+        out, _ = nemesis.cluster.links(number)
         for proxy in out:
-            proxy.delay(torment.rng.uniform(0.01, 0.2))
+            proxy.delay(nemesis.rng.uniform(0.01, 0.2))
         try:
-            await torment.hold(1.0, 4.0)
+            await nemesis.hold(1.0, 4.0)
         finally:
             for proxy in out:
                 proxy.delay(0.0)
 
 
-async def slow_disk(torment: Torment) -> None:
+async def slow_disk(nemesis: Nemesis) -> None:
     """Each sync of a broker takes long."""
-    async with torment.victim() as number:
-        knobs = torment.cluster.knobs[number]
-        knobs.turn(sync_ms=torment.rng.choice((5, 50, 500)))
+    async with nemesis.victim() as number:
+        knobs = nemesis.cluster.knobs[number]
+        knobs.turn(sync_ms=nemesis.rng.choice((5, 50, 500)))
         try:
-            await torment.hold(1.0, 4.0)
+            await nemesis.hold(1.0, 4.0)
         finally:
             knobs.turn(sync_ms=0)
 
 
-async def jump_clock(torment: Torment) -> None:
+async def jump_clock(nemesis: Nemesis) -> None:
     """A broker's clock is set wrong, and right again."""
-    async with torment.victim() as number:
-        knobs = torment.cluster.knobs[number]
-        knobs.turn(clock_ms=torment.rng.randint(-CLOCK_MS_MAX, CLOCK_MS_MAX))
+    async with nemesis.victim() as number:
+        knobs = nemesis.cluster.knobs[number]
+        knobs.turn(clock_ms=nemesis.rng.randint(-CLOCK_MS_MAX, CLOCK_MS_MAX))
         try:
-            await torment.hold(0.5, 2.0)
+            await nemesis.hold(0.5, 2.0)
         finally:
             knobs.turn(clock_ms=0)
 
 
-async def fill_disk(torment: Torment) -> None:
+async def fill_disk(nemesis: Nemesis) -> None:
     """The disk of a broker is full, until space comes back; it may be killed meanwhile."""
-    assert torment.small_disk is not None, "chosen only where there is one"
-    filler = torment.small_disk / "filler"
-    torment.full_until_s = math.inf
+    assert nemesis.small_disk is not None, "chosen only where there is one"
+    filler = nemesis.small_disk / "filler"
+    nemesis.full_until_s = math.inf
     await asyncio.to_thread(_fill, filler)
     try:
-        await torment.hold(1.0, 4.0)
+        await nemesis.hold(1.0, 4.0)
     finally:
         filler.unlink()
-        torment.full_until_s = time.monotonic()
+        nemesis.full_until_s = time.monotonic()
 
 
 def _fill(path: Path) -> None:
@@ -281,7 +281,7 @@ def _fill(path: Path) -> None:
             file.write(piece)
 
 
-Fault = Callable[[Torment], Awaitable[None]]
+Fault = Callable[[Nemesis], Awaitable[None]]
 FAULTS: Final[dict[str, Fault]] = {
     "kill": kill,
     "kill-leader": kill_leader,

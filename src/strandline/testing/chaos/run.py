@@ -24,7 +24,7 @@ from strandline.testing.chaos.cluster import SETTLE_TIMEOUT_S, ChaosCluster
 from strandline.testing.chaos.faults import (
     FAULTS,
     OF_CLUSTERS,
-    Torment,
+    Nemesis,
     deal,
     leaves_majority,
     small_disk,
@@ -167,7 +167,7 @@ class Load:
         outcome.transaction_errors = self.transactions.errors
 
 
-async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
+async def run_chaos(plan: Plan, folder: Path) -> Outcome:
     """Start a cluster, break it as the seed says, heal it, judge.
 
     Raises:
@@ -187,10 +187,10 @@ async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
             for stream in (STREAM, TRANSACTIONS):
                 await cluster.create_stream(stream, partitions=PARTITIONS)
                 await cluster.in_sync(stream)
-            torment = Torment(cluster, STREAM, random.Random(plan.seed), small)
+            nemesis = Nemesis(cluster, STREAM, random.Random(plan.seed), small)
             load = Load(cluster)
             async with following(load.followers) as followers:
-                await _break_under_load(torment, load, outcome, followers=followers)
+                await _break_under_load(nemesis, load, outcome, followers=followers)
                 await _settle(cluster, load, outcome, followers=followers)
             await asyncio.to_thread(load.transactions.judge)
             load.tell(outcome)
@@ -199,7 +199,7 @@ async def torment_cluster(plan: Plan, folder: Path) -> Outcome:
 
 
 async def _break_under_load(
-    torment: Torment, load: Load, outcome: Outcome, *, followers: Workers
+    nemesis: Nemesis, load: Load, outcome: Outcome, *, followers: Workers
 ) -> None:
     """Let everybody work while things break, until publishers have heard of all they sent."""
     plan, missing = outcome.plan, set(outcome.plan.faults) - outcome.skipped.keys()
@@ -215,15 +215,15 @@ async def _break_under_load(
             chosen = next(hands)
             for publisher in load.publishers:
                 publisher.acked.forget()
-            await asyncio.gather(*(FAULTS[name](torment) for name in chosen))
+            await asyncio.gather(*(FAULTS[name](nemesis) for name in chosen))
             await _judge_liveness(plan, load, outcome, chosen=chosen, workers=workers)
             outcome.faults.update(chosen)
             outcome.rounds += 1
             missing.difference_update(chosen)
-            torment.cluster.check_ends()
-        await torment.cluster.heal()
+            nemesis.cluster.check_ends()
+        await nemesis.cluster.heal()
         await progress(load.clients, workers)
-        torment.cluster.check_ends()
+        nemesis.cluster.check_ends()
 
 
 async def _judge_liveness(

@@ -38,7 +38,7 @@ CALM_ROUNDS = 60
 STEPS = 300
 
 
-class MetadataLife(Orders):
+class MetadataRun(Orders):
     """One cluster's life; every method is one thing that may happen.
 
     Args:
@@ -251,7 +251,7 @@ class MetadataLife(Orders):
             ViolationError: a promise was broken.
         """
         often = (self.tick, self.tick, self.start, *(self.leader_acts,) * 5)
-        seldom = (
+        log_throttle = (
             *(self.operate,) * 4,
             self.retry,
             self.deliver,
@@ -267,7 +267,7 @@ class MetadataLife(Orders):
         self._create()
         for _ in range(steps):
             self.world.events += 1
-            self.rng.choice(often if self.rng.random() < 0.8 else seldom)()
+            self.rng.choice(often if self.rng.random() < 0.8 else log_throttle)()
             if decode_image(encode_image(self.image)) != self.image:
                 raise ViolationError("a snapshot is not the image it was made of")
         self.heal()
@@ -366,6 +366,6 @@ def run(seed: int) -> World:
     Raises:
         ViolationError: a promise was broken.
     """
-    life = MetadataLife(seed)
+    life = MetadataRun(seed)
     life.live(STEPS)
     return life.world

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import header_of
 from strandline.storage.log import Log
-from strandline.storage.log_birth import note_birth
 from strandline.storage.log_directory import delete_log_directory
+from strandline.storage.log_generation import note_birth
 from strandline.storage.recovery import LogPlan, PendingCheckpoint, Recovered, recover
 from strandline.storage.retention import RetentionPolicy, retention_start
 from strandline.testing.sim.recovery_disk import PowerLossError, SimDisk
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     step: Callable[[], None]
 
 
-class RecoveryLife:
+class RecoveryRun:
     """One data directory's life; every public method is one thing that may happen.
 
     Args:
@@ -438,7 +438,7 @@ class RecoveryLife:
         self._open()
 
 
-class LyingLife(RecoveryLife):
+class LyingDiskRun(RecoveryRun):
     """One whose disk lies at the end."""
 
     def _end(self) -> None:
@@ -465,6 +465,6 @@ def run(seed: int) -> World:
     Raises:
         ViolationError: a promise was broken.
     """
-    life = LyingLife(seed) if seed % LIES_EVERY == LIES_EVERY - 1 else RecoveryLife(seed)
+    life = LyingDiskRun(seed) if seed % LIES_EVERY == LIES_EVERY - 1 else RecoveryRun(seed)
     life.live(STEPS)
     return life.world

@@ -19,7 +19,7 @@ SCAN: Final = "strandline.storage.journal_scan"
 DURABILITY: Final = "strandline.storage.log_durability:LogDurability"
 LOG: Final = "strandline.storage.log:Log"
 OPENING: Final = "strandline.storage.log_opening:LogOpening"
-REDO: Final = "strandline.storage.log_redo:LogRedo"
+REDO: Final = "strandline.storage.log_replay:LogRedo"
 RECOVERY: Final = "strandline.storage.recovery"
 
 
@@ -119,7 +119,7 @@ RECOVERY_BUGS: Final = (
     ),
     Rewrite(
         "a cut counts though a checkpoint is newer",
-        "strandline.storage.log_cut:LogCut.is_news",
+        "strandline.storage.truncation_marker:LogCut.is_news",
         "self.state.cuts > at.cuts",
         "True",
     ),

@@ -27,7 +27,7 @@ from strandline.testing.sim.world import World
 from strandline.types import BrokerId, Offset
 
 
-class Surroundings(Protocol):
+class SimBrokerHost(Protocol):
     """What a broker needs of its cluster."""
 
     world: World
@@ -42,7 +42,7 @@ class Surroundings(Protocol):
     def propose(self, broker: "SimBroker", number: int, proposal: fx.ProposeIsr) -> None:
         """Let metadata decide, however long it takes."""
 
-    def hand_over(self, broker: BrokerId, number: int, effect: fx.HandOver) -> None:
+    def hand_over(self, broker: BrokerId, number: int, effect: fx.TransferLeadership) -> None:
         """Name successors to metadata."""
 
     def isr(self, number: int) -> tuple[BrokerId, ...]:
@@ -96,7 +96,7 @@ class SimBroker:
         logs: one per partition, kept over lives.
     """
 
-    def __init__(self, number: BrokerId, around: Surroundings, logs: list[SimLog]) -> None:
+    def __init__(self, number: BrokerId, around: SimBrokerHost, logs: list[SimLog]) -> None:
         self.id = number
         self.logs = logs
         self.life = 0
@@ -314,13 +314,13 @@ class SimBroker:
             case fx.Refusing():
                 if effect.reason in (Refusal.NOT_LEADER, Refusal.NOT_ENOUGH_REPLICAS):
                     self._give_up(hosted)
-            case fx.HandOver():
+            case fx.TransferLeadership():
                 around.hand_over(self.id, number, effect)
             case fx.ReadRange():
                 self._read_range(number, log, effect)
             case fx.Repair():
                 self._repair(log, effect)
-            case fx.Stuck():
+            case fx.Halted():
                 around.checkers[number].fail(f"broker {self.id} is stuck: {effect.trouble}")
             case fx.AskMetadata():
                 self._world.counts["asked"] += 1
@@ -377,7 +377,7 @@ class SimBroker:
         """Compact a share of what is committed here."""
         hosted = self.hosted[number]
         below = compaction_end(hosted)
-        reach = Reach(int(below * share), below, hosted.replica.everywhere)
+        reach = Reach(int(below * share), below, hosted.replica.min_replica_offset)
         hosted.log.compact(reach)
         self._world.counts["compacted"] += 1
 

@@ -16,7 +16,7 @@ from strandline.replication import leader as leader_module
 from strandline.replication import repair as repair_module
 from strandline.replication.effects import Committed, Effect, Send, TruncateTo
 from strandline.replication.events import Assigned
-from strandline.replication.follower import Follower, Standing
+from strandline.replication.follower import Follower, FollowerState
 from strandline.replication.isr import InSync
 from strandline.replication.leader import Leader
 from strandline.replication.messages import Acked, Buffer, Diverged, Fetch, Replicate
@@ -37,7 +37,7 @@ _flush, _start = Follower.flush, Follower.start
 
 def _ack_what_is_not_synced(self: Follower, now_ms: int) -> list[Effect]:
     effects: list[Effect] = []
-    self._owes_ack |= self.standing is Standing.STREAMING and bool(self.log.log_end_offset)
+    self._owes_ack |= self.standing is FollowerState.STREAMING and bool(self.log.log_end_offset)
     for effect in _flush(self, now_ms):
         assert isinstance(effect, Send)
         end = self.log.log_end_offset
@@ -127,7 +127,7 @@ def _cut_where_the_leader_says(self: Follower, message: Diverged) -> Offset:
 
 
 def _cut_on_any_answer(self: Follower, message: Diverged, now_ms: int) -> list[Effect]:
-    self.standing = Standing.FETCHING
+    self.standing = FollowerState.FETCHING
     return _diverged(self, msgspec.structs.replace(message, session=self.session), now_ms)
 
 
@@ -138,9 +138,12 @@ def _overlook_gaps(
     self: Follower, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
 ) -> list[Effect]:
     del now_ms
-    if message.session != self.session or self.standing in (Standing.WAITING, Standing.STUCK):
+    if message.session != self.session or self.standing in (
+        FollowerState.WAITING,
+        FollowerState.STUCK,
+    ):
         return []
-    self.standing, self.deadline_ms = Standing.STREAMING, None
+    self.standing, self.deadline_ms = FollowerState.STREAMING, None
     self._owes_ack |= message.wants_ack
     self._heard = max(self._heard, message.high_watermark)
     is_next = message.base_offset == self.log.log_end_offset
@@ -307,7 +310,7 @@ REPLICATION_BUGS: Final = (
     Replacement("a repair is never taken", "_covers", _mend_with_anything, (repair_module,)),
     Replacement(
         "null values go before every replica has them",
-        "everywhere",
+        "min_replica_offset",
         property(_as_far_as_committed),
         (Replica,),
     ),

@@ -86,8 +86,8 @@ class Cluster:
         for other in self.ids:
             if other != broker.id:
                 delay_ms = self.world.rng.uniform(1, 60)
-                self.world.after(delay_ms, self.tell, other, ev.PeerBack(broker.id))
-                self.world.after(delay_ms, self.tell, broker.id, ev.PeerBack(other))
+                self.world.after(delay_ms, self.tell, other, ev.PeerConnected(broker.id))
+                self.world.after(delay_ms, self.tell, broker.id, ev.PeerConnected(other))
 
     # The network
 
@@ -125,7 +125,7 @@ class Cluster:
             message = decode(encode(message), list(send.buffers))
         self.brokers[send.to].take(number, ev.Received(sender, message, send.buffers))
 
-    def tell(self, broker: BrokerId, event: ev.PeerLost | ev.PeerBack) -> None:
+    def tell(self, broker: BrokerId, event: ev.PeerDisconnected | ev.PeerConnected) -> None:
         """What a broker notices of a link, it tells all its replicas."""
         for number in range(len(self.checkers)):
             self.brokers[broker].take(number, event)
@@ -182,7 +182,7 @@ class Cluster:
         if not ballot.is_over:
             ballot.broker.take(ballot.number, outcome)
 
-    def hand_over(self, broker: BrokerId, number: int, effect: fx.HandOver) -> None:
+    def hand_over(self, broker: BrokerId, number: int, effect: fx.TransferLeadership) -> None:
         """Name successors to metadata."""
         epoch = self.brokers[broker].hosted[number].replica.epoch
         link = (broker, METADATA)

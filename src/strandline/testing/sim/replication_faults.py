@@ -55,8 +55,8 @@ class Faults:
     def _flap(self, a: BrokerId, b: BrokerId, *, down_ms: float) -> None:
         """A link breaks; both sides notice, and notice when it is back."""
         for one, other in ((a, b), (b, a)):
-            self._cluster.tell(one, ev.PeerLost(other))
-            self._world.after(down_ms, self._cluster.tell, one, ev.PeerBack(other))
+            self._cluster.tell(one, ev.PeerDisconnected(other))
+            self._world.after(down_ms, self._cluster.tell, one, ev.PeerConnected(other))
 
     def _crash(self, broker: SimBroker, *, down_ms: float, is_wiped: bool = False) -> None:
         """A broker dies and comes back."""
@@ -68,7 +68,7 @@ class Faults:
         broker.crash()
         for other in self._ids:
             if other != broker.id and world.rng.random() < 0.7:
-                self._cluster.tell(other, ev.PeerLost(broker.id))
+                self._cluster.tell(other, ev.PeerDisconnected(broker.id))
         if is_wiped:
             self._wipe(broker)
         world.after(down_ms, self._restart, broker, broker.life)

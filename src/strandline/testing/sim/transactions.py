@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from strandline.broker.transactions.ledger import Ledger, marker_attributes
-from strandline.decisions import Answer, Forget, Refuse, Store, restore
+from strandline.broker.transactions.visibility import PartitionTransactions, marker_attributes
+from strandline.coordinator_effects import Answer, Forget, Refuse, Store, restore
 from strandline.errors import ProducerFencedError
 from strandline.record.batch import HEADER, HEADER_BYTES, MAGIC, VERSION, Attributes
 from strandline.testing.sim.transactions_check import Checker
@@ -24,7 +24,12 @@ from strandline.transactions import effects as fx
 from strandline.transactions import events as ev
 from strandline.transactions.coordinator import Coordinator
 from strandline.transactions.effects import Mark, MarkerKind
-from strandline.transactions.state import CoordinatorState, Entry, Place, Producer
+from strandline.transactions.state import (
+    CoordinatorState,
+    Producer,
+    TransactionEntry,
+    TransactionPartition,
+)
 from strandline.types import LogId, Offset
 
 PARTITIONS = 3
@@ -85,7 +90,7 @@ class SimPartition:
     from its log, as the next broker's does.
     """
 
-    def __init__(self, world: World, place: Place) -> None:
+    def __init__(self, world: World, place: TransactionPartition) -> None:
         self.world = world
         self.place = place
         self.log = SimLog()
@@ -96,9 +101,9 @@ class SimPartition:
         """Whether its leaders change, as they like to while a marker is on its way."""
         self.waiting: deque[tuple[int, Any]] = deque()
 
-    def _loaded(self) -> Ledger:
+    def _loaded(self) -> PartitionTransactions:
         log: Any = self.log
-        return Ledger(log, start=Offset(0), high_watermark=self.high_watermark)
+        return PartitionTransactions(log, start=Offset(0), high_watermark=self.high_watermark)
 
     def write(self, producer: Producer, value: str, done: Any) -> None:
         """Take a record of a transaction; ``done`` hears whether it is committed."""
@@ -155,7 +160,7 @@ class SimPartition:
     def visible(self) -> list[str]:
         """What a reader sees now, from the beginning."""
         found: list[str] = []
-        offset, end = Offset(0), self.ledger.stable_offset
+        offset, end = Offset(0), self.ledger.last_stable_offset
         while offset < end:
             batches = bytes(self.ledger.readable(offset, 1, below=end))
             if not batches:
@@ -168,7 +173,7 @@ class SimPartition:
 
 
 @dataclass
-class Office:
+class SimCoordinator:
     """A coordinator and what it has under way; one that has ended hears nothing more."""
 
     number: int
@@ -187,10 +192,12 @@ class History:
     def __init__(self, seed: int) -> None:
         self.world = world = World(seed)
         self.checker = Checker()
-        places = [Place("s", number, LogId(number + 1)) for number in range(PARTITIONS)]
+        places = [
+            TransactionPartition("s", number, LogId(number + 1)) for number in range(PARTITIONS)
+        ]
         self.partitions = {place: SimPartition(world, place) for place in places}
         self.groups = SimGroups(world)
-        self.entries: list[Entry] = []
+        self.entries: list[TransactionEntry] = []
         self.fresh_id = 0
         self.tokens = 0
         self.office = self._new_office(0)
@@ -200,29 +207,29 @@ class History:
 
     # The coordinator
 
-    def _new_office(self, number: int) -> Office:
+    def _new_office(self, number: int) -> SimCoordinator:
         state = CoordinatorState()
         restore(state, self.entries)
         coordinator = Coordinator(state, now_ms=int(self.world.now_ms), sequence=len(self.entries))
-        office = Office(number, coordinator)
+        office = SimCoordinator(number, coordinator)
         self.world.after(0.0, self._resume, office)
         self.world.after(TICK_MS, self._tick, office)
         return office
 
-    def _resume(self, office: Office) -> None:
+    def _resume(self, office: SimCoordinator) -> None:
         self._carry_out(office, office.coordinator.resume())
 
-    def _tick(self, office: Office) -> None:
+    def _tick(self, office: SimCoordinator) -> None:
         if not office.is_over:
             self._step(office, ev.TimePassed())
             self.world.after(TICK_MS, self._tick, office)
 
-    def _step(self, office: Office, event: ev.Event) -> None:
+    def _step(self, office: SimCoordinator, event: ev.Event) -> None:
         if not office.is_over:
             effects = office.coordinator.step(event, int(self.world.now_ms))
             self._carry_out(office, effects)
 
-    def _carry_out(self, office: Office, effects: list[fx.Effect]) -> None:
+    def _carry_out(self, office: SimCoordinator, effects: list[fx.Effect]) -> None:
         world = self.world
         for effect in effects:
             match effect:
@@ -243,7 +250,7 @@ class History:
                 case Forget():
                     pass  # histories are too short for it
 
-    def _store(self, office: Office, store: Store[Any]) -> None:
+    def _store(self, office: SimCoordinator, store: Store[Any]) -> None:
         """An entry is stored, after those before it; not if the office has ended."""
         if office.is_over or store.sequence < len(self.entries):
             return
@@ -251,7 +258,7 @@ class History:
             self.entries.append(office.waiting.pop(-1 - sequence))
         self._step(office, ev.Stored(store.sequence))
 
-    def _crash_office(self, office: Office) -> None:
+    def _crash_office(self, office: SimCoordinator) -> None:
         if office is self.office:
             self.crash_coordinator()
 
@@ -287,12 +294,12 @@ class History:
 
         world.after(world.rng.uniform(0.1, 4.0), arrive)
 
-    def _tell(self, office: Office, token: Any, answer: tuple[bool, Any]) -> None:
+    def _tell(self, office: SimCoordinator, token: Any, answer: tuple[bool, Any]) -> None:
         waiting = office.waiting.pop(token, None)
         if waiting is not None:
             self.world.after(self.world.rng.uniform(0.1, 4.0), waiting, answer)
 
-    def _mark(self, office: Office, mark: Mark) -> None:
+    def _mark(self, office: SimCoordinator, mark: Mark) -> None:
         """A marker reaches its partition, also of a coordinator that has ended; or it is lost."""
         is_begin = mark.kind is MarkerKind.BEGIN
 
@@ -353,7 +360,7 @@ class History:
         for place, partition in self.partitions.items():
             final[str(place)] = partition.visible()
             self.checker.read(str(place), final[str(place)])
-            is_open = partition.ledger.stable_offset < partition.log.log_end_offset
+            is_open = partition.ledger.last_stable_offset < partition.log.log_end_offset
             self.checker.nothing_open(str(place), is_open=is_open)
         self.checker.nothing_open(str(GROUPS_PLACE), is_open=self.groups.is_undecided())
         self.checker.judge(final, self.groups.position)

@@ -5,8 +5,8 @@ Rule: as ``metadata_bugs``.
 
 from typing import Any, Final
 
-from strandline.broker.transactions.ledger import Ledger
-from strandline.decisions import DecisionLog
+from strandline.broker.transactions.visibility import PartitionTransactions
+from strandline.coordinator_effects import DecisionLog
 from strandline.groups import coordinator as groups
 from strandline.groups.transactions import Transactions
 from strandline.testing.sim.bugs import Replacement, Rewrite
@@ -17,7 +17,7 @@ from strandline.transactions.markers import Markers
 
 _COORDINATOR = "strandline.transactions.coordinator:Coordinator"
 _INDEX = "strandline.transactions.index:TransactionIndex"
-_LEDGER = "strandline.broker.transactions.ledger:Ledger"
+_VISIBILITY = "strandline.broker.transactions.visibility:PartitionTransactions"
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -50,11 +50,11 @@ TRANSACTION_BUGS: Final = (
         lambda *_: True,
         (TransactionIndex,),
     ),
-    Replacement("records get in at any time", "check", _nothing, (Ledger,)),
-    Replacement("aborted records count", "counts", lambda *_: True, (Ledger,)),
+    Replacement("records get in at any time", "check", _nothing, (PartitionTransactions,)),
+    Replacement("aborted records count", "counts", lambda *_: True, (PartitionTransactions,)),
     Replacement(
         "reading goes past open transactions",
-        "stable_offset",
+        "last_stable_offset",
         lambda _, high_watermark: high_watermark,
         (TransactionIndex,),
     ),
@@ -73,17 +73,19 @@ TRANSACTION_BUGS: Final = (
     ),
     Rewrite(
         "records get in behind the end that is on its way",
-        f"{_LEDGER}.check",
+        f"{_VISIBILITY}.check",
         "producer in self._ending or ",
         "",
     ),
     Rewrite(
         "a marker counts before it is committed",
-        f"{_LEDGER}.commit",
+        f"{_VISIBILITY}.commit",
         "while noted and noted[0].offset < high_watermark",
         "while noted",
     ),
-    Replacement("what was cut off the log is remembered", "forget_from", _nothing, (Ledger,)),
+    Replacement(
+        "what was cut off the log is remembered", "forget_from", _nothing, (PartitionTransactions,)
+    ),
     Rewrite(
         "an abort forgets what it aborts",
         f"{_INDEX}.note",

@@ -7,13 +7,13 @@ same transactional id; what it had sent may still arrive, for it has not heard o
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from strandline.decisions import Answer, Refuse
+from strandline.coordinator_effects import Answer, Refuse
 from strandline.errors import StrandlineError
 from strandline.testing.sim.transactions_check import ABORTED, COMMITTED, UNKNOWN
 from strandline.testing.sim.transactions_groups import GROUPS_PLACE
 from strandline.transactions import events as ev
 from strandline.transactions.effects import Begun
-from strandline.transactions.state import Place, Producer
+from strandline.transactions.state import Producer, TransactionPartition
 
 if TYPE_CHECKING:
     from strandline.testing.sim.transactions import History
@@ -245,7 +245,9 @@ def commit_position(
             assert outcome.error.code == "producer_fenced", outcome
             client.later(client.begin)
 
-    client.ask(lambda token: ev.AddPlaces(token, id_, producer, [GROUPS_PLACE]), added)
+    client.ask(
+        lambda token: ev.AddTransactionPartitions(token, id_, producer, [GROUPS_PLACE]), added
+    )
 
 
 class Work:
@@ -278,9 +280,11 @@ class Work:
             for number in range(RECORDS):
                 self._write(rng.choice(places), f"{self.name}/{number}", done)
 
-        self.owner.ask(lambda token: ev.AddPlaces(token, self.id, self.producer, places), added)
+        self.owner.ask(
+            lambda token: ev.AddTransactionPartitions(token, self.id, self.producer, places), added
+        )
 
-    def _write(self, place: Place, value: str, done: Any) -> None:
+    def _write(self, place: TransactionPartition, value: str, done: Any) -> None:
         """Send a record; it may take long, and arrive when its writer is dead."""
         history, rng, life = self.owner.history, self.owner.rng, self.owner.life
         history.checker.wrote(self.name, value)

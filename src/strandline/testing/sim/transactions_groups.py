@@ -7,18 +7,18 @@ it was asked then has no answer.
 from collections import deque
 from typing import Any, Final
 
-from strandline.decisions import Answer, Refuse, Store, restore
+from strandline.coordinator_effects import Answer, Refuse, Store, restore
 from strandline.groups import events as ev
 from strandline.groups.coordinator import GroupCoordinator
-from strandline.groups.state import Entry, GroupsState
+from strandline.groups.state import GroupEntry, GroupsState
 from strandline.groups.transactions import Mark as GroupMark
 from strandline.groups.transactions import Transaction
 from strandline.testing.sim.world import World
 from strandline.transactions.effects import Mark
-from strandline.transactions.state import Place, Producer
+from strandline.transactions.state import Producer, TransactionPartition
 from strandline.types import LogId
 
-GROUPS_PLACE: Final = Place("__groups", 0, LogId(1_000))
+GROUPS_PLACE: Final = TransactionPartition("__groups", 0, LogId(1_000))
 STREAM: Final = "in"
 STORE_MS_MAX: Final = 4.0
 DELAY_MS_MAX: Final = 5.0
@@ -33,7 +33,7 @@ class SimGroups:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.entries: list[Entry] = []
+        self.entries: list[GroupEntry] = []
         self._tokens = 0
         self._begin()
 
@@ -43,7 +43,7 @@ class SimGroups:
         self.coordinator = GroupCoordinator(
             state, {}, created={}, now_ms=int(self.world.now_ms), sequence=len(self.entries)
         )
-        self._unstored: deque[Entry] = deque()
+        self._unstored: deque[GroupEntry] = deque()
         self._waiting: dict[object, Any] = {}
 
     def crash(self) -> None:

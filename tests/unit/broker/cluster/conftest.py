@@ -120,8 +120,8 @@ class Cluster:
             found[:] = [
                 n
                 for n, b in self.brokers.items()
-                if (seat := b.stream(name).partition(index).seat) is not None
-                and seat.replica.refusal is None
+                if (replica_hooks := b.stream(name).partition(index).replica_hooks) is not None
+                and replica_hooks.replica.refusal is None
             ]
             return len(found) == 1 and self.image(name, index).leader == found[0]
 
@@ -156,7 +156,7 @@ class Cluster:
 
         def has_all():
             partition = self.partition(number, name, index)
-            return partition.seat is not None and partition.high_watermark >= end
+            return partition.replica_hooks is not None and partition.high_watermark >= end
 
         await self.kit.until(has_all, seconds=60)
 

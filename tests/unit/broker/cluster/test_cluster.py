@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from strandline.broker.cluster import following, replicas, requests
+from strandline.broker.cluster import metadata_applier as following
+from strandline.broker.cluster import replicas, requests
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig
 from strandline.consensus.messages import Campaign
@@ -137,7 +138,7 @@ async def test_too_few_replicas_refuse_at_once(cluster, kit):
     await cluster.kill(away)
     await kit.until(lambda: len(cluster.image().isr) == 2, seconds=20)
     partition = cluster.partition(cluster.image().leader)
-    await kit.until(lambda: partition.seat.replica.refusal is not None)
+    await kit.until(lambda: partition.replica_hooks.replica.refusal is not None)
     answers = kit.Answers()
     kit.put(partition, answers, "b")
     assert answers.codes == {"b": "not_enough_replicas"}
@@ -271,7 +272,7 @@ async def test_metadata_is_told_while_a_stream_goes(cluster, kit):
     late.membership._on_image = lambda image: None
     await cluster.brokers[1].delete_stream("drop")
     await kit.until(lambda: "drop" not in late._image.streams)
-    anybody = SimpleNamespace(asker=SimpleNamespace(may=lambda *_: True))
+    anybody = SimpleNamespace(caller=SimpleNamespace(may=lambda *_: True))
     describe = DescribeCalls(Host(late, pool=None))
     told = await describe.metadata(pb.FetchMetadataRequest(), anybody)
     leaders = {each.name: each.partitions[0].leader for each in told.streamMetadata}
@@ -365,7 +366,7 @@ async def test_partitions_kept_elsewhere_are_known_by_name(cluster, answers, kit
     leader = await leader_of_one(cluster)
     away = cluster.partition(next(n for n in (1, 2, 3) if n != leader))
     address = f"127.0.0.1:{10_000 + leader}"
-    await kit.until(lambda: address in away.elsewhere.message)
+    await kit.until(lambda: address in away.remote_error.message)
     kit.put(away, answers, "x")
     assert address in answers.errors["x"].message
     with pytest.raises(NotLeaderError, match=address):
@@ -401,7 +402,7 @@ async def test_a_copy_shows_no_more_than_it_knows_to_be_committed(cluster, monke
 
     def look(self, partition, high_watermark):
         if partition.name.stream == "s":
-            seen.append((partition.stable_offset, partition.log_end_offset))
+            seen.append((partition.last_stable_offset, partition.log_end_offset))
         add(self, partition, high_watermark)
 
     await cluster.start(1, 2, 3)
@@ -423,7 +424,7 @@ async def test_an_isr_that_was_overtaken_takes_no_other_down_with_it(cluster, ki
     await cluster.isr(1, 2, 3)
     leader = await cluster.leader()
     around = cluster.brokers[leader].membership.replicas
-    driver, version = cluster.partition(leader).seat, cluster.image().version
+    driver, version = cluster.partition(leader).replica_hooks, cluster.image().version
     smaller = {leader, next(n for n in (1, 2, 3) if n != leader)}
     proposal = driver.replica.leader.isr.propose(smaller, ())
     around.propose_isr(driver, msgspec.structs.replace(proposal, version=version - 1))

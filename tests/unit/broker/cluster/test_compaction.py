@@ -54,7 +54,7 @@ async def compacted(cluster):
         answers = cluster.kit.Answers()
         partition = cluster.partition(await cluster.leader())
         for number, (key, value) in enumerate(records):
-            partition.append(value, subject="s", key=key, responder=answers, token=number)
+            partition.append(value, subject="s", key=key, ack_sink=answers, token=number)
         await answers.wait(len(records))
         assert len(answers.acks) == len(records)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.encryption.masters import MasterKey, MasterKeys
+from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.errors import EncryptionKeyError
 from strandline.record.codec import decode_batches
 from strandline.types import BrokerId, PartitionName
@@ -30,7 +30,7 @@ async def encrypted(cluster):
         partition = cluster.partition(await cluster.leader())
         for number in range(count):
             key, value = b"%d" % (number % keys), SECRET + b"%d" % number
-            partition.append(value, subject="s", key=key, responder=answers, token=number)
+            partition.append(value, subject="s", key=key, ack_sink=answers, token=number)
         await answers.wait(count)
         assert len(answers.acks) == count
         end = partition.log_end_offset

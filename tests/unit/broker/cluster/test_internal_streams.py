@@ -20,7 +20,7 @@ async def test_what_was_stored_with_one_copy_outlives_its_broker(cluster):
     await cluster.kit.until(is_settled, seconds=20)
     await cluster.put("a", "b", name=NAME)
     first = await cluster.leader(NAME)
-    driver = cluster.partition(first, NAME).seat
+    driver = cluster.partition(first, NAME).replica_hooks
     assert driver.replica.leader.min_isr == 2
     await cluster.kill(first)
     await cluster.kit.until(lambda: cluster.image(NAME).leader not in (None, first), seconds=20)

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import MarkerWritten
 from strandline.broker.cluster.markers import RemoteMarkers
+from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.errors import DiskFullError
 from strandline.transactions.effects import Mark, MarkerKind
-from strandline.transactions.state import Place, Producer
+from strandline.transactions.state import Producer, TransactionPartition
 
-MARK = Mark("", Producer(7, 1), Place("s", 0, 5), MarkerKind.COMMIT)
+MARK = Mark("", Producer(7, 1), TransactionPartition("s", 0, 5), MarkerKind.COMMIT)
 
 
 class Pair:
@@ -19,8 +19,8 @@ class Pair:
 
     def __init__(self):
         self.is_answering = True
-        self.first = Questions(self.to_second)
-        self.second = Questions(lambda _, answer: self.to_first(answer))
+        self.first = PeerRpc(self.to_second)
+        self.second = PeerRpc(lambda _, answer: self.to_first(answer))
         self.orders, self.leads = RemoteMarkers(self.first), RemoteMarkers(self.second)
         self.outcomes = []
 
@@ -73,7 +73,7 @@ async def test_a_lost_link_ends_an_order_once(pair):
     """An answer that comes later is dropped."""
     pair.is_answering = False
     assert await pair.order() == []
-    pair.first.peer_lost(2)
+    pair.first.peer_disconnected(2)
     await asyncio.sleep(0)
     [failure] = pair.outcomes
     assert "link to broker 2 broke" in failure.message

@@ -9,7 +9,7 @@ from crc32c import crc32c
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.epochs import leader_epochs
 from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
-from strandline.broker.cluster.identity import begin_life, load_identity
+from strandline.broker.cluster.identity import begin_incarnation, load_identity
 from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.reading import read_batches, read_range
 from strandline.broker.cluster.watermarks import FILE_NAME as WATERMARKS_NAME
@@ -96,13 +96,13 @@ def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
 
 def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
     """A directory knows its broker; another one is refused; damage is not guessed at."""
-    first = begin_life(tmp_path, "c", 1, disk=disk)
-    second = begin_life(tmp_path, "c", 1, disk=disk)
+    first = begin_incarnation(tmp_path, "c", 1, disk=disk)
+    second = begin_incarnation(tmp_path, "c", 1, disk=disk)
     assert (first.starts, second.starts) == (1, 2)
     assert first.directory_id == second.directory_id
     for cluster, broker in (("c", 2), ("d", 1)):
         with pytest.raises(InvalidConfigError, match="belongs to broker 1 of cluster 'c'"):
-            begin_life(tmp_path, cluster, broker, disk=disk)
+            begin_incarnation(tmp_path, cluster, broker, disk=disk)
     path = tmp_path / IDENTITY_NAME
     for each in (path, twin_of(path)):
         each.write_bytes(each.read_bytes().replace(b'"c"', b'"x"'))
@@ -113,29 +113,29 @@ def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
 def test_founders_are_noted_once(tmp_path, disk):
     """Settings that name more brokers later change nothing about who votes, nor does joining."""
     for founders in ((1, 2, 3), (1, 2, 3, 4), ()):
-        known = begin_life(tmp_path / "a", "c", 1, disk=disk, founders=founders)
+        known = begin_incarnation(tmp_path / "a", "c", 1, disk=disk, founders=founders)
         assert known.founders == (1, 2, 3)
-    assert begin_life(tmp_path / "b", "c", 4, disk=disk).founders == ()
-    assert begin_life(tmp_path / "b", "c", 4, disk=disk, founders=(1, 4)).founders == ()
+    assert begin_incarnation(tmp_path / "b", "c", 4, disk=disk).founders == ()
+    assert begin_incarnation(tmp_path / "b", "c", 4, disk=disk, founders=(1, 4)).founders == ()
 
 
 def test_a_directory_of_an_earlier_version_notes_its_founders(tmp_path, disk):
     """It had none written down: those of the settings are taken, once."""
     body = b'{"cluster":"c","broker":1,"directory_id":"d","starts":3}'
     (tmp_path / IDENTITY_NAME).write_bytes(b"%08x\n%b\n" % (crc32c(body), body))
-    assert begin_life(tmp_path, "c", 1, disk=disk, founders=(1, 2)).founders == (1, 2)
-    assert begin_life(tmp_path, "c", 1, disk=disk, founders=(1, 2, 3)).founders == (1, 2)
+    assert begin_incarnation(tmp_path, "c", 1, disk=disk, founders=(1, 2)).founders == (1, 2)
+    assert begin_incarnation(tmp_path, "c", 1, disk=disk, founders=(1, 2, 3)).founders == (1, 2)
 
 
 def test_a_broker_starts_on_a_full_disk(tmp_path, disk):
     """Its directory is known already; a new one needs space."""
     disk.fail("write", "broker.json", code=errno.ENOSPC)
     with pytest.raises(DiskFullError):
-        begin_life(tmp_path, "c", 1, disk=disk)
+        begin_incarnation(tmp_path, "c", 1, disk=disk)
     disk.mend()
-    known = begin_life(tmp_path, "c", 1, disk=disk)
+    known = begin_incarnation(tmp_path, "c", 1, disk=disk)
     disk.fail("write", "broker.json", code=errno.ENOSPC)
-    assert begin_life(tmp_path, "c", 1, disk=disk).directory_id == known.directory_id
+    assert begin_incarnation(tmp_path, "c", 1, disk=disk).directory_id == known.directory_id
 
 
 def test_watermarks_are_kept_and_damage_counts_as_missing(tmp_path, disk):

@@ -19,7 +19,7 @@ async def put(cluster, kit, numbers, *values):
             answers = kit.Answers()
             partition.append_arrow(
                 pa.record_batch({"value": [value.encode() for value in values]}),
-                responder=answers,
+                ack_sink=answers,
                 token="t",
                 producer=ProducerStamp(*numbers),
             )

@@ -5,7 +5,7 @@ import pytest
 
 from strandline.broker.cluster.reading import read_batches
 from strandline.encryption.data_keys import new_data_key
-from strandline.encryption.masters import MasterKey, MasterKeys
+from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.encryption.sealer import BatchSealer
 from strandline.record.batch import Attributes, check_batch, header_of
 from strandline.record.codec import Stamp, decode_batches, encode_again, encode_records

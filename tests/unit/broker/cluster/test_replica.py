@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from strandline.broker.append_queue import GATHERING_MS_MAX
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.partition import Admission, Partition
-from strandline.broker.takes import GATHERING_MS_MAX
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
@@ -103,7 +103,7 @@ class Around:
     def answer(self, partition, waiting):
         self.answered += [each.offset for each in waiting]
         for each in waiting:
-            each.responder.acked(each.token, partition.name, each.offset, duplicate=each.duplicate)
+            each.ack_sink.acked(each.token, partition.name, each.offset, duplicate=each.duplicate)
 
     def in_thread(self, work, done):
         work()

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from strandline.broker.cluster.replica_publishers import ReplicaPublishers
-from strandline.broker.pending import Waiting
+from strandline.broker.pending import AckWaiter
 from strandline.errors import UnavailableError, UnknownStreamError
 from strandline.types import Offset
 
@@ -18,9 +18,9 @@ class Outcomes:
         self.told.append((token, error))
 
 
-def chunk(responder, token):
+def chunk(ack_sink, token):
     """A chunk with a record that somebody waits for."""
-    waiting = [Waiting(responder, token, Offset(0))]
+    waiting = [AckWaiter(ack_sink, token, Offset(0))]
     return SimpleNamespace(on_disk=[], waiting=waiting, is_transactional=False)
 
 

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from strandline.broker.cluster import requests as requests_module
-from strandline.broker.cluster.asking import Questions
 from strandline.broker.cluster.channels import Propose
+from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.errors import NotLeaderError, RequestTimeoutError, UnavailableError
 from strandline.metadata.apply import apply_entry
@@ -57,7 +57,7 @@ class Group:
                 group.image, outcome = apply_entry(group.image, group.applied[-1])
                 return outcome
 
-        self.questions[number] = Questions(partial(self._carry, number))
+        self.questions[number] = PeerRpc(partial(self._carry, number))
         self.requests[number] = Requests(Member(), self.questions[number])
         return self.requests[number]
 
@@ -68,7 +68,7 @@ class Group:
             self.requests[to].serve(sender, request)
         elif self.lost_answers:
             self.lost_answers -= 1
-            self.questions[to].peer_lost(sender)
+            self.questions[to].peer_disconnected(sender)
         else:
             self.questions[to].told(sender, request)
         return True
@@ -107,9 +107,9 @@ async def test_whoever_asked_has_applied_it_when_it_is_answered(group):
 async def test_it_is_tried_again_until_somebody_leads_and_is_reached(group):
     """Elections and broken links cost time, not the command."""
     group.join(1)
-    asker = group.join(2)
+    caller = group.join(2)
     group.leader = None
-    asked = asyncio.create_task(asker.propose(AllocateProducerIds(5), timeout_s=60))
+    asked = asyncio.create_task(caller.propose(AllocateProducerIds(5), timeout_s=60))
     await asyncio.sleep(0.01)
     group.leader, group.is_cut = 1, True
     await asyncio.sleep(0.01)
@@ -120,23 +120,23 @@ async def test_it_is_tried_again_until_somebody_leads_and_is_reached(group):
 
 async def test_without_a_quorum_the_caller_is_told_in_time(group):
     """It says that the outcome is open."""
-    asker = group.join(2)
+    caller = group.join(2)
     group.leader = None
     with pytest.raises(RequestTimeoutError, match="may still happen"):
-        await asker.propose(AllocateProducerIds(5), timeout_s=0.05)
+        await caller.propose(AllocateProducerIds(5), timeout_s=0.05)
 
 
 async def test_what_nobody_was_asked_for_is_certain_not_to_happen(group, monkeypatch):
     """Told in time for clients, who give up sooner; not once it may have been taken."""
     monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.1)
     group.join(1)
-    asker = group.join(2)
+    caller = group.join(2)
     group.leader = None
     with pytest.raises(UnavailableError, match=r"^nothing was changed.*most of the") as refused:
-        await asker.propose(AllocateProducerIds(5), timeout_s=60)
+        await caller.propose(AllocateProducerIds(5), timeout_s=60)
     assert refused.value.code == "unavailable"
     group.leader, group.lost_answers = 1, 1
-    asked = asyncio.create_task(asker.propose(AllocateProducerIds(5), timeout_s=0.5))
+    asked = asyncio.create_task(caller.propose(AllocateProducerIds(5), timeout_s=0.5))
     while group.lost_answers:  # noqa: ASYNC110  until it was taken, and nobody knows
         await asyncio.sleep(0.001)
     group.leader = None
@@ -171,13 +171,13 @@ async def test_a_session_that_was_forgotten_is_opened_anew(group):
 async def test_who_asks_again_and_again_lets_others_run(group, monkeypatch):
     """A registration does so for ever: the loop would never hear of a leader, nor of a stop."""
     monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.0)
-    asker = group.join(2)
+    caller = group.join(2)
     group.leader = None
     for _ in range(2):
         has_run = asyncio.Event()
         asyncio.get_running_loop().call_soon(has_run.set)
         with pytest.raises(UnavailableError):
-            await asker.propose(AllocateProducerIds(5), timeout_s=60)
+            await caller.propose(AllocateProducerIds(5), timeout_s=60)
         assert has_run.is_set()
 
 
@@ -185,11 +185,11 @@ async def test_who_asks_after_others_waited_in_vain_does_not_wait_again(group, m
     """Else those that wait for one another would outlast the clients that wait for them."""
     monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.1)
     group.join(1)
-    asker = group.join(2)
+    caller = group.join(2)
     group.leader = None
     with pytest.raises(UnavailableError):
-        await asker.propose(AllocateProducerIds(5), timeout_s=60)
+        await caller.propose(AllocateProducerIds(5), timeout_s=60)
     monkeypatch.setattr(requests_module, "RETRY_S", 60.0)  # a second attempt would take too long
     async with asyncio.timeout(30):
         with pytest.raises(UnavailableError, match=r"^nothing was changed"):
-            await asker.propose(AllocateProducerIds(5), timeout_s=60)
+            await caller.propose(AllocateProducerIds(5), timeout_s=60)

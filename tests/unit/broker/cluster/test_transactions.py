@@ -41,7 +41,7 @@ def desk(cluster, tx):
     return Desk(cluster, tx)
 
 
-async def everywhere(cluster, tx, *values, name="s"):
+async def min_replica_offset(cluster, tx, *values, name="s"):
     """Until every broker that runs shows these values and no others."""
     await cluster.kit.until(
         lambda: all(
@@ -67,7 +67,7 @@ async def test_a_transaction_over_streams_that_others_lead(cluster, desk, tx):
         assert all(tx.seen(cluster.partition(n, name)) == [] for n in cluster.brokers)
     await desk("end", "pay", who, is_commit=True)
     for name in ("s", "t", "u"):
-        await everywhere(cluster, tx, "x", "y", name=name)
+        await min_replica_offset(cluster, tx, "x", "y", name=name)
     assert cluster.image(HOME).replicas
 
 
@@ -81,7 +81,7 @@ async def test_the_coordinator_dies_after_a_prepare(cluster, desk, tx):
     await desk("prepare", "pay", who)
     await cluster.kill(await coordinator(cluster))
     await desk("end_staged", "pay", (who.producer_id, who.epoch), is_commit=True)
-    await everywhere(cluster, tx, "x")
+    await min_replica_offset(cluster, tx, "x")
 
 
 async def test_the_leader_dies_between_prepare_and_commit(cluster, desk, tx):
@@ -99,10 +99,10 @@ async def test_the_leader_dies_between_prepare_and_commit(cluster, desk, tx):
     await cluster.kill(leader)
     await desk("end_staged", "one", (first.producer_id, first.epoch), is_commit=True)
     await desk("end", "two", second, is_commit=False)
-    await everywhere(cluster, tx, "1")
+    await min_replica_offset(cluster, tx, "1")
     assert await desk.write(second, await cluster.leader(), "late") == {"late": "producer_fenced"}
     await cluster.start(leader)
-    await everywhere(cluster, tx, "1")
+    await min_replica_offset(cluster, tx, "1")
 
 
 async def test_whoever_is_not_the_coordinator_names_it(cluster, desk, tx):
@@ -146,4 +146,4 @@ async def test_a_copy_that_starts_again_shows_no_open_transaction(cluster, desk,
     await cluster.start(other)
     assert seen == [(end, [])]
     await desk("end", "pay", who, is_commit=True)
-    await everywhere(cluster, tx, "x")
+    await min_replica_offset(cluster, tx, "x")

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from strandline.broker.cluster import following
+from strandline.broker.cluster import metadata_applier as following
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.replicas import Replicas
 from strandline.errors import StrandlineError, UnavailableError
@@ -67,8 +67,8 @@ async def test_who_has_the_only_copy_and_cannot_open_it_says_so_and_points_nowhe
     stuck = cluster.partition(leader, index=1)
     assert not stuck.is_led
     assert not stuck.leader_address
-    assert isinstance(stuck.elsewhere, UnavailableError)
-    assert "cannot open its copy of s/1" in stuck.elsewhere.message
+    assert isinstance(stuck.remote_error, UnavailableError)
+    assert "cannot open its copy of s/1" in stuck.remote_error.message
     answers = kit.Answers()
     kit.put(stuck, answers, "x")
     assert answers.errors["x"].code == "unavailable"

@@ -43,7 +43,7 @@ class FakePartition:
         self.leader_address = ""
         self.in_sync_addresses: tuple[str, ...] = ()
         self.barred_by: Exception | None = None
-        self.elsewhere: Exception | None = None
+        self.remote_error: Exception | None = None
         self.is_led = self.knows_end = True
         self.appended: list[dict] = []
         self.producers: list = []
@@ -61,7 +61,7 @@ class FakePartition:
         return 0
 
     @property
-    def stable_offset(self) -> int:
+    def last_stable_offset(self) -> int:
         """The same: there are no transactions."""
         return self.high_watermark
 
@@ -122,31 +122,31 @@ class FakePartition:
                 return header.base_offset
         return self.high_watermark
 
-    def append(self, value, *, responder, token, **record) -> None:
+    def append(self, value, *, ack_sink, token, **record) -> None:
         """Take a record; an id seen before is a duplicate."""
         ids = [item.get("message_id") for item in self.appended]
         if record["message_id"] in ids:
             offset = ids.index(record["message_id"])
-            self._answer(lambda: responder.acked(token, self.name, offset, duplicate=True))
+            self._answer(lambda: ack_sink.acked(token, self.name, offset, duplicate=True))
             return
         offset = self.high_watermark
         self.appended.append({"value": value, **record})
         self.store(value, subjects=[record["subject"]])
-        self._answer(lambda: responder.acked(token, self.name, offset, duplicate=False))
+        self._answer(lambda: ack_sink.acked(token, self.name, offset, duplicate=False))
 
     def append_arrow(
-        self, batch, *, responder, token, acks=None, producer=None, is_transactional=False
+        self, batch, *, ack_sink, token, acks=None, producer=None, is_transactional=False
     ) -> None:
         """Take a batch."""
         self.producers.append(producer)
         if self.refuse is not None:
             error = self.refuse
-            self._answer(lambda: responder.rejected(token, error))
+            self._answer(lambda: ack_sink.rejected(token, error))
             return
         offset = self.high_watermark
         stamp = Stamp(offset, 0, START_NS * (len(self.batches) + 1))
         self._add(encode_arrow(batch, stamp, default_subject=self.config.subject))
-        self._answer(lambda: responder.acked(token, self.name, offset, duplicate=False))
+        self._answer(lambda: ack_sink.acked(token, self.name, offset, duplicate=False))
 
     def _answer(self, answer) -> None:
         if self.holds_acks:

@@ -7,7 +7,7 @@ import pyarrow.flight as fl
 import pytest
 
 from strandline.errors import NotLeaderError, ShuttingDownError, UnavailableError
-from strandline.frontends.flight import life
+from strandline.frontends.flight import lifecycle as life
 from strandline.protocol import admin
 from strandline.protocol.local import LOCAL_FILES
 from strandline.protocol.status import from_flight
@@ -170,12 +170,12 @@ def test_a_copy_is_not_asked_for_what_its_leader_knows(partition, client):
 def test_stopping_and_clients_that_go_away_end_the_wait(broker, anew, monkeypatch):
     """And leave nothing behind."""
     monkeypatch.setattr(life, "END_PATIENCE_S", PATIENCE_S)
-    shared = life.Life(broker)
-    shared.know_end([anew], lambda: True)
+    shared = life.ServerLifecycle(broker)
+    shared.wait_until_caught_up([anew], lambda: True)
     stopper = threading.Thread(target=lambda: (waiting(anew), shared.stopping.set()))
     stopper.start()
     with pytest.raises(ShuttingDownError):
-        shared.know_end([anew], lambda: False)
+        shared.wait_until_caught_up([anew], lambda: False)
     stopper.join(PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
     while anew.waiters:

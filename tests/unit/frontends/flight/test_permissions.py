@@ -9,23 +9,23 @@ from strandline.clock import ManualClock
 from strandline.config import AuthConfig, BrokerConfig, StreamConfig
 from strandline.errors import InvalidRequestError, NotAllowedError
 from strandline.frontends.flight.permissions import NEEDS, check_action
-from strandline.frontends.needs import needs_of_stream
+from strandline.frontends.required_permissions import needs_of_stream
 from strandline.metadata.image import MetadataImage
 from strandline.protocol.admin import ACTIONS
 from strandline.security.acl import Rule
-from strandline.security.policy import Shown
+from strandline.security.policy import ClientCredentials
 from strandline.testing.action_bodies import BODIES
 
 OWNERS = {"app": 0}
 """The producer ids of the bodies are those of ``app``."""
 
 
-def asker(*rules: Rule):
+def caller(*rules: Rule):
     """Principal ``app``, allowed what some rules say."""
     image = MetadataImage(rules=rules, producer_owners=OWNERS)
     broker = SimpleNamespace(image=image, clock=ManualClock())
     config = BrokerConfig(auth=AuthConfig(enabled=True))
-    return Access(config, broker).identify(Shown(None, "app"))
+    return Access(config, broker).identify(ClientCredentials(None, "app"))
 
 
 def rules_for(needs) -> list[Rule]:
@@ -56,15 +56,15 @@ def test_an_action_is_refused_if_any_need_is_missing(name):
     for left_out in range(len(wanted)):
         rules = ELSEWHERE + [rule for at, rule in enumerate(wanted) if at != left_out]
         with pytest.raises(NotAllowedError):
-            check_action(asker(*rules), name, BODIES[name])
-    check_action(asker(*ELSEWHERE, *wanted), name, BODIES[name])
+            check_action(caller(*rules), name, BODIES[name])
+    check_action(caller(*ELSEWHERE, *wanted), name, BODIES[name])
 
 
 @pytest.mark.parametrize("name", sorted(ACTIONS))
 def test_no_action_is_for_those_whom_no_rule_names(name):
     """A verified name is not enough, not even to list what there is."""
     with pytest.raises(NotAllowedError):
-        check_action(asker(), name, BODIES[name])
+        check_action(caller(), name, BODIES[name])
 
 
 @pytest.mark.parametrize("name", sorted(name for name in ACTIONS if BODIES[name]))
@@ -73,7 +73,7 @@ def test_a_body_that_is_none_is_an_error_and_no_way_around(name):
     if not list(NEEDS[name](BODIES[name])):
         return
     with pytest.raises(InvalidRequestError):
-        check_action(asker(*ELSEWHERE), name, b"{")
+        check_action(caller(*ELSEWHERE), name, b"{")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.frontends.flight import reader
-from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.lifecycle import ServerLifecycle
 from strandline.frontends.flight.plan import plan_read
 from strandline.frontends.flight.reader import ReadSession, join
 from strandline.protocol.tickets import ReadRequest
@@ -24,7 +24,7 @@ class Session:
     """A read of a fake stream, with a client that can go away."""
 
     def __init__(self, broker, stream, **request):
-        self.life = Life(broker)
+        self.life = ServerLifecycle(broker)
         self.gone = threading.Event()
         plan = plan_read(ReadRequest(stream=stream.name, **request), stream)
         session = ReadSession(

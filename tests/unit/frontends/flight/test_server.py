@@ -10,8 +10,8 @@ import pyarrow.flight as fl
 import pytest
 
 from strandline.client.batching import Record
-from strandline.client.brokers import Brokers
-from strandline.client.expecting import ExpectingAppender
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.conditional_appender import ConditionalAppender
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     DisconnectedError,
@@ -207,7 +207,7 @@ def test_waiting_ends_with_the_first_record(client, front_end, broker):
     assert time.monotonic() - started < 15
 
 
-@pytest.mark.parametrize("attribute", ["elsewhere", "closed_by"])
+@pytest.mark.parametrize("attribute", ["remote_error", "closed_by"])
 def test_nobody_waits_for_a_partition_that_is_at_other_brokers(client, broker, attribute):
     """A high watermark of 0 would be wrong: the client asks the leader instead."""
     setattr(broker.make_stream("m").partitions[0], attribute, NotLeaderError("broker 2 leads m/0"))
@@ -320,7 +320,9 @@ def test_a_record_that_a_stopping_broker_took_may_be_stored(front_end, stream, m
         raise ShuttingDownError("the broker is stopping")
 
     monkeypatch.setattr(PutSession, "run", take_and_stop)
-    appender = ExpectingAppender(Brokers(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20)
+    appender = ConditionalAppender(
+        ClusterClient(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20
+    )
     record = Record(b"v", None, None, None, None)
     with pytest.raises(DisconnectedError, match=r"is stopping; .*not known"):
         appender.append("s", 0, record, expected_offset=0)

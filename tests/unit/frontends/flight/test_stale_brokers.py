@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from strandline.client import brokers as client_brokers
-from strandline.client.brokers import Brokers
+from strandline.client import cluster_client as client_brokers
 from strandline.client.client import Client
+from strandline.client.cluster_client import ClusterClient
 from strandline.config import BrokerConfig
 from strandline.errors import RequestTimeoutError, UnavailableError
 from strandline.frontends.flight.server import FlightFrontEnd
@@ -55,7 +55,7 @@ def three(make_broker):
 
 def test_metadata_that_is_older_than_what_was_seen_is_not_believed(three):
     """Whoever has heard of a new leader does not go back to the one before."""
-    brokers = Brokers(",".join(three.addresses), timeout_s=20)
+    brokers = ClusterClient(",".join(three.addresses), timeout_s=20)
     brokers.server_info()
     assert brokers.leaders(brokers.routes("s")) == {0: three.addresses[0]}, "it knows no better"
     brokers.ask_another()
@@ -69,7 +69,7 @@ def test_metadata_that_is_older_than_what_was_seen_is_not_believed(three):
 def test_metadata_that_nobody_has_any_longer_is_not_waited_for(three, monkeypatch):
     """A cluster that was recovered by force goes on with less than clients have seen."""
     monkeypatch.setattr(client_brokers, "STALE_S", 0.3)
-    brokers = Brokers(",".join(three.addresses[1:]), timeout_s=20)
+    brokers = ClusterClient(",".join(three.addresses[1:]), timeout_s=20)
     brokers.server_info()
     brokers.routes("s")
     for number in range(3):

@@ -16,7 +16,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.frontends.flight import writer
-from strandline.frontends.flight.life import Life
+from strandline.frontends.flight.lifecycle import ServerLifecycle
 from strandline.frontends.flight.writer import PutSession
 from strandline.protocol.put import BatchTag, ProducerTag, PutAck, PutRequest
 from strandline.protocol.wire import decode, encode
@@ -40,7 +40,7 @@ class Put:
     """A put into a fake broker."""
 
     def __init__(self, broker, **request):
-        self.life = Life(broker)
+        self.life = ServerLifecycle(broker)
         self.gone = threading.Event()
         self.acks = []
         self.session = PutSession(

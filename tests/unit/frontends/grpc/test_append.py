@@ -50,12 +50,12 @@ class Call:
     def finish(self, status, text=""):
         self.status = self.status or (status, text)
 
-    def append(self, value, *, subject, responder, token):
-        assert (subject, responder) == ("beam", self.stream)
+    def append(self, value, *, subject, ack_sink, token):
+        assert (subject, ack_sink) == ("beam", self.stream)
         if self.refusal is None:
             self.stored.append((token, value))
         else:
-            responder.rejected(token, self.refusal)
+            ack_sink.rejected(token, self.refusal)
 
     def take(self, data):
         """As a connection: the short way, or else the general one."""

@@ -43,7 +43,7 @@ def keeping(cursor, *, offset):
         log_id=7,
         knows_end=True,
         log_start_offset=0,
-        stable_offset=1,
+        last_stable_offset=1,
         read=lambda _offset, _bytes_max: pa.py_buffer(batch),
     )
 

@@ -11,7 +11,7 @@ from strandline.client.results import Ack, AckFuture
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import DisconnectedError, NotEnoughReplicasError, UnavailableError
 from strandline.frontends.grpc.liftbridge import forward
-from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed, Link
+from strandline.frontends.grpc.liftbridge.forward import Forwarder, LeaderLinks, PendingForward
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.types import PartitionName
 
@@ -45,8 +45,8 @@ async def test_a_partition_is_busy_until_its_last_publish_is_answered(forwarder,
     """So that one which could be appended here meanwhile does not overtake it."""
     outcomes = Outcomes()
     for token in range(2):
-        record = Handed(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
-        forwarder.append(record, responder=outcomes, token=token, expects=expects)
+        record = PendingForward(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
+        forwarder.append(record, ack_sink=outcomes, token=token, expects=expects)
     assert forwarder.is_busy_with(HERE)
     assert not forwarder.is_busy_with(THERE)
     for expected in range(2):
@@ -64,8 +64,8 @@ async def test_there_is_room_again_when_publishes_are_answered(forwarder, monkey
     outcomes = Outcomes()
     await forwarder.room()
     for token in range(3):
-        record = Handed(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
-        forwarder.append(record, responder=outcomes, token=token)
+        record = PendingForward(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
+        forwarder.append(record, ack_sink=outcomes, token=token)
     assert outcomes.refused.get_nowait()[0] == 2
     waiting = asyncio.create_task(forwarder.room())
     await asyncio.sleep(0)
@@ -108,18 +108,18 @@ class Producers:
 def producers(monkeypatch):
     """Of the forwarder."""
     made = Producers()
-    link = Link(made, SimpleNamespace(close=lambda: None), {})
+    link = LeaderLinks(made, SimpleNamespace(close=lambda: None), {})
     monkeypatch.setattr(forward, "_connect", lambda _: link)
     return made
 
 
 async def hand_on(forwarder, producers, stream):
     """A publish under way; the future that answers it."""
-    record = Handed(
+    record = PendingForward(
         PartitionName(stream, 0), b"v", subject="s", key=None, headers=None, message_id=None
     )
     outcomes = Outcomes()
-    forwarder.append(record, responder=outcomes, token=stream)
+    forwarder.append(record, ack_sink=outcomes, token=stream)
     return await asyncio.to_thread(producers.futures.get, timeout=60), outcomes
 
 
@@ -166,8 +166,8 @@ async def test_what_the_leader_would_refuse_for_want_of_copies_is_refused_here(
         await publish(forwarder, producers, "s")
         return
     outcomes = Outcomes()
-    record = Handed(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
-    forwarder.append(record, responder=outcomes, token=1)
+    record = PendingForward(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
+    forwarder.append(record, ack_sink=outcomes, token=1)
     _, error = outcomes.refused.get_nowait()
     assert isinstance(error, NotEnoughReplicasError)
     assert "fewer than 2 replicas of s/0" in error.message

@@ -10,9 +10,9 @@ from strandline.frontends.grpc.frames import (
     END_STREAM,
     FRAME_BYTES_MAX,
     HEADER_BYTES,
-    Cutter,
     FrameError,
-    Inflow,
+    FrameReader,
+    ReceiveWindow,
     data_header,
     unpadded,
     window_update,
@@ -43,7 +43,7 @@ def test_frames_are_cut_however_they_come(pieces, data):
     """Whatever the bytes come in, the same DATA frames come out, and h2 gets all others."""
     stream = conversation(*pieces)
     server = H2Connection(H2Configuration(client_side=False, header_encoding=None))
-    cutter, found, pings = Cutter(), [], 0
+    cutter, found, pings = FrameReader(), [], 0
     while stream:
         count = data.draw(st.integers(1, len(stream)))
         for piece in cutter.feed(stream[:count]):
@@ -61,7 +61,7 @@ def test_frames_are_cut_however_they_come(pieces, data):
 @given(st.binary(max_size=300))
 def test_no_byte_is_lost(data):
     """What goes to h2, what is data and what waits for its rest are all that came."""
-    cutter = Cutter()
+    cutter = FrameReader()
     greeting = b"x" * 24
     found = b""
     for piece in cutter.feed(greeting + data):
@@ -79,7 +79,7 @@ def test_no_byte_is_lost(data):
 
 def test_data_in_the_middle_of_headers_are_for_h2():
     """Which says that they should not be there."""
-    cutter = Cutter()
+    cutter = FrameReader()
     headers = b"\0\0\1\1\0\0\0\0\1x"  # HEADERS that are not ended
     data = data_header(1, 1) + b"y"
     assert list(cutter.feed(b"x" * 24 + headers + data)) == [b"x" * 24 + headers + data]
@@ -88,13 +88,13 @@ def test_data_in_the_middle_of_headers_are_for_h2():
 def test_frames_that_are_too_long_are_for_h2():
     """At once, before their bytes come."""
     header = data_header(1, FRAME_BYTES_MAX + 1)
-    assert list(Cutter().feed(b"x" * 24 + header)) == [b"x" * 24 + header]
+    assert list(FrameReader().feed(b"x" * 24 + header)) == [b"x" * 24 + header]
 
 
 @pytest.mark.parametrize("pad", [0, 3, 255])
 def test_padding_is_taken_off(pad):
     """The data are what the client meant, and the padding counts for its window."""
-    pieces = Cutter().feed(conversation(b"abc", pad=pad))
+    pieces = FrameReader().feed(conversation(b"abc", pad=pad))
     (_, _, buffer, start, end), _ = (piece for piece in pieces if isinstance(piece, tuple))
     assert unpadded(buffer[start:end]) == b"abc"
     assert end - start == 3 + 1 + pad
@@ -109,7 +109,7 @@ def test_more_padding_than_data_breaks_the_protocol(payload):
 
 def test_a_window_is_given_back_by_halves():
     """Small frames cost an update only when half of the window is used."""
-    inflow = Inflow(100)
+    inflow = ReceiveWindow(100)
     inflow.spend(60)
     assert inflow.free(49) == 0
     assert inflow.free(11) == 60

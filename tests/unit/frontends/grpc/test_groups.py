@@ -13,7 +13,7 @@ from strandline.frontends.grpc.status import RpcError
 from strandline.metadata.commands import MoveGroup
 from strandline.metadata.image import BrokerImage, GroupImage
 
-CALL = SimpleNamespace(asker=SimpleNamespace(is_checked=False))
+CALL = SimpleNamespace(caller=SimpleNamespace(is_checked=False))
 
 
 class Broker(ClusterBroker):

@@ -6,8 +6,8 @@ import pytest
 
 from strandline.client.results import Ack
 from strandline.errors import PausedError, UnavailableError
-from strandline.frontends.grpc.liftbridge import waking as waking_module
-from strandline.frontends.grpc.liftbridge.waking import Errand, Waking
+from strandline.frontends.grpc.liftbridge import resume_forwarder as waking_module
+from strandline.frontends.grpc.liftbridge.resume_forwarder import ForwardedPublish, ResumeForwarder
 from strandline.types import PartitionName
 
 HERE = PartitionName("s", 0)
@@ -22,7 +22,7 @@ class Leader:
         self.wakes = 0
         self.failure = None
         self.sent, self.stored, self.told = [], [], {}
-        self.waking = Waking(self.wake)
+        self.waking = ResumeForwarder(self.wake)
 
     async def wake(self, partition):
         assert partition == HERE
@@ -34,7 +34,7 @@ class Leader:
 
     def publish(self, *names, wakes=True):
         for name in names:
-            errand = Errand(
+            errand = ForwardedPublish(
                 HERE,
                 lambda errand, name=name: self.sent.append((name, errand)),
                 lambda outcome, name=name: self.told.update({name: outcome}),
@@ -86,7 +86,7 @@ async def test_a_leader_that_hears_late_stores_them_in_order(leader):
     async def wake(_):
         leader.wakes += 1
 
-    leader.waking = Waking(wake)
+    leader.waking = ResumeForwarder(wake)
     leader.publish("a", "b", "c")
     leader.answer()
     async with asyncio.timeout(30):
@@ -141,7 +141,7 @@ async def test_a_leader_that_goes_on_refusing_is_believed(leader, monkeypatch):
     async def wake(_):
         leader.wakes += 1
 
-    leader.waking = Waking(wake)
+    leader.waking = ResumeForwarder(wake)
     leader.publish("a")
     await leader.until_told("a")
     assert leader.told["a"] is PAUSED

@@ -22,7 +22,7 @@ class FakePartition:
     high_watermark: int = 0
     log_end_offset: int = 0
     hidden_offsets: int = 0
-    elsewhere: Exception | None = None
+    remote_error: Exception | None = None
 
     def stored_ns(self, offset):
         return STARTED_NS + 1_000_000_000 * offset if offset < self.high_watermark else None

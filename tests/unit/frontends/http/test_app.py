@@ -77,7 +77,7 @@ async def test_metrics_say_how_far_behind_groups_are(broker, fetch):
     that knows less than the group has read is not ahead of it.
     """
     broker.add("orders", partitions=3, records=7)
-    broker.held[0].partitions[2].elsewhere = NotLeaderError("kept by other brokers")
+    broker.held[0].partitions[2].remote_error = NotLeaderError("kept by other brokers")
     broker.clock.advance_ms(60_000)
     places = (("orders", 0, 4), ("orders", 1, 9), ("orders", 2, 1))
     broker.positions = [GroupSample("copy", *place) for place in places]

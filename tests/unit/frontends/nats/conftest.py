@@ -9,9 +9,9 @@ from strandline.broker.admission import Admission
 from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, NatsConfig, StreamConfig
-from strandline.frontends.nats.flow import Gate
+from strandline.frontends.nats.backpressure import Backpressure
+from strandline.frontends.nats.ingest import MessageIngest
 from strandline.frontends.nats.listener import IngestListener
-from strandline.frontends.nats.publish import Intake
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
 
@@ -25,16 +25,16 @@ class FakePartition:
         self.is_led = True
         self.records = []
 
-    def append(self, value, *, subject, responder=None, token=None, **rest):
+    def append(self, value, *, subject, ack_sink=None, token=None, **rest):
         """Keep the record, or reject it as the broker was told to."""
         record = SimpleNamespace(value=value, subject=subject, **rest)
         if self.broker.refusal is not None:
-            if responder is not None:
-                responder.rejected(token, self.broker.refusal)
+            if ack_sink is not None:
+                ack_sink.rejected(token, self.broker.refusal)
             return
         self.records.append(record)
-        if responder is not None:
-            self.broker.waiting.append((responder, token, self.name, len(self.records) - 1))
+        if ack_sink is not None:
+            self.broker.waiting.append((ack_sink, token, self.name, len(self.records) - 1))
         self.broker.admission.pending_bytes += len(value or b"")
         self.broker.wake()
 
@@ -92,8 +92,8 @@ class FakeBroker:
     def on_streams_changed(self, callback):
         self._stream_callbacks.append(callback)
 
-    def reads(self, responder):
-        self.read_here.append(responder)
+    def reads(self, ack_sink):
+        self.read_here.append(ack_sink)
 
     def on_answered(self, callback):
         self._answered_callbacks.append(callback)
@@ -113,8 +113,8 @@ class FakeBroker:
         self._scheduled = False
         waiting, self.waiting = self.waiting, []
         self.admission.pending_bytes = 0
-        for responder, token, name, offset in waiting:
-            responder.acked(token, name, Offset(offset), duplicate=False)
+        for ack_sink, token, name, offset in waiting:
+            ack_sink.acked(token, name, Offset(offset), duplicate=False)
         for callback in self._answered_callbacks:
             callback()
 
@@ -215,8 +215,8 @@ async def ingest(broker):
             broker,
             config,
             routes=routes,
-            intake=Intake(broker.clock, routes, broker.admission),
-            gate=Gate(config.limits.pending_bytes),
+            intake=MessageIngest(broker.clock, routes, broker.admission),
+            gate=Backpressure(config.limits.pending_bytes),
         )
         await listener.start()
         started.append(listener)

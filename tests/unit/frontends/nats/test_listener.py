@@ -10,8 +10,8 @@ from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, UnavailableError
 from strandline.frontends.nats import connection as connection_module
 from strandline.frontends.nats import listener as listener_module
+from strandline.frontends.nats.backpressure import EVENTS_MAX
 from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.flow import EVENTS_MAX
 from strandline.frontends.nats.headers import encode_headers
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES
 from strandline.frontends.round_budget import RoundBudget

@@ -83,7 +83,7 @@ def test_stream_mismatch_reply():
     assert json.loads(error_reply(errors.StreamMismatchError("X")))["error"]["err_code"] == 10060
 
 
-def responder(sink, **fields):
+def ack_sink(sink, **fields):
     """The responder of a Liftbridge message."""
     fields = {"ack_inbox": "inbox", "correlation_id": "c", **fields}
     return EnvelopeResponder(
@@ -93,7 +93,7 @@ def responder(sink, **fields):
 
 def test_envelope_ack_fields(sink):
     """A Liftbridge ack says what was stored where, for whom and when."""
-    responder(sink).acked(None, PartitionName("S", 1), Offset(5), duplicate=False)
+    ack_sink(sink).acked(None, PartitionName("S", 1), Offset(5), duplicate=False)
     ((to, payload),) = sink.delivered
     ack = decode_ack(payload)
     assert to == b"inbox"
@@ -110,7 +110,7 @@ def test_envelope_ack_fields(sink):
 )
 def test_envelope_ack_policy(sink, policy, count):
     """NONE, and policies nobody knows, are not acked; errors are sent whatever the policy."""
-    each = responder(sink, ack_policy=policy)
+    each = ack_sink(sink, ack_policy=policy)
     each.acked(None, PartitionName("S", 0), Offset(0), duplicate=False)
     assert len(sink.delivered) == count
     each.rejected(None, errors.RecordTooLargeError("big"))
@@ -128,13 +128,13 @@ def test_envelope_ack_policy(sink, policy, count):
 )
 def test_envelope_errors(sink, error, expected):
     """Rejections are told with Liftbridge's reasons."""
-    responder(sink).rejected(None, error)
+    ack_sink(sink).rejected(None, error)
     assert decode_ack(sink.delivered[0][1]).error == expected
 
 
 def test_envelope_without_inbox_gets_no_ack(sink):
     """Nothing is sent to nowhere."""
-    each = responder(sink, ack_inbox="")
+    each = ack_sink(sink, ack_inbox="")
     each.acked(None, PartitionName("S", 0), Offset(0), duplicate=False)
     each.rejected(None, errors.DiskFullError("no"))
     assert sink.delivered == []
@@ -142,7 +142,7 @@ def test_envelope_without_inbox_gets_no_ack(sink):
 
 def test_envelope_with_reply_subject_is_answered_there_too(sink):
     """A reply subject gets its PubAck or error beside the ack inbox."""
-    each = responder(sink)
+    each = ack_sink(sink)
     each.acked(b"reply", PartitionName("S", 0), Offset(0), duplicate=True)
     each.rejected(b"reply", errors.DiskFullError("no"))
     assert sink.acks == [(b"reply", PartitionName("S", 0), 0, True)]

@@ -155,7 +155,7 @@ class AppendStream:
             return False
         self._sequence = sequence
         value = buffer[end - size : end]
-        self._partition.append(value, subject=self._subject, responder=self, token=sequence)
+        self._partition.append(value, subject=self._subject, ack_sink=self, token=sequence)
         return True
 
     def _append(self, request: pb.AppendRequest) -> None:
@@ -181,7 +181,7 @@ class AppendStream:
             for value in proposals[:-1]:
                 append(value, subject=subject)
             due = sequence if count == 1 else Several(sequence, count, count - 1)
-            append(proposals[-1], subject=subject, responder=self, token=due)
+            append(proposals[-1], subject=subject, ack_sink=self, token=due)
 
     def _append_columns(self, sequence: int, proposals: Sequence[bytes]) -> None:
         """Append proposals as few batches; each has room for one of the largest."""
@@ -192,7 +192,7 @@ class AppendStream:
                 first, size = number, 0
             size += more
         token = Several(sequence, len(proposals), first)
-        self._partition.append_arrow(_batch(proposals[first:]), responder=self, token=token)
+        self._partition.append_arrow(_batch(proposals[first:]), ack_sink=self, token=token)
 
     def end_input(self) -> None:
         """No requests will come; the stream ends with the last reply."""

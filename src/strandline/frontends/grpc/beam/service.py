@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.broker.access import Access
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
-from strandline.broker.ends import know_end
+from strandline.broker.ends import wait_until_caught_up
 from strandline.broker.partition import Partition
 from strandline.config import StreamConfig, bracketed
 from strandline.errors import (
@@ -193,7 +193,7 @@ class BeamService:
             leader = self._broker.image.partition(self._name, 0).leader
         except UnknownStreamError:
             raise self._gone from None
-        return partition.elsewhere is None and leader == self._broker.config.cluster.broker_id
+        return partition.remote_error is None and leader == self._broker.config.cluster.broker_id
 
     def _redirect(self) -> pb.Redirect:
         """Where the leader is; nowhere while nobody leads, or it serves no such clients."""
@@ -213,12 +213,12 @@ class BeamService:
         Raises:
             UnauthenticatedError, NotAllowedError: it may not.
         """
-        call.asker.check(self._resource, *NEEDS[rpc])
+        call.caller.check(self._resource, *NEEDS[rpc])
 
     def _open_append(self, call: Call) -> AppendStream:
         self._allow(call, "Append")
         limits = self._broker.config.limits
-        is_checked = call.asker.is_checked
+        is_checked = call.caller.is_checked
         is_alone = not isinstance(self._broker, ClusterBroker)
 
         def is_leading(partition: Partition) -> bool:  # for each request: no more than it takes
@@ -246,7 +246,7 @@ class BeamService:
         if request.firstIndex > INDEX_MAX:
             text = f"index {request.firstIndex} leaves no room behind it; at most {INDEX_MAX} does"
             raise RpcError(Status.INVALID_ARGUMENT, text)
-        await know_end(partition)
+        await wait_until_caught_up(partition)
         first = Offset(max(0, request.firstIndex - 1))
         if first > partition.high_watermark:
             await self._broker.skip_to(self._name, 0, first)
@@ -301,13 +301,13 @@ class BeamService:
                 loop = asyncio.get_running_loop()
                 call.send_framed(await loop.run_in_executor(self._pool, framed_replies, rest))
             await call.drain()
-            if reader.offset >= partition.stable_offset:
+            if reader.offset >= partition.last_stable_offset:
                 await reader.more()
 
     async def _info(self, request: pb.InfoRequest, call: Call) -> pb.InfoReply:
         self._allow(call, "Info")
         if not request.allowStale:
-            await know_end(self._partition())
+            await wait_until_caught_up(self._partition())
         return self._described(request)
 
     async def _info_stream(self, request: pb.InfoRequest, call: Call) -> None:
@@ -323,7 +323,7 @@ class BeamService:
                     partition.watch(changed)
                 self._allow(call, "InfoStream")
                 if not request.allowStale:
-                    await know_end(partition)
+                    await wait_until_caught_up(partition)
                 changed.clear()
                 now = self._described(request)
                 if now != said:
@@ -339,7 +339,7 @@ class BeamService:
     def _described(self, request: pb.InfoRequest) -> pb.InfoReply:
         partition = self._partition()
         if not self._is_leading(partition) and not (
-            request.allowStale and partition.elsewhere is None
+            request.allowStale and partition.remote_error is None
         ):
             return pb.InfoReply(redirect=self._redirect())
         used = partition.log.size_bytes
@@ -347,7 +347,7 @@ class BeamService:
         total = limit or used + shutil.disk_usage(self._broker.data_dir).free
         ok = pb.InfoReply.OK(
             firstIndex=partition.log_start_offset + 1,
-            lastIndex=partition.stable_offset,
+            lastIndex=partition.last_stable_offset,
             bytesUsed=used,
             bytesTotal=total,
         )

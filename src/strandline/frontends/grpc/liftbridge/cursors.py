@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from strandline.broker.ends import know_end
+from strandline.broker.ends import wait_until_caught_up
 from strandline.broker.partition import Partition
 from strandline.errors import StrandlineError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
@@ -65,7 +65,7 @@ class CursorTable:
             StrandlineError: the records cannot be read.
         """
         async with self._lock:
-            while self._reader.offset < self._reader.partition.stable_offset:
+            while self._reader.offset < self._reader.partition.last_stable_offset:
                 await self._reader.next()
         return self._newest.get(key, NO_CURSOR)
 
@@ -121,7 +121,7 @@ class CursorCalls:
         # A copy that has moved away and back has the same log id, and another object.
         if table is None or table.partition is not partition:
             table = self._tables[partition.log_id] = CursorTable(partition, self._host)
-        await know_end(partition)
+        await wait_until_caught_up(partition)
         try:
             found = await table.find(key)
         except StrandlineError as error:

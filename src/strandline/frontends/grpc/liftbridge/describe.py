@@ -21,7 +21,7 @@ from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.status import RpcError, Status
-from strandline.frontends.needs import group, sees_stream
+from strandline.frontends.required_permissions import group, sees_stream
 from strandline.record.batch import Attributes, BatchHeader, read_header
 from strandline.types import BrokerId, Offset
 
@@ -43,7 +43,7 @@ class DescribeCalls:
         self, request: pb.FetchMetadataRequest, call: Call
     ) -> pb.FetchMetadataResponse:
         """Brokers, streams (none named: all) and the groups named."""
-        host, asker = self._host, call.asker
+        host, caller = self._host, call.caller
         with contextlib.suppress(UnavailableError):  # what this broker knows it tells all the same
             groups = host.broker.image.groups
             if None in map(host.stream, request.streams) or set(request.groups) - groups.keys():
@@ -51,13 +51,13 @@ class DescribeCalls:
         known = {
             each.name: host.stream(each.name)
             for each in host.broker.streams()
-            if sees_stream(asker, each.name)
+            if sees_stream(caller, each.name)
         }
         shown = [name for name, stream in known.items() if stream is not None]
         # Each once: a short request must not ask for a stream of many partitions a million times.
         streams = [(name, known.get(name)) for name in dict.fromkeys(request.streams) or shown]
         names = dict.fromkeys(request.groups)
-        may_see = {name for name in names if asker.may(group(name).resource, "group")}
+        may_see = {name for name in names if caller.may(group(name).resource, "group")}
         return pb.FetchMetadataResponse(
             brokers=self._brokers(),
             streamMetadata=[self._stream(name, stream) for name, stream in streams],

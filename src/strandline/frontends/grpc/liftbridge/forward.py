@@ -20,12 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
 
+from strandline.broker.ack_sink import AckSink
 from strandline.broker.broker import Broker
-from strandline.broker.responder import Responder
 from strandline.client.batching import Record
-from strandline.client.brokers import Brokers
 from strandline.client.client import Client
-from strandline.client.expecting import ExpectingAppender
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.conditional_appender import ConditionalAppender
 from strandline.client.producer import Producer
 from strandline.client.results import Ack
 from strandline.client.tls import Credentials
@@ -36,7 +36,11 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.frontends.grpc.liftbridge.own_token import own_token, wait_until_known
-from strandline.frontends.grpc.liftbridge.waking import Errand, Outcome, Waking
+from strandline.frontends.grpc.liftbridge.resume_forwarder import (
+    ForwardedPublish,
+    Outcome,
+    ResumeForwarder,
+)
 from strandline.record.codec import Headers
 from strandline.types import BrokerId, Offset, PartitionName
 
@@ -54,7 +58,7 @@ STOP_POLL_S: Final = 0.01
 A_BUG: Final = "internal error; see the broker's log"
 
 
-class Handed(NamedTuple):
+class PendingForward(NamedTuple):
     """A record to hand on."""
 
     partition: PartitionName
@@ -67,11 +71,11 @@ class Handed(NamedTuple):
     """Whether the partition is resumed for it, if it is paused."""
 
 
-class Link(NamedTuple):
+class LeaderLinks(NamedTuple):
     """The ways to the leaders."""
 
     client: Client
-    expecting: ExpectingAppender
+    expecting: ConditionalAppender
     producers: dict[str, Producer]
     """Stream → who appends to it; the one used last is the last."""
 
@@ -119,14 +123,14 @@ class Forwarder:
 
     def __init__(self, broker: Broker, wake: Callable[[PartitionName], Awaitable[None]]) -> None:
         self._broker = broker
-        self._waking = Waking(wake)
+        self._waking = ResumeForwarder(wake)
         self._loop = asyncio.get_running_loop()
         # One thread each: what it is given leaves in that order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward")
         self._single = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward-one")
         self._lock = threading.Lock()
         self._sending_one = threading.Lock()
-        self._link: Link | None = None
+        self._link: LeaderLinks | None = None
         self._pending: Counter[PartitionName] = Counter()
         self._created_ns: dict[str, int] = {}
         self._has_room = asyncio.Event()
@@ -155,9 +159,9 @@ class Forwarder:
 
     def append(
         self,
-        record: Handed,
+        record: PendingForward,
         *,
-        responder: Responder | None,
+        ack_sink: AckSink | None,
         token: object,
         expects: bool = False,
         expected: int | None = None,
@@ -166,15 +170,15 @@ class Forwarder:
 
         Args:
             record: what to store.
-            responder: whom to tell; None: nobody.
+            ack_sink: whom to tell; None: nobody.
             token: comes back with the outcome.
             expects: whether the stream checks expected offsets.
             expected: the offset; None: whichever is next.
         """
         refusal = self._refusal(record.partition)
         if refusal is not None:
-            if responder is not None:
-                responder.rejected(token, refusal)
+            if ack_sink is not None:
+                ack_sink.rejected(token, refusal)
             return
         self._pending[record.partition] += 1
 
@@ -183,22 +187,22 @@ class Forwarder:
             if not self._pending[record.partition]:
                 del self._pending[record.partition]
             self._has_room.set()
-            if responder is None:
+            if ack_sink is None:
                 return
             if isinstance(outcome, StrandlineError):
-                responder.rejected(token, outcome)
+                ack_sink.rejected(token, outcome)
             else:
                 offset = Offset(outcome.offset)
-                responder.acked(token, record.partition, offset, duplicate=outcome.duplicate)
+                ack_sink.acked(token, record.partition, offset, duplicate=outcome.duplicate)
 
-        def send(errand: Errand) -> None:
+        def send(errand: ForwardedPublish) -> None:
             done = partial(self._waking.answered, errand)
             if expects:
                 self._single.submit(self._send_one, record, done, expected)
             else:
                 self._thread.submit(self._send, record, done)
 
-        self._waking.hand_on(Errand(record.partition, send, tell, wakes=record.wakes))
+        self._waking.hand_on(ForwardedPublish(record.partition, send, tell, wakes=record.wakes))
 
     def _refusal(self, partition: PartitionName) -> StrandlineError | None:
         """Why a record is not handed on; what the leader would refuse is refused here, at once."""
@@ -214,7 +218,7 @@ class Forwarder:
             )
         return None
 
-    def _send(self, record: Handed, done: Callable[[Outcome], None]) -> None:
+    def _send(self, record: PendingForward, done: Callable[[Outcome], None]) -> None:
         """On the thread: give the record to the client."""
 
         def finished(future: "Future[Ack]") -> None:
@@ -238,7 +242,7 @@ class Forwarder:
             if len(link.producers) > PRODUCERS_MAX:
                 self._let_go_of_idle(link)
 
-    def _let_go_of_idle(self, link: Link) -> None:
+    def _let_go_of_idle(self, link: LeaderLinks) -> None:
         """On the thread: end producers that were not used for long, so that no order changes."""
         busy = {partition.stream for partition in list(self._pending)}
         for stream in list(link.producers)[:-PRODUCERS_MAX]:
@@ -252,7 +256,7 @@ class Forwarder:
                 self._link.let_go(stream)
 
     def _send_one(
-        self, record: Handed, done: Callable[[Outcome], None], expected: int | None
+        self, record: PendingForward, done: Callable[[Outcome], None], expected: int | None
     ) -> None:
         """On its thread: store a record before the next one."""
         outcome: Outcome
@@ -266,7 +270,7 @@ class Forwarder:
             outcome = self._explained(error)
         self._tell(done, outcome)
 
-    def _linked(self) -> Link:
+    def _linked(self) -> LeaderLinks:
         """The ways to the leaders, made when they are first needed; blocks.
 
         Raises:
@@ -331,7 +335,7 @@ class Forwarder:
             link.abandon()
 
 
-def _connect(broker: Broker) -> Link:
+def _connect(broker: Broker) -> LeaderLinks:
     """Clients of the cluster, which show this broker's certificate where there is TLS.
 
     Raises:
@@ -346,11 +350,13 @@ def _connect(broker: Broker) -> Link:
     if token is not None:
         for other in broker.flight_addresses:
             wait_until_known(f"{scheme}://{other}", credentials, broker.clock)
-    brokers = Brokers(f"{scheme}://{address}", timeout_s=ASK_TIMEOUT_S, credentials=credentials)
+    brokers = ClusterClient(
+        f"{scheme}://{address}", timeout_s=ASK_TIMEOUT_S, credentials=credentials
+    )
     brokers.server_info()  # learns of the others
-    return Link(
+    return LeaderLinks(
         Client(f"{scheme}://{address}", credentials=credentials),
-        ExpectingAppender(brokers, timeout_s=ONE_TIMEOUT_S),
+        ConditionalAppender(brokers, timeout_s=ONE_TIMEOUT_S),
         {},
     )
 

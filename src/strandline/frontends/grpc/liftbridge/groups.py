@@ -59,7 +59,7 @@ class GroupCalls:
             request.consumerId,
             tuple(dict.fromkeys(request.streams)),
             coordinator,
-            owner=call.asker.principal.name,
+            owner=call.caller.principal.name,
         )
         try:
             await self._host.broker.change(command)
@@ -222,6 +222,6 @@ def check_member(group: GroupImage, consumer: str, call: Call) -> None:
     if consumer not in group.members:
         text = "consumer is not a member of the consumer group"
         raise RpcError(Status.FAILED_PRECONDITION, text)
-    if call.asker.is_checked and group.owners.get(consumer, "") != call.asker.principal.name:
+    if call.caller.is_checked and group.owners.get(consumer, "") != call.caller.principal.name:
         text = f"consumer {consumer!r} was joined by another principal; use an id of your own"
         raise RpcError(Status.PERMISSION_DENIED, text)

@@ -107,6 +107,6 @@ class Store:
         subject = partition.config.subject
         number = partition.name.partition
         partition.append(
-            value, subject=f"{subject}.{number}" if number else subject, key=key, responder=self
+            value, subject=f"{subject}.{number}" if number else subject, key=key, ack_sink=self
         )
         return await self._stored

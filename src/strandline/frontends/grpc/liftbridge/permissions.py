@@ -8,13 +8,13 @@ text, which clients compare, and a status that says what it is.
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from strandline.broker.access import Asker
+from strandline.broker.access import Caller
 from strandline.config import StreamConfig
 from strandline.errors import NotAllowedError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.status import RpcError, Status
-from strandline.frontends.needs import (
+from strandline.frontends.required_permissions import (
     KNOWN_STREAM,
     Need,
     group,
@@ -94,7 +94,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
 """Rpc → what its request needs; beyond that, every client must be named by some rule."""
 
 
-def allow(asker: Asker, method: str, request: Any) -> None:
+def allow(caller: Caller, method: str, request: Any) -> None:
     """Refuse who may not make a call with this request.
 
     Raises:
@@ -103,7 +103,7 @@ def allow(asker: Asker, method: str, request: Any) -> None:
     """
     for need in NEEDS[method](request):
         try:
-            asker.check(need.resource, *need.operations)
+            caller.check(need.resource, *need.operations)
         except NotAllowedError as error:
             raise RpcError(Status.PERMISSION_DENIED, denial(method, need)) from error
 
@@ -119,7 +119,7 @@ def checked(
     """A handler that is asked by those only who may."""
 
     async def run(request: Any, call: Call) -> Any:
-        allow(call.asker, method, request)
+        allow(call.caller, method, request)
         return await handle(request, call)
 
     return run

@@ -30,7 +30,7 @@ from strandline.frontends.grpc.liftbridge.acks import (
     SingleAck,
     refused,
 )
-from strandline.frontends.grpc.liftbridge.forward import Forwarder, Handed
+from strandline.frontends.grpc.liftbridge.forward import Forwarder, PendingForward
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.permissions import allow
 from strandline.frontends.grpc.methods import parsed
@@ -58,7 +58,7 @@ class Aim(NamedTuple):
 
     partition: Partition
     stream_subject: str
-    record: Handed
+    record: PendingForward
 
 
 class PublishCalls:
@@ -107,7 +107,7 @@ class PublishCalls:
             for data in messages:
                 request = parsed(pb.PublishRequest, data)
                 try:
-                    allow(call.asker, "Publish", request)
+                    allow(call.caller, "Publish", request)
                 except RpcError as denied:
                     code = pb.PublishAsyncError.PERMISSION_DENIED
                     acks.refuse(request.correlationId, RefusedError(code, denied.text))
@@ -195,14 +195,14 @@ class PublishCalls:
         self,
         request: pb.PublishRequest,
         aim: Aim,
-        responder: SingleAck | AckStream | None,
+        ack_sink: SingleAck | AckStream | None,
     ) -> None:
         checks = aim.partition.config.optimistic_concurrency
         expected = request.expectedOffset if checks else UNCHECKED
         self._store(
             aim.partition,
             aim.record,
-            responder,
+            ack_sink,
             token=Receipt(
                 request,
                 self._host,
@@ -217,8 +217,8 @@ class PublishCalls:
     def _store(
         self,
         partition: PartitionPort,
-        record: Handed,
-        responder: SingleAck | AckStream | None,
+        record: PendingForward,
+        ack_sink: SingleAck | AckStream | None,
         *,
         token: Receipt,
         expects: bool,
@@ -228,7 +228,7 @@ class PublishCalls:
         """Append here, or let the leader do it, behind what it is handed already."""
         if self._forwarder is not None and self._is_handed_on(partition):
             self._forwarder.append(
-                record, responder=responder, token=token, expects=expects, expected=expected
+                record, ack_sink=ack_sink, token=token, expects=expects, expected=expected
             )
             return
         partition.append(
@@ -236,7 +236,7 @@ class PublishCalls:
             subject=record.subject,
             key=record.key,
             headers=record.headers,
-            responder=responder,
+            ack_sink=ack_sink,
             token=token,
             message_id=record.message_id,
             expected_last=expected,
@@ -295,7 +295,7 @@ class PublishCalls:
             raise RpcError(Status.UNKNOWN, "nats: invalid subject") from None
 
     def _store_in(
-        self, target: Target, request: pb.PublishToSubjectRequest, responder: SingleAck | None
+        self, target: Target, request: pb.PublishToSubjectRequest, ack_sink: SingleAck | None
     ) -> None:
         partition = target.partition_for(request.key or None, _message_id(request.headers))
         receipt = Receipt(
@@ -304,7 +304,7 @@ class PublishCalls:
         self._store(
             partition,
             _record(request, partition.name, request.subject, wakes=False),
-            responder,
+            ack_sink,
             token=receipt,
             expects=target.checks_offsets,
             expected=0 if target.checks_offsets else None,
@@ -325,14 +325,14 @@ def _record(
     subject: str,
     *,
     wakes: bool,
-) -> Handed:
+) -> PendingForward:
     """What is stored.
 
     Raises:
         RefusedError: its headers are none that a record may have, or its message id is none.
     """
     headers = checked_headers(request.headers)
-    return Handed(
+    return PendingForward(
         partition,
         request.value,
         subject=subject,

@@ -47,7 +47,7 @@ async def deliver_reverse(
     while not cursor.is_done:
         check_open(partition)
         data, records = await loop.run_in_executor(host.pool, next_messages)
-        allow(call.asker, "Subscribe", request)  # it may have been revoked meanwhile
+        allow(call.caller, "Subscribe", request)  # it may have been revoked meanwhile
         if records:
             call.send_framed(data)
             telemetry.count_read(records=records, size_bytes=len(data))
@@ -61,7 +61,7 @@ def reverse_extent(request: pb.SubscribeRequest, partition: Partition) -> Partit
     Raises:
         RpcError: there are none, or it contradicts itself.
     """
-    first, end = partition.log_start_offset, partition.stable_offset
+    first, end = partition.log_start_offset, partition.last_stable_offset
     if end <= first:
         raise RpcError(Status.RESOURCE_EXHAUSTED, "Stream is empty")
     newest, oldest = _newest(request, partition), _oldest(request, partition)
@@ -77,7 +77,7 @@ def _newest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     Raises:
         RpcError: a position nobody knows.
     """
-    first, last = partition.log_start_offset, Offset(partition.stable_offset - 1)
+    first, last = partition.log_start_offset, Offset(partition.last_stable_offset - 1)
     match request.startPosition:
         case pb.NEW_ONLY | pb.LATEST:
             return last

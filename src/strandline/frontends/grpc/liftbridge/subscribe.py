@@ -8,7 +8,7 @@ A subscription that reaches its end says so with RESOURCE_EXHAUSTED, as Liftbrid
 from collections import defaultdict
 from typing import Final, NamedTuple
 
-from strandline.broker.ends import know_end
+from strandline.broker.ends import wait_until_caught_up
 from strandline.broker.partition import Partition
 from strandline.errors import ReadonlyError, StrandlineError, UnknownStreamError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
@@ -40,7 +40,7 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     Raises:
         RpcError: a position nobody knows.
     """
-    end, first = partition.stable_offset, partition.log_start_offset
+    end, first = partition.last_stable_offset, partition.log_start_offset
     match request.startPosition:
         case pb.NEW_ONLY:
             start = end
@@ -64,7 +64,7 @@ def newest_of(partition: Partition) -> Offset:
     An ack of policy LEADER says that a record is on this disk; it is delivered once it is
     committed. What a copy has beyond that may never be, nor what an open transaction holds back.
     """
-    end = partition.stable_offset
+    end = partition.last_stable_offset
     is_open = end < partition.high_watermark
     return partition.log_end_offset if partition.is_led and not is_open else end
 
@@ -75,7 +75,7 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
     Raises:
         RpcError: a position nobody knows, or that leads nowhere.
     """
-    end = partition.stable_offset
+    end = partition.last_stable_offset
     match request.stopPosition:
         case pb.STOP_ON_CANCEL:
             if isinstance(partition.barred_by, ReadonlyError):
@@ -159,7 +159,7 @@ class SubscribeCalls:
             if (request.reverse or asks_for_end(request)) and self._host.leader(
                 partition
             ) == self._host.me:
-                await know_end(partition)
+                await wait_until_caught_up(partition)
                 self._partition(request)  # another broker may lead by now, and know of more
             if request.reverse:
                 await deliver_reverse(self._host, partition, call, request=request)
@@ -202,7 +202,7 @@ class SubscribeCalls:
             RpcError: the consumer is not a member, or of another principal, or of no such epoch.
             UnavailableError: nobody says what was decided.
         """
-        if not call.asker.is_checked:
+        if not call.caller.is_checked:
             return
         group = self._host.broker.image.groups.get(consumer.groupId)
         if group is None or group.epoch < consumer.groupEpoch:
@@ -245,14 +245,14 @@ class SubscribeCalls:
                 raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.barred_by, ReadonlyError)
             portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
-            allow(call.asker, "Subscribe", request)  # it may have been revoked meanwhile
+            allow(call.caller, "Subscribe", request)  # it may have been revoked meanwhile
             if portion.records:
                 call.send_framed(portion.data)
                 telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
                 await call.drain()
             elif extent.stop is not None and reader.offset >= extent.stop:
                 continue  # what is between the last record and the stop is nothing to be seen
-            elif reader.offset >= partition.stable_offset:
+            elif reader.offset >= partition.last_stable_offset:
                 if is_readonly and reader.offset >= newest_of(partition):
                     raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
                 await reader.more()

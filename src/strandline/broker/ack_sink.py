@@ -1,0 +1,27 @@
+"""How the broker answers whoever appended: the only way outcomes leave a turn."""
+
+from typing import Protocol
+
+from strandline.errors import StrandlineError
+from strandline.types import Offset, PartitionName
+
+
+class AckSink(Protocol):
+    """Told the outcome of each append it was named for, on the loop's thread.
+
+    Calls must not raise and must not block: queue output, and send it when the broker says so
+    (``Broker.on_answered``).
+    """
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """The record at ``offset`` (the first of several) is as safe as was asked.
+
+        ``duplicate``: it was stored earlier, under the same message id.
+        """
+        ...
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """The append did not happen or, after a failed write or sync, may not have happened."""
+        ...

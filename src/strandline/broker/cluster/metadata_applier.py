@@ -1,0 +1,440 @@
+"""Following the image: a broker's streams, partitions and replicas become what the metadata says.
+
+Rules: what exists is decided by the metadata; this broker follows the image, also when it was the
+one to propose the change. What the image shows to be deleted is removed, and what it has never
+heard of is left alone. A partition that cannot be opened here takes no other one with it: the rest
+of its stream goes on, opening it is tried again, and another replica leads it meanwhile.
+"""
+
+import asyncio
+import logging
+
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.assignment import not_leader
+from strandline.broker.cluster.identity import DirectoryIdentity
+from strandline.broker.cluster.log_starts import LogStarts
+from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.operations import Operations
+from strandline.broker.cluster.remembered import remembered
+from strandline.broker.cluster.remote import RemotePartition
+from strandline.broker.cluster.skips import Skips
+from strandline.broker.cluster.watermarks import save_watermarks
+from strandline.broker.opening import log_plan
+from strandline.broker.partition import Partition
+from strandline.broker.quorum_store import LOG_ID, QuorumStore
+from strandline.broker.stream import Stream
+from strandline.config import StreamConfig
+from strandline.consensus.messages import Members
+from strandline.errors import StrandlineError, UnavailableError, UnknownStreamError
+from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
+from strandline.protocol.transactions import COORDINATOR_STREAM
+from strandline.storage.log import Log
+from strandline.storage.log_directory import delete_log_directory
+from strandline.storage.log_generation import note_birth
+from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+WATERMARK_INTERVAL_S = 5.0
+RETRY_S = 1.0
+REMEMBER_TIMEOUT_S = 30.0
+
+
+class MetadataApplier(Broker):
+    """A broker whose streams are those of the metadata log; arguments as for ``Broker``."""
+
+    membership: Membership
+    operations: Operations
+    """Orders of operators."""
+    log_starts: LogStarts
+    _identity: DirectoryIdentity
+    _store_of_quorum: QuorumStore
+    skips: Skips
+    _watermarks: dict[LogId, Offset]
+    _has_swept: bool
+    _parted: set[LogId]
+    """Logs that were removed, and of which the journal still tells."""
+    _has_followed: bool
+    """Whether the cluster has told this broker, since its start, which streams there are."""
+    _remembered: dict[str, Stream]
+    """Streams as the disk tells of them, for readers of copies while the cluster tells nothing."""
+    _unopened: dict[LogId, UnavailableError]
+    """Why partitions that this broker should keep cannot be opened."""
+    _is_releasing: bool
+    """Whether others are being asked to lead what is unopened."""
+    _is_stopping: bool
+    _retry: asyncio.TimerHandle | None
+
+    @property
+    def _image(self) -> MetadataImage:
+        return self.membership.machine.image
+
+    # Following the image
+
+    def _follow(self, image: MetadataImage) -> None:
+        """Make streams and replicas what the image says."""
+        streams: dict[str, Stream] = {}
+        is_changed = False
+        for name, wanted in image.streams.items():
+            streams[name] = self._make_stream(wanted)
+            is_changed |= streams[name] is not self._streams.get(name)
+        gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
+        self._streams = streams
+        self._bar_partitions()
+        self._let_go(gone, image)
+        self._seat_replicas()
+        self._keep_ledgers()
+        self.membership.replicas.assign(image)
+        self.log_starts.follow(image, self.partitions())
+        has_moved = self._describe(image)
+        if is_changed or gone or has_moved:
+            self._announce()
+            self._count_streams()
+        self._sweep(image)
+        self._has_followed = True
+        self._forget_remembered()
+        self.is_ready = not self._is_stopping
+        self._tell_image()
+        here = self._log_ids_here(image) if self._unopened else set()
+        self._unopened = {log_id: why for log_id, why in self._unopened.items() if log_id in here}
+        if self._unopened and self._retry is None:
+            self._release_unopened(image)
+            self._retry = self._loop.call_later(RETRY_S, self._follow_again)
+
+    # While the cluster tells nothing
+
+    @property
+    def why_streams_unknown(self) -> UnavailableError | None:
+        """As ``Broker``; it can once the cluster has told it, after its start."""
+        if self._has_followed:
+            return None
+        return UnavailableError(
+            f"broker {self.membership.me} has not heard from the cluster which streams there are; "
+            "retry, or ask another broker. Are most of the cluster's brokers up? What this broker "
+            "has on its disk can be read with replica='this'"
+        )
+
+    def copy_of(self, name: str) -> Stream:
+        """As ``Broker``; until the cluster tells which streams there are, as the disk tells it.
+
+        Raises:
+            UnavailableError: the disk tells of no such stream, or cannot be read.
+        """
+        if self._has_followed:
+            return self.stream(name)
+        return self.run_coroutine(self._remember(name)).result(REMEMBER_TIMEOUT_S)
+
+    async def _remember(self, name: str) -> Stream:
+        """Make a stream of the copies here; only readers get it."""
+        if self._has_followed:
+            return self.stream(name)
+        known = self._remembered.get(name)
+        if known is not None:
+            return known
+        founders = Members(self._identity.founders or ())
+        image = remembered(self._store_of_quorum, founders).machine.image
+        found = image.streams.get(name)
+        if found is None:
+            self.check_knows_streams()
+            return self.stream(name)
+        partitions = [
+            self._remembered_copy(PartitionName(name, number), item, image)
+            for number, item in enumerate(found.partitions)
+        ]
+        stream = self._remembered[name] = Stream(found.config, found.created_ns, partitions)
+        return stream
+
+    def _remembered_copy(
+        self, name: PartitionName, item: PartitionImage, image: MetadataImage
+    ) -> Partition:
+        """A copy that nobody leads here and that has no replica, or the absence of one."""
+        config, log = image.streams[name.stream].config, self._storage.logs.get(item.log_id)
+        if log is None or self.membership.me not in item.replicas:
+            away = self._away(name, config, item)
+            away.describe(UnavailableError(f"this broker has no copy of {name}; ask another one"))
+            return away
+        copy = Partition(
+            name,
+            config,
+            log,
+            log_id=item.log_id,
+            leader_epoch=LeaderEpoch(item.leader_epoch),
+            admission=self.admission,
+            sealer=self.keys.of(lambda: image).sealer(name, config),
+        )
+        copy.is_led = False
+        copy.high_watermark = self._noted(copy)
+        if COORDINATOR_STREAM in image.streams:
+            copy.keep_ledger(copy.log_start_offset)
+        return copy
+
+    def _forget_remembered(self) -> None:
+        """The cluster tells which streams there are: who reads copies begins anew."""
+        streams, self._remembered = self._remembered, {}
+        for stream in streams.values():
+            for partition in stream.partitions:
+                partition.close(UnavailableError(f"{partition.name} is in service again; retry"))
+
+    def _bar_partitions(self) -> None:
+        super()._bar_partitions()
+        self.skips.bar(self.partitions())
+
+    def _follow_again(self) -> None:
+        self._retry = None
+        if self.membership.is_registered:
+            self._follow(self._image)
+
+    def _is_same(self, stream: Stream, wanted: StreamImage) -> bool:
+        """Whether a stream here is the one in the image, with the same copies on this broker."""
+        if stream.config != wanted.config:
+            return False
+        have = [(p.log_id, not isinstance(p, RemotePartition)) for p in stream.partitions]
+        return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
+
+    def _make_stream(self, image: StreamImage) -> Stream:
+        """The stream as the image has it: the one before, if nothing about it has changed."""
+        before = self._streams.get(image.config.name)
+        if before is not None and self._is_same(before, image):
+            return before
+        known = {
+            partition.log_id: partition
+            for stream in self._streams.values()
+            for partition in stream.partitions
+        }
+        partitions = []
+        for number, item in enumerate(image.partitions):
+            found = known.get(item.log_id)
+            is_opened = found is not None and not isinstance(found, RemotePartition)
+            if found is None or not is_opened or self.membership.me not in item.replicas:
+                name = PartitionName(image.config.name, number)
+                found = self._try_partition(name, image.config, item) or found
+                if found is None:  # it will stand for the partition until that can be opened
+                    found = self._away(name, image.config, item)
+            found.config = image.config
+            partitions.append(found)
+        if before is not None and before.config == image.config and before.partitions == partitions:
+            return before
+        return Stream(image.config, image.created_ns, partitions)
+
+    def _try_partition(
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> Partition | None:
+        """The partition; None while its log cannot be opened."""
+        try:
+            return self._make_partition(name, config, image)
+        except StrandlineError as error:
+            self._note_unopened(name, image.log_id, error)
+            return None
+
+    def _away(
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> RemotePartition:
+        return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
+
+    def _note_unopened(
+        self, name: PartitionName, log_id: LogId, error: StrandlineError
+    ) -> UnavailableError:
+        """Remember why a partition cannot be opened, and log it when the reason is another one."""
+        why = UnavailableError(
+            f"broker {self.membership.me} cannot open its copy of {name}: {error.message}; it "
+            "tries again, and another replica leads meanwhile if one is in sync; retry"
+        )
+        known = self._unopened.get(log_id)
+        if known is None or known.message != why.message:
+            logger.error("%s cannot be opened here: %s", name, error.message)
+        self._unopened[log_id] = why
+        return why
+
+    def _release_unopened(self, image: MetadataImage) -> None:
+        """Let other replicas lead what this broker should lead and cannot open."""
+        led = [
+            name
+            for name, partition in image.partitions()
+            if partition.leader == self.membership.me and partition.log_id in self._unopened
+        ]
+        if led and not self._is_releasing:
+            self._is_releasing = True
+            self._spawn(self._release(led), "release-leadership")
+
+    async def _release(self, names: list[PartitionName]) -> None:
+        try:
+            await self.operations.release_leadership(names)
+        except StrandlineError as error:
+            logger.warning("nobody else leads what cannot be opened here yet: %s", error)
+        finally:
+            self._is_releasing = False
+
+    def _make_partition(
+        self, name: PartitionName, config: StreamConfig, image: PartitionImage
+    ) -> Partition:
+        """A partition with the log it has here, or one that is elsewhere."""
+        if self.membership.me not in image.replicas:
+            return self._away(name, config, image)
+        plan = log_plan(self.data_dir, image.log_id, config)
+        log = self._storage.logs.get(image.log_id)
+        if log is None:
+            self._check_descriptors(f"the copy of {name}", 1)
+            if image.log_id in self._parted:
+                delete_log_directory(plan.directory, disk=self.disk)
+                note_birth(plan.directory, self._storage.journal, disk=self.disk)
+            log = Log.open(
+                plan.directory,
+                disk=self.disk,
+                segment_bytes=plan.segment_bytes,
+                segment_age_ms=plan.segment_age_ms,
+            )
+            try:
+                # Its name must outlive a power loss: recovery knows logs by their directories.
+                self.disk.sync_directory(plan.directory.parent)
+            except StrandlineError:
+                log.close()
+                raise
+            self._keep(image.log_id, log)
+        if log.log_start_offset == log.log_end_offset < image.log_start_offset:
+            log.restart_at(image.log_start_offset)  # nothing before it will come any more
+        log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
+        made = Partition(
+            name,
+            config,
+            log,
+            log_id=image.log_id,
+            leader_epoch=LeaderEpoch(image.leader_epoch),
+            admission=self.admission,
+            sealer=self.keys.sealer(name, config),
+        )
+        made.is_led = False  # until its replica has heard so
+        # The log may go on with what was never committed, and readers see it from now on.
+        made.high_watermark = self._noted(made)
+        self._keep_ledger(made, made.log_start_offset)
+        return made
+
+    def _noted(self, partition: Partition) -> Offset:
+        """How far a copy is known here to be committed, before its replica hears more."""
+        noted = self._watermarks.get(partition.log_id, Offset(0))
+        return min(max(noted, partition.log_start_offset), partition.log_end_offset)
+
+    def _seat_replicas(self) -> None:
+        """Make the replicas that are missing."""
+        drivers = self.membership.replicas.drivers
+        for partition in self.partitions():
+            if isinstance(partition, RemotePartition) or partition.log_id in drivers:
+                continue
+            noted = self._noted(partition)
+            if partition.replica_hooks is not None:
+                noted = max(noted, partition.high_watermark)
+            try:
+                self.membership.replicas.add(partition, noted)
+            except StrandlineError as error:
+                # Without a replica it would commit by itself what it takes.
+                partition.refuse(self._note_unopened(partition.name, partition.log_id, error))
+            else:
+                self._unopened.pop(partition.log_id, None)
+
+    def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
+        """Close what is here no more, deleted or moved away, and remove its logs beside."""
+        kept = {partition for s in self._streams.values() for partition in s.partitions}
+        closing = [p for stream in gone for p in stream.partitions if p not in kept]
+        remote_error = {partition.log_id: partition for _, partition in image.partitions()}
+        for partition in closing:
+            error: StrandlineError = UnknownStreamError(
+                f"stream {partition.name.stream!r} was deleted"
+            )
+            if partition.log_id in remote_error:
+                error = not_leader(image, partition.name, remote_error[partition.log_id])
+            elif partition.name.stream in image.streams:
+                error = UnavailableError(f"the records of {partition.name} were given up; retry")
+            if not isinstance(partition, RemotePartition):
+                self.membership.replicas.drop(partition.log_id, error)
+            partition.close(error)
+            partition.reject_from((), error)
+        gone_ids = {p.log_id for p in closing if not isinstance(p, RemotePartition)}
+        if gone_ids:
+            self._spawn(self._remove(gone_ids), "remove-logs")
+        for stream in gone:
+            if stream.name not in image.streams:
+                logger.info("stream %s was deleted", stream.name)
+
+    def _log_ids_here(self, image: MetadataImage) -> set[LogId]:
+        """The logs that this broker keeps according to the image."""
+        return {p.log_id for _, p in image.partitions() if self.membership.me in p.replicas}
+
+    async def _remove(self, log_ids: set[LogId]) -> None:
+        """Remove logs that the metadata has given up, unless it has changed its mind.
+
+        A copy that has moved away may move back, under the same log id. Once a checkpoint is past
+        the old log, a recovery takes nothing of it for the new one's; until then ``log_birth``
+        sees to that.
+        """
+        async with self._admin:
+            await self.turn.passed()
+            async with self._checkpoints.lock:
+                here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
+                parted = log_ids - here - self._log_ids_here(self._image)
+                self._parted |= parted
+                logs = [self._storage.logs.pop(log_id, None) for log_id in sorted(parted)]
+                for log_id in parted:
+                    self._watermarks.pop(log_id, None)
+                self.reclaimer.delete(log for log in logs if log is not None)
+            try:
+                await self._checkpoints.checkpoint()
+                self._parted -= parted
+            except StrandlineError as error:
+                logger.warning("no checkpoint after logs were removed: %s", error)
+
+    def _describe(self, image: MetadataImage) -> bool:
+        """Tell partitions who leads and where Flight finds them; whether queue groups are moved."""
+        has_moved = False
+        for name, partition in image.partitions():
+            stream = self._streams.get(name.stream)
+            if stream is None:
+                continue
+            here = stream.partitions[name.partition]
+            order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
+            here.addresses = image.flight_addresses(order)
+            here.in_sync_addresses = image.flight_addresses(partition.isr)
+            leader = image.brokers.get(partition.leader) if partition.leader else None
+            is_ours = partition.leader == self.membership.me
+            unopened = self._unopened.get(partition.log_id)
+            if is_ours and unopened is not None:
+                leader = None  # who came here would be sent here again
+            here.leader_address = leader.flight_address if leader is not None else ""
+            is_led = is_ours and unopened is None and not self._is_stopping
+            has_moved |= is_led != here.is_led and bool(here.config.queue_group)
+            here.is_led = is_led
+            if isinstance(here, RemotePartition):
+                away = not_leader(image, name, partition)
+                here.describe(away if leader is not None or unopened is None else unopened)
+        return has_moved
+
+    def _sweep(self, image: MetadataImage) -> None:
+        """Once: remove logs of streams that were deleted while this broker was away."""
+        if self._has_swept:
+            return
+        self._has_swept = True
+        unknown = self._storage.logs.keys() - self._log_ids_here(image) - {LOG_ID}
+        for log_id in sorted(unknown):
+            if log_id >= image.next_log_id:
+                logger.error("log %d is of a stream nobody knows; it is left alone", log_id)
+        deleted = {log_id for log_id in unknown if log_id < image.next_log_id}
+        if deleted:
+            self._spawn(self._remove(deleted), "remove-logs")
+
+    # Watermarks
+
+    async def _keep_watermarks(self) -> None:
+        """Note now and then what is committed, until cancelled."""
+        while True:
+            await asyncio.sleep(WATERMARK_INTERVAL_S)
+            self._note_watermarks()
+            # A copy that was behind may have come as far as what is to be deleted.
+            self.log_starts.follow(self._image, self.partitions())
+
+    def _note_watermarks(self) -> None:
+        offsets = dict(self.membership.replicas.high_watermarks())
+        if not offsets or offsets == self._watermarks:
+            return
+        try:
+            save_watermarks(self.data_dir, offsets, disk=self.disk)
+            self._watermarks = offsets
+        except UnavailableError as error:
+            logger.warning("what is committed could not be noted: %s", error)

@@ -1,0 +1,144 @@
+"""What others read of a copy of a partition, and what it takes from them to mend damage.
+
+Rules: reading runs beside the loop and changes nothing; mending runs on it, so that nothing changes
+the log meanwhile. Must not know roles.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from strandline.broker.cluster.move_rate import MoveRate
+from strandline.broker.cluster.reading import read_batches, read_range, split
+from strandline.broker.group_commit import GroupCommitter
+from strandline.broker.partition import Partition
+from strandline.errors import CorruptBatchError, LogPoisonedError, StrandlineError
+from strandline.replication import effects as fx
+from strandline.replication import events as ev
+from strandline.replication.events import Event
+from strandline.replication.messages import BatchRef, Buffer
+from strandline.replication.state import LogState
+from strandline.storage.repair import mend
+from strandline.telemetry import Telemetry
+from strandline.types import BrokerId, LogId
+
+logger = logging.getLogger(__name__)
+
+DIFFERENT = "; copies of a compacted stream may differ: move this one away and back"
+
+
+class RangeServerHost(Protocol):
+    """What lending needs of its broker."""
+
+    turn: GroupCommitter
+    telemetry: Telemetry
+
+    def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        """Run something that reads files beside the loop, then ``done`` on it."""
+        ...
+
+    def move_rate(self, log_id: LogId, follower: BrokerId) -> MoveRate | None:
+        """What slows down reading for a follower; None: nothing does."""
+        ...
+
+
+class RangeServer:
+    """Reads and mends one copy.
+
+    Args:
+        partition: whose log it is.
+        state: the log as the replica knows it.
+        around: the broker.
+        step: tells the replica what was read.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        state: LogState,
+        around: RangeServerHost,
+        *,
+        step: Callable[[Event], None],
+    ) -> None:
+        self._partition = partition
+        self._log_state = state
+        self._around = around
+        self._step = step
+        self.is_over = False
+        """Whether the replica was dropped, and wants nothing more."""
+
+    def read_log(self, effect: fx.ReadLog) -> None:
+        """Read for a follower that is behind; for one that a move brings in, in its own time."""
+        reader = self._partition.log_id, effect.follower
+        rate = self._around.move_rate(*reader)
+        if rate is None:
+            self._read_for(effect, effect.bytes_max, None)
+            return
+        size = min(effect.bytes_max, rate.slice_bytes)
+        rate.ask(reader, lambda: self._read_for(effect, size, rate))
+
+    def _read_for(self, effect: fx.ReadLog, bytes_max: int, rate: MoveRate | None) -> None:
+        """Read beside the loop."""
+        if self.is_over:
+            return
+        found: list[tuple[BatchRef, Buffer]] = []
+        log, asked = self._partition.log, effect.from_offset
+        end = self._log_state.log_end_offset  # what is behind it the journal has not taken yet
+
+        def read() -> None:
+            try:
+                found.extend(read_batches(log, asked, bytes_max, below=end))
+            except CorruptBatchError as damage:
+                self._partition.report_corruption(damage)
+            except StrandlineError as error:
+                logger.error("%s: no batches for a follower: %s", self._partition.name, error)  # noqa: TRY400  no trace
+
+        def done() -> None:
+            refs, buffers = split(found)
+            if rate is not None:
+                rate.spent(sum(ref.size for ref in refs))
+            self._step(ev.BatchesRead(effect.follower, effect.session, asked, refs, buffers))
+
+        self._around.in_thread(read, done)
+
+    def read_range(self, effect: fx.ReadRange) -> None:
+        """Read, beside the loop, for a replica that has lost a few batches; if they are here."""
+        found: list[tuple[BatchRef, Buffer]] = []
+        log, first, after = self._partition.log, effect.first_offset, effect.next_offset
+
+        def read() -> None:
+            try:
+                found.extend(read_range(log, first, after))
+            except CorruptBatchError as damage:
+                self._partition.report_corruption(damage)
+            except StrandlineError as error:
+                logger.error("%s: no batches to lend: %s", self._partition.name, error)  # noqa: TRY400  no trace
+
+        def done() -> None:
+            if found:
+                refs, buffers = split(found)
+                self._step(ev.RangeRead(effect.to, first, refs, buffers))
+
+        self._around.in_thread(read, done)
+
+    def mend(self, effect: fx.Repair) -> None:
+        """Put back what another replica has sent.
+
+        At once, on the loop, its sync included: it is as rare as damage, and nothing may change the
+        log meanwhile.
+        """
+        first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
+        name, telemetry = self._partition.name, self._around.telemetry
+        batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.compact
+        try:
+            is_mended = mend(self._partition.log, batches, is_compacted=is_compacted)
+        except LogPoisonedError as error:
+            self._around.turn.poison(error)
+        except StrandlineError as error:
+            telemetry.failed_repairs += 1
+            why = f"{error}{DIFFERENT if is_compacted else ''}"
+            logger.error("records %d to %d of %s are not mended: %s", first, after - 1, name, why)  # noqa: TRY400  no trace
+        else:
+            if is_mended:
+                telemetry.repaired_batches += len(effect.batches)
+                logger.warning("records %d to %d of %s were mended", first, after - 1, name)

@@ -1,0 +1,123 @@
+"""Knowing what the cluster has decided: a broker asks the controller how far that is, and follows.
+
+What is decided is told to the broker that asked for it, and known to the others moments later. Who
+is asked there for what it does not know makes sure first that it was not decided a moment ago.
+
+Rules: one question is under way at a time, whatever many wait for; who comes while it is under way
+waits for the next, since the answer may be older than what it wants to know.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strandline.broker.cluster.channels import AskNewest, ReadIndexAnswer
+from strandline.broker.cluster.peer_rpc import PeerRpc
+from strandline.broker.quorum import Quorum
+from strandline.errors import NotLeaderError, RequestTimeoutError, StrandlineError, UnavailableError
+from strandline.types import BrokerId
+
+PATIENCE_S: Final = 3.0
+"""Longer than it takes to elect a controller."""
+ATTEMPT_S: Final = 1.0
+RETRY_S: Final = 0.05
+POLL_S: Final = 0.005
+
+
+class MetadataReadBarrier:
+    """Questions to the controller, and others' to this broker.
+
+    Args:
+        quorum: this broker's member.
+        questions: to other brokers and theirs.
+        has_told: whether the broker goes by the newest image that is applied here.
+    """
+
+    def __init__(self, quorum: Quorum, questions: PeerRpc, *, has_told: Callable[[], bool]) -> None:
+        self._quorum = quorum
+        self._questions = questions
+        self._has_told = has_told
+        self._round: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def know(self) -> None:
+        """Wait until this broker goes by everything that was decided before this call.
+
+        Raises:
+            UnavailableError: nobody says how far that is, or it does not come; retry.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._round), name="know-newest")
+        await asyncio.shield(self._next)
+
+    async def _after(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._round, self._next = self._next, None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._follow()
+        except TimeoutError:
+            raise UnavailableError(
+                "this broker cannot find out what the cluster has decided; retry. Are most of its "
+                "brokers up?"
+            ) from None
+
+    async def _follow(self) -> None:
+        while (index := await self._index()) is None:  # noqa: ASYNC110  to ask again
+            await asyncio.sleep(RETRY_S)
+        while self._quorum.applied_index < index or not self._has_told():  # noqa: ASYNC110  soon enough
+            await asyncio.sleep(POLL_S)
+
+    async def _index(self) -> int | None:
+        """How far the cluster has decided; None: ask again."""
+        try:
+            if self._quorum.is_leading:
+                await self._quorum.barrier(timeout_s=ATTEMPT_S)
+                return self._quorum.applied_index
+            leader = self._quorum.leader
+            return await self._told_by(leader) if leader is not None else None
+        except UnavailableError:
+            return None  # another controller may know
+
+    async def _told_by(self, leader: BrokerId) -> int:
+        """What the controller answers.
+
+        Raises:
+            UnavailableError: nothing, or that it does not know.
+        """
+        answer = self._questions.ask(leader, AskNewest, ReadIndexAnswer)
+        if answer is None:
+            raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                told = await answer
+        except TimeoutError:
+            raise RequestTimeoutError(f"broker {leader} did not answer") from None
+        if told.failure:
+            raise UnavailableError(told.failure)
+        return told.index
+
+    # What comes from others
+
+    def serve(self, sender: BrokerId, question: AskNewest) -> None:
+        """Answer another broker, once it is sure that this one leads the metadata."""
+        task = asyncio.create_task(self._serve(sender, question), name="newest")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, sender: BrokerId, question: AskNewest) -> None:
+        try:
+            await self._quorum.barrier(timeout_s=ATTEMPT_S)
+            answer = ReadIndexAnswer(question.number, self._quorum.applied_index)
+        except StrandlineError as error:
+            answer = ReadIndexAnswer(question.number, 0, error.message)
+        self._questions.answer(sender, answer)
+
+    async def stop(self) -> None:
+        """Let go of what is under way."""
+        tasks = [task for task in (self._round, self._next, *self._serving) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,199 @@
+"""The broker's connection to a nats-server: takes what is published, sends acks back.
+
+Rules: one binding, one subscription, one sid; a message belongs to the binding of its sid and to no
+other, so two streams on one subject each get it and queue groups are nats-server's business. Every
+broker of a cluster hears a message, and the leader answers it; a message to a queue group only one
+hears, which therefore answers always, and takes what is under way after it has unsubscribed. Acks
+are queued and written once per turn. The link neither connects nor reconnects.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from strandline.broker.routing import Binding, Route, RouteTable
+from strandline.errors import InvalidSubjectError, StrandlineError
+from strandline.frontends.nats.connection import PING
+from strandline.frontends.nats.protocol import (
+    Event,
+    encode_publish,
+    encode_subscribe,
+    encode_unsubscribe,
+)
+from strandline.frontends.nats.replies import ReplySink, error_reply, is_left_to_others, pub_ack
+from strandline.frontends.nats.server_link import ServerLink
+from strandline.record.envelope import MAGIC
+from strandline.record.subjects import SUBJECT_BYTES_MAX
+from strandline.types import Offset, PartitionName
+
+if TYPE_CHECKING:
+    from strandline.frontends.nats.client import NatsClient
+
+
+class NatsConnection(ServerLink):
+    """A connection, and the responder of everything that came over it; a token is a reply subject.
+
+    Args:
+        subscriber: what outlives the connection.
+    """
+
+    def __init__(self, subscriber: "NatsClient") -> None:
+        super().__init__()
+        self._subscriber = subscriber
+        self._sids: dict[Binding, bytes] = {}
+        self._tables: dict[bytes, RouteTable] = {}
+        self._last_sid = 0
+        self._sole = QueueGroupResponder(self)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """The hot path: plain payloads go straight to their partition."""
+        tables = self._tables
+        subscriber = self._subscriber
+        messages = 0
+        for event in events:
+            if not isinstance(event, tuple):
+                self._control(event)
+                continue
+            messages += 1
+            subject, sid, reply, block, payload = event
+            table = tables.get(sid)
+            if table is None:
+                continue  # unsubscribed meanwhile
+            route = table.remembered.get(subject) or self._find_route(table, subject, reply)
+            if route is None:
+                continue
+            is_plain = block is None and payload[:4] != MAGIC
+            if route.partition is None or not is_plain or (reply and not route.answers):
+                if route.groups:
+                    sink: ReplySink = self._sole if route.is_shared else self
+                    subscriber.intake.take(route, reply, block=block, payload=payload, sink=sink)
+            elif reply is None:
+                route.partition.append(payload, subject=route.subject)
+            else:
+                taker: ReplySink = self._sole if route.is_shared else self
+                route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
+        subscriber.messages += messages
+
+    def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
+        subscriber = self._subscriber
+        if self.output:
+            self.flush()
+        if subscriber.admission.pending_bytes > subscriber.gate.pending_high:
+            subscriber.gate.hold(self)
+
+    def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
+        """The route of a subject seen for the first time; None if it cannot be one."""
+        try:
+            return table.find(subject)
+        except InvalidSubjectError as error:
+            if reply is not None:
+                self.deliver(reply, error_reply(error))
+            return None
+
+    # Subscriptions
+
+    def subscribe(self, bindings: list[Binding]) -> None:
+        """Hold a subscription for each of ``bindings`` and for nothing else."""
+        lines: list[bytes] = []
+        wanted = dict.fromkeys(bindings)
+        gone = [each for each in self._sids if each not in wanted]
+        for binding in wanted:
+            if binding in self._sids:
+                continue
+            self._last_sid += 1
+            sid = b"%d" % self._last_sid
+            self._sids[binding] = sid
+            self._tables[sid] = RouteTable((binding,))
+            queue = binding.stream.config.queue_group.encode()
+            lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        # Those that go come last: where one replaces another, nothing may fall between them.
+        lines += self._forget(gone)
+        self.write(b"".join(lines))
+
+    def _forget(self, bindings: list[Binding]) -> list[bytes]:
+        """The lines that end subscriptions; what is under way to a queue group is still taken."""
+        lines: list[bytes] = []
+        shared: list[bytes] = []
+        for binding in bindings:
+            sid = self._sids.pop(binding)
+            lines.append(encode_unsubscribe(sid))
+            if binding.stream.config.queue_group:
+                shared.append(sid)
+            else:
+                del self._tables[sid]
+        if shared and self.is_open:
+            passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._pongs.append(passed)
+            passed.add_done_callback(lambda _: self._drop_tables(shared))
+            lines.append(PING)
+        return lines
+
+    def _drop_tables(self, sids: list[bytes]) -> None:
+        for sid in sids:
+            self._tables.pop(sid, None)
+
+    def unsubscribe_all(self) -> None:
+        """Ask for no more messages; what is under way still counts."""
+        self.write(b"".join(map(encode_unsubscribe, self._tables)))
+
+    # Replies
+
+    is_alone = False
+    """The leader hears every message too."""
+
+    @property
+    def answers_leaderless(self) -> bool:
+        """Whether this broker answers for partitions that nobody leads."""
+        return self._subscriber.is_controller
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """Queue a PubAck."""
+        reply = cast("bytes", token)
+        if duplicate:
+            self.deliver(reply, pub_ack(partition, offset, duplicate=True))
+            return
+        if not self.output:
+            self._subscriber.unflushed.append(self)
+        sequence = offset + 1
+        template = self._subscriber.ack_lines.template(partition, sequence)
+        self.output.append(template % (reply, sequence))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Queue an error reply, unless another broker, which hears every message too, answers."""
+        if is_left_to_others(error, self):
+            return
+        self.deliver(cast("bytes", token), error_reply(error))
+
+    def deliver(self, to: bytes, payload: bytes) -> None:
+        """Queue a message; what nats-server would end the link for, which all share, is dropped.
+
+        That is a subject that cannot be one, or is longer than its lines, and more than it takes.
+        A publisher names both the inbox of a Liftbridge ack and much of what is in it.
+        """
+        if not 0 < len(to) <= SUBJECT_BYTES_MAX or any(blank in to for blank in b" \t\r\n"):
+            return
+        if len(payload) > self.parser.payload_max:
+            return
+        if not self.output:
+            self._subscriber.unflushed.append(self)
+        self.output.append(encode_publish(to, payload))
+
+
+class QueueGroupResponder:
+    """Answers messages to a queue group, which no other broker hears.
+
+    Args:
+        link: how they came.
+    """
+
+    is_alone = answers_leaderless = True
+
+    def __init__(self, link: NatsConnection) -> None:
+        self.acked = link.acked
+        self.deliver = link.deliver
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Queue an error reply, also where another broker leads."""
+        self.deliver(cast("bytes", token), error_reply(error))

@@ -1,0 +1,132 @@
+"""What a checkpoint counts on in the files of a log and is not there, without opening the log.
+
+Rules: believes what recovery would: a log's own notes of its birth, its last cut and its start come
+before the checkpoint, and what they say is over is not missed. What only the journal need have is
+not missed either. Reads only; the files are listed before the notes are read, so that what a
+running broker removes meanwhile is not missed.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from strandline.errors import CorruptBatchError
+from strandline.storage.checkpoint import Checkpoint, LogCheckpoint
+from strandline.storage.disk import Disk
+from strandline.storage.journal_scan import JournalScan
+from strandline.storage.log_generation import birth_of
+from strandline.storage.log_start import START_NAME, parse_start
+from strandline.storage.scan import header_at
+from strandline.storage.segment_reads import LOG_SUFFIX
+from strandline.storage.truncation_marker import cut_of
+
+QUORUM_LOG = 0
+"""The log that a broker of a cluster always has, in a directory of its own."""
+
+
+class Durable(NamedTuple):
+    """What must be in the files of a log."""
+
+    at: LogCheckpoint
+    sequence: int
+    """Of the journal, after which it says more."""
+    start: int
+    """No record below it counts."""
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there is anything at all."""
+        return self.at.log_end_offset > self.start
+
+
+class Missing(NamedTuple):
+    """A file that is absent or too short."""
+
+    log_id: int
+    durable: Durable
+    file: Path
+    position: int
+    """Where it ends."""
+    message: str
+    is_certain: bool
+    """False: the log may have been deleted on purpose."""
+
+
+def durable_part(
+    directory: Path, log_id: int, checkpoint: Checkpoint, *, disk: Disk
+) -> Durable | None:
+    """What must be in a log's files; None if nothing is known to be.
+
+    Raises:
+        CorruptBatchError: a note of the log is damaged.
+    """
+    at, sequence = checkpoint.logs.get(log_id), checkpoint.sequence
+    if birth_of(directory, disk=disk) >= sequence:
+        at = None  # the checkpoint's is another log, which was here before
+    cut = cut_of(directory, disk=disk)
+    if cut is not None and cut.state.cuts > (at.cuts if at is not None else 0):
+        at, sequence = cut.state, cut.sequence
+    if at is None:
+        return None
+    stored = parse_start(disk.read_bytes(directory / START_NAME) or b"") or 0
+    return Durable(at, sequence, max(stored, at.log_start_offset))
+
+
+def find_missing(
+    checkpoint: Checkpoint,
+    directories: Mapping[int, Path],
+    *,
+    disk: Disk,
+    known: Collection[int] | None,
+) -> Iterator[Missing]:
+    """The segments that a checkpoint ends in, where they are absent or shorter than it says.
+
+    Args:
+        checkpoint: of the data directory.
+        directories: where each of its logs has to be.
+        disk: the file system.
+        known: the logs that were not deleted; None: nobody can tell.
+    """
+    for log_id, directory in directories.items():
+        if known is not None and log_id not in known:
+            continue
+        is_there = disk.exists(directory)
+        sizes = {
+            int(name.removesuffix(LOG_SUFFIX)): size
+            for name, size in disk.listing(directory).items()
+            if name.endswith(LOG_SUFFIX) and name.removesuffix(LOG_SUFFIX).isdigit()
+        }
+        try:
+            durable = durable_part(directory, log_id, checkpoint, disk=disk)
+        except CorruptBatchError:
+            continue  # that is told elsewhere, and what it hides is not known
+        if durable is None or not durable.has_records:
+            continue
+        at = durable.at
+        file, first = directory / f"{at.segment_base:020d}{LOG_SUFFIX}", durable.start
+        size = sizes.get(at.segment_base, 0)
+        has_earlier = any(base < at.segment_base for base in sizes)
+        if size >= at.position and (at.position or has_earlier):
+            continue
+        if not at.position:
+            file = directory  # of the segments before, no checkpoint has the names
+        elif has_earlier or size:
+            first = max(first, at.segment_base)
+        message = f"records {first} to {at.log_end_offset - 1} are missing, or some of them"
+        if size:
+            message = f"ends {at.position - size} bytes early: {message}"
+        is_certain = is_there or known is not None or log_id == QUORUM_LOG
+        if not is_certain:
+            message += ", unless this copy was deleted since the last checkpoint"
+        yield Missing(log_id, durable, file, size, message, is_certain)
+
+
+def is_cut_since(missing: Missing, journal: JournalScan) -> bool:
+    """Whether the journal goes on below what is missing: the log was cut, and that is why."""
+    end = missing.durable.at.log_end_offset
+    for entry in journal.replay(missing.durable.sequence):
+        for log_id, part in entry.parts:
+            header = header_at(part, 0) if log_id == missing.log_id and part else None
+            if header is not None and header.base_offset < end:
+                return True
+    return False

@@ -1,0 +1,129 @@
+"""Putting batches back where a log is damaged, from another replica's copy.
+
+Rules: bytes are only ever put where no intact batch is, and only if they are what was there: whole
+intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served
+changes, and readers need no lock: until all is written they meet the damage. Where copies are
+compacted they may fit and differ all the same: then what is left of each batch has to tell that it
+was this one. Durable on return; a crash in the middle leaves damage, as before. On the thread that
+owns the log. Knows nothing of where the copy comes from.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from strandline.errors import CorruptBatchError, InvalidRecordError
+from strandline.record.batch import HEADER_BYTES, BatchHeader, check_batch, read_header
+from strandline.storage.disk import Bytes
+from strandline.storage.log import Log
+from strandline.storage.scan import header_at
+from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import CorruptRange
+from strandline.types import Offset
+
+
+def mend(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
+    """Put batches in the place of damaged ones, as far as the first hole among them goes.
+
+    Args:
+        log: which has lost them.
+        batches: each exactly one, in the order of their offsets; more than are lost do no harm.
+        is_compacted: other copies may hold other batches of the same offsets.
+
+    Returns:
+        False if they are all there: somebody was quicker.
+
+    Raises:
+        CorruptBatchError: a batch is damaged itself.
+        InvalidRecordError: they are not what was there.
+        DiskFullError: no space, on a file system that copies when it overwrites.
+        LogPoisonedError: the write or its sync failed.
+    """
+    headers = [check_batch(memoryview(batch), 0) for batch in batches]
+    assert headers, "an answer without batches mends nothing"
+    for before, after in pairwise(headers):
+        if before.next_offset != after.base_offset:
+            raise InvalidRecordError(f"no batch from {before.next_offset} on among the copies")
+    for number, header in enumerate(headers):
+        segment = _segment_of(log, header.base_offset)
+        hole = _hole_at(segment, header.base_offset)
+        if hole is not None:
+            fitting = [each for each in headers[number:] if each.next_offset <= hole.next_offset]
+            _check_fit(segment, hole, fitting)
+            lost = batches[number : number + len(fitting)]
+            if is_compacted:
+                _check_same(segment, hole, lost)
+            segment.put_back(b"".join(lost), hole.position)
+            return True
+    return False
+
+
+def _segment_of(log: Log, offset: Offset) -> Segment:
+    """The segment that held the batch.
+
+    Raises:
+        InvalidRecordError: it is gone meanwhile.
+    """
+    for segment in reversed(log.segments):
+        if segment.base_offset <= offset:
+            return segment
+    raise InvalidRecordError(f"offset {offset} is below all that is kept of the log")
+
+
+def _hole_at(segment: Segment, offset: Offset) -> CorruptRange | None:
+    """The hole that begins where the batch of ``offset`` should; None if an intact batch does.
+
+    Raises:
+        InvalidRecordError: neither: the file was cut.
+    """
+    try:
+        place = segment.locate(offset)
+    except CorruptBatchError as damage:
+        return segment.hole(damage.position, damage.first_offset)
+    there = None if place is None else header_at(segment.view(place.position, HEADER_BYTES), 0)
+    if there is None or there.base_offset > offset:
+        raise InvalidRecordError(
+            f"records from {offset} on are missing from {segment.path}: there is no place for them"
+        )
+    return None
+
+
+def _check_fit(segment: Segment, hole: CorruptRange, headers: list[BatchHeader]) -> None:
+    """Refuse what is not exactly what was there.
+
+    Raises:
+        InvalidRecordError: it says what differs.
+    """
+    if not headers:
+        raise InvalidRecordError(f"the batches at byte {hole.position} of {segment.path} differ")
+    offsets = headers[0].base_offset, headers[-1].next_offset
+    end = segment.size if hole.next_position < 0 else hole.next_position
+    length = sum(header.length for header in headers)
+    if (*offsets, length) != (hole.first_offset, hole.next_offset, end - hole.position):
+        raise InvalidRecordError(
+            f"the copy of records {offsets[0]} to {offsets[1] - 1} in {length} bytes is not what "
+            f"was at byte {hole.position} of {segment.path}: records {hole.first_offset} to "
+            f"{hole.next_offset - 1} in {end - hole.position} bytes"
+        )
+    if end > segment.written_bytes:
+        raise InvalidRecordError(f"the damage at byte {hole.position} is not in the file yet")
+
+
+def _check_same(segment: Segment, hole: CorruptRange, batches: Sequence[Bytes]) -> None:
+    """Refuse what may be another batch than was there, though it fits.
+
+    Certain is one whose header is there, checksum and all, or else everything behind the header.
+
+    Raises:
+        InvalidRecordError: it says which.
+    """
+    position = hole.position
+    for batch in batches:
+        there, copy = segment.view(position, len(batch)), memoryview(batch)
+        is_same_header = there[:HEADER_BYTES] == copy[:HEADER_BYTES]
+        if not is_same_header and there[HEADER_BYTES:] != copy[HEADER_BYTES:]:
+            header = read_header(copy)
+            raise InvalidRecordError(
+                f"the copy of records {header.base_offset} to {header.next_offset - 1} fits, but "
+                f"is not for certain what was at byte {position} of {segment.path}"
+            )
+        position += len(batch)

@@ -1,0 +1,16 @@
+"""The proof of being on one machine: new for each broker, and no broker fails for want of it."""
+
+from strandline.broker.locality_token import write_proof
+
+
+def test_each_broker_says_something_else(tmp_path):
+    """What an earlier one said is worth nothing."""
+    first, second = write_proof(tmp_path), write_proof(tmp_path)
+    assert first.path == second.path
+    assert first.text != second.text == second.path.read_text()
+    assert second.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_file_there_is_no_proof(tmp_path):
+    """The disk is full, or the like."""
+    assert write_proof(tmp_path / "missing").text == ""

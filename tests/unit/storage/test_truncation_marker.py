@@ -1,0 +1,106 @@
+"""Cuts of a log outlive crashes: neither journal nor checkpoint brings back what was removed."""
+
+import pytest
+
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import read_header
+from strandline.storage.truncation_marker import CUT_NAME, cut_of
+
+from .test_recovery import A, Data, keep_all
+
+
+@pytest.fixture
+def data(tmp_path, disk, make_batch):
+    """An empty data directory, open."""
+    return Data(tmp_path / "data", disk, make_batch)
+
+
+def cut(data, kept):
+    """Cut a log after so many batches; returns it."""
+    log = data.now.logs[A]
+    end = sum(read_header(batch).record_count for batch in data.written[A][:kept])
+    del data.written[A][kept:]
+    assert log.truncate_to(end) == end
+    return log
+
+
+@pytest.mark.parametrize("keep", [None, keep_all], ids=["power-loss", "kill"])
+@pytest.mark.parametrize("size", [50, 1500], ids=["in one segment", "over segments"])
+@pytest.mark.parametrize("grown", [0, 1, 6])
+def test_what_comes_after_a_cut_is_there_and_nothing_else(data, keep, size, grown):
+    """The checkpoint names what was cut, and the journal has more of it."""
+    for _ in range(4):
+        data.turn(A, size=size)
+    data.checkpoint()
+    data.turn(A, size=size)
+    cut(data, 2)
+    for _ in range(grown):
+        data.turn(A, size=size + 7)
+    for _ in range(2):
+        assert data.die(keep).damage == []
+        data.check(A)
+
+
+def test_names_of_segments_that_were_cut_away_stay_away(data):
+    """The log gets to where one of them began, and would go on in it."""
+    for _ in range(4):
+        data.turn(A, size=1500)
+    data.checkpoint()
+    cut(data, 1)
+    data.turn(A, size=1400)
+    assert data.die().damage == []
+    data.check(A)
+
+
+def test_a_checkpoint_from_before_a_cut_makes_nothing_stable(data):
+    """Segments that recovery may go on in are not to be compacted."""
+    for _ in range(4):
+        data.turn(A, size=1500)
+    pending = data.now.checkpointer.begin(data.now.logs)
+    log = cut(data, 1)
+    for _ in range(3):
+        data.turn(A, size=1500)
+    data.now.checkpointer.write(pending)
+    data.now.checkpointer.finish(pending)
+    assert log.stable_segments == ()
+    data.checkpoint()
+    assert len(log.stable_segments) == 3
+
+
+def test_a_cut_that_a_checkpoint_knows_of_is_over(data):
+    """The log goes on from the checkpoint, which is newer, though no record came in between."""
+    for _ in range(4):
+        data.turn(A)
+    log = cut(data, 2)
+    data.checkpoint()
+    data.without_journal(A, 50, 50)
+    data.checkpoint()
+    found = cut_of(log.directory, disk=data.disk)
+    assert (found.state.log_end_offset, found.state.cuts) == (2, 1)
+    assert data.die().records_replayed == 0
+    data.check(A)
+
+
+def test_cuts_are_counted_over_lives(data):
+    """A second cut is news to a checkpoint that knows the first."""
+    for kept in (3, 2, 1):
+        for _ in range(4):
+            data.turn(A)
+        data.checkpoint()
+        cut(data, kept)
+        data.turn(A)
+        assert data.die().damage == []
+        data.check(A)
+    assert cut_of(data.now.logs[A].directory, disk=data.disk).state.cuts == 3
+
+
+def test_a_damaged_note_is_reported(data):
+    """Nobody knows then where the log went on: it is said, and everything is tried."""
+    for _ in range(3):
+        data.turn(A)
+    log = cut(data, 2)
+    (log.directory / CUT_NAME).write_bytes(b"00000000\n{}\n")
+    with pytest.raises(CorruptBatchError, match="log-cut is damaged"):
+        cut_of(log.directory, disk=data.disk)
+    [damage] = data.die().damage
+    assert damage.file.name == CUT_NAME
