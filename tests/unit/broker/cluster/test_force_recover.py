@@ -38,7 +38,7 @@ async def test_a_survivor_goes_on_alone(cluster, kit):
     directory = await lose_most(cluster, 2)
     done = force_recover(directory, disk=Disk())
     assert (done.broker, done.voters, done.in_doubt, done.no_copy_here) == (2, (1, 2, 3), (), ())
-    with pytest.raises(InvalidRequestError, match="alone already"):
+    with pytest.raises(InvalidRequestError, match="only voter already"):
         force_recover(directory, disk=Disk())
     await cluster.start(2)
     await cluster.put("c")
