@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from strandline.broker.ack_sink import AckSink
 from strandline.broker.broker import Broker
-from strandline.client.batching import Record
+from strandline.client.accumulator import Record
 from strandline.client.client import Client
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender
