@@ -7,7 +7,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
@@ -49,7 +49,7 @@ def three_brokers(directory, *, environment_of=lambda _: {}, ports=(), more=()):
 
 def status(server):
     """What it says of partition 0."""
-    connection = Connection(server.flight, timeout_s=5)
+    connection = BrokerConnection(server.flight, timeout_s=5)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     finally:

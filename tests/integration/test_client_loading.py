@@ -14,7 +14,7 @@ from nats.js.errors import ServiceUnavailableError
 
 import strandline
 from strandline.broker import log_replay, partition_appends
-from strandline.client.accumulator import Record
+from strandline.client.accumulator import ProducerRecord
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender
 from strandline.client.in_flight_batches import InFlightBatches
@@ -179,7 +179,9 @@ def test_an_expected_offset_waits_for_a_leader_that_loads(client, server, loads)
     """A refusal says for certain that nothing was stored, so it is sent again."""
     appender = ConditionalAppender(ClusterClient(str(server), timeout_s=20), timeout_s=20)
     try:
-        ack = appender.append("s", 0, Record(b"v", None, None, None, "m"), expected_offset=0)
+        ack = appender.append(
+            "s", 0, ProducerRecord(b"v", None, None, None, "m"), expected_offset=0
+        )
     finally:
         appender.close()
     assert ack.offset == 0

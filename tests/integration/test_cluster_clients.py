@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import strandline
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
@@ -249,7 +249,7 @@ def test_a_clean_stop_of_a_leader_is_not_noticed(cluster, client):
 
 def controller(server):
     """The number of the controller, as a broker knows it; None: it knows of none."""
-    connection = Connection(server.flight, timeout_s=30)
+    connection = BrokerConnection(server.flight, timeout_s=30)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     finally:

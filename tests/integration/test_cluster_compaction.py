@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.testing.replica import ReplicaReader
 
@@ -33,7 +33,7 @@ def environment_of():
 
 def status(server):
     """The partition as a broker knows it."""
-    connection = Connection(server.flight, timeout_s=5)
+    connection = BrokerConnection(server.flight, timeout_s=5)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
         [partition] = [each for each in found.partitions if each.stream == "state"]

@@ -3,7 +3,7 @@
 import pytest
 
 import strandline
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.encryption.master_keys import new_key_text, parse_master_keys
 from strandline.protocol import admin
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
@@ -33,7 +33,7 @@ def environment_of(files):
 
 
 def act(server, name, body, kind):
-    connection = Connection(server.flight, timeout_s=10)
+    connection = BrokerConnection(server.flight, timeout_s=10)
     try:
         return connection.action(name, body, kind)
     finally:
@@ -61,7 +61,7 @@ def values_at(server, count, kit):
     def read():
         [info] = act(server, admin.STREAM_INFO, admin.StreamName(name="s"), admin.StreamInfo)
         assert info.partitions[0].high_watermark >= count
-        connection = Connection(server.flight, timeout_s=30)
+        connection = BrokerConnection(server.flight, timeout_s=30)
         try:
             found = connection.read(ReadRequest(stream="s", partition=0, stop=count))
             return found.read_all()["value"].to_pylist()

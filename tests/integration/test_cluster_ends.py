@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
 from strandline.protocol import admin
 
@@ -36,7 +36,7 @@ def of_info(connection):
 
 def first_end(address, ask, is_over):
     """The end that a broker tells as soon as it leads; None: another one does, in the end."""
-    connection = Connection(address, timeout_s=30)
+    connection = BrokerConnection(address, timeout_s=30)
     try:
         while True:
             is_last = is_over.is_set()

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadMinRows
 
 import strandline
 from pyspark_strandline import DefaultSource
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
@@ -193,7 +193,7 @@ def is_whole(found):
 
 @contextmanager
 def connected(server):
-    connection = Connection(server.flight, timeout_s=40)
+    connection = BrokerConnection(server.flight, timeout_s=40)
     try:
         yield connection
     finally:

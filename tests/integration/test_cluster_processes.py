@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.client.put_stream import PutStream
 from strandline.errors import StrandlineError, UnknownStreamError
 from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
@@ -198,7 +198,7 @@ def leader_of(server, name):
     Raises:
         UnknownStreamError: the broker has not heard of the stream yet.
     """
-    connection = Connection(server.flight, timeout_s=5)
+    connection = BrokerConnection(server.flight, timeout_s=5)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     finally:
@@ -220,7 +220,7 @@ async def test_flight_names_the_leader_and_every_copy(cluster):
     other = next(number for number in IDS if number != leader)
     with strandline.connect(cluster[other].flight) as client:
         assert client.append("orders", "w").offset == 20, "clients go there by themselves"
-    connection = Connection(cluster[other].flight, timeout_s=5)
+    connection = BrokerConnection(cluster[other].flight, timeout_s=5)
     acks = []
     put = PutStream(
         connection,

@@ -18,7 +18,7 @@ import pytest
 
 import strandline
 from strandline.broker.cluster.watermarks import FILE_NAME, load_watermarks
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.errors import InvalidRequestError, NotEnoughReplicasError, UnavailableError
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.protocol import admin
@@ -148,7 +148,7 @@ def test_a_publish_that_asks_for_less_waits_for_no_follower(brokers):
 
 def has_reached(server, name, end):
     """A broker's log has so many records, committed or not."""
-    with closing(Connection(server.flight, timeout_s=10)) as connection:
+    with closing(BrokerConnection(server.flight, timeout_s=10)) as connection:
         body = admin.StreamInfoRequest(name=name)
         [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
     assert info.partitions[0].log_end_offset == end
@@ -393,7 +393,7 @@ def test_a_second_broker_of_a_number_is_kept_out(brokers, tmp_path):
 
 def part_of(server, name):
     """What a broker knows of partition 0: leader, epoch, copies in sync."""
-    with closing(Connection(server.flight, timeout_s=5)) as connection:
+    with closing(BrokerConnection(server.flight, timeout_s=5)) as connection:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     return next(part for part in found.partitions if part.stream == name)
 

@@ -58,10 +58,10 @@ def status(
     shown with a question mark. A broker without a controller shows its last known status, marked as
     such, and the exit code is 1.
     """
-    from strandline.client.connection import Connection
+    from strandline.client.connection import BrokerConnection
     from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 
-    connection = Connection(server, timeout_s=timeout)
+    connection = BrokerConnection(server, timeout_s=timeout)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
         ends = log_ends(found, connection)

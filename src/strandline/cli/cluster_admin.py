@@ -31,7 +31,7 @@ from strandline.cli.replicas import lags, log_ends
 from strandline.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
-    from strandline.client.connection import Connection
+    from strandline.client.connection import BrokerConnection
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
 ORDER_TIMEOUT_S = 70.0
@@ -263,11 +263,11 @@ def elect(
 
 
 @contextmanager
-def connected(server: str) -> "Iterator[Connection]":
+def connected(server: str) -> "Iterator[BrokerConnection]":
     """Open a connection whose timeout fits the slowest admin command."""
-    from strandline.client.connection import Connection
+    from strandline.client.connection import BrokerConnection
 
-    connection = Connection(server, timeout_s=ORDER_TIMEOUT_S)
+    connection = BrokerConnection(server, timeout_s=ORDER_TIMEOUT_S)
     try:
         yield connection
     finally:
@@ -303,7 +303,7 @@ def _done(output: OutputFormat, text: str) -> None:
 
 
 def _watch(
-    connection: "Connection", is_left: "Callable[[CopiesInfo], bool]", output: OutputFormat
+    connection: "BrokerConnection", is_left: "Callable[[CopiesInfo], bool]", output: OutputFormat
 ) -> None:
     """Show progress until no partition is left.
 
@@ -332,7 +332,7 @@ def _watch(
         time.sleep(POLL_S)
 
 
-def _status(connection: "Connection") -> "ClusterStatus":
+def _status(connection: "BrokerConnection") -> "ClusterStatus":
     """Return the cluster's status; retry while the broker does not answer."""
     from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 
@@ -349,7 +349,7 @@ def _status(connection: "Connection") -> "ClusterStatus":
 
 
 def _progress(
-    found: "ClusterStatus", left: "list[CopiesInfo]", connection: "Connection"
+    found: "ClusterStatus", left: "list[CopiesInfo]", connection: "BrokerConnection"
 ) -> dict[str, Any]:
     moving = [part for part in left if part.is_moving]
     ends = log_ends(found, connection) if moving else {}

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
-    from strandline.client.connection import Connection
+    from strandline.client.connection import BrokerConnection
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
 Ends = Mapping[int, Mapping[tuple[str, int], int]]
 """Log end offset by broker and partition."""
 
 
-def log_ends(found: "ClusterStatus", first: "Connection") -> Ends:
+def log_ends(found: "ClusterStatus", first: "BrokerConnection") -> Ends:
     """Return each partition's log end offset at each broker that answers."""
     from strandline.protocol import admin
 

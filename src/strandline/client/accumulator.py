@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 
-class Record(NamedTuple):
+class ProducerRecord(NamedTuple):
     """A record as given to a producer."""
 
     value: bytes | None
@@ -31,7 +31,7 @@ class RecordProducerBatch(Generic[FutureT]):
         self, partition: int, *, now_s: float, deadline_s: float, has_ids: bool = False
     ) -> None:
         self.partition = partition
-        self.records: list[Record] = []
+        self.records: list[ProducerRecord] = []
         self.futures: list[FutureT] = []
         self.size = 0
         self.since_s = now_s
@@ -84,7 +84,7 @@ class RecordAccumulator(Generic[FutureT]):
         return self._sticky_partition
 
     def add(
-        self, partition: int, record: Record, future: FutureT, *, size: int, now_s: float
+        self, partition: int, record: ProducerRecord, future: FutureT, *, size: int, now_s: float
     ) -> bool:
         """Add a record; return whether it started or completed a batch, which wakes senders."""
         batch = self._open.get(partition)

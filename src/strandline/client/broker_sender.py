@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Protocol
 
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.client.in_flight_batch import InFlightBatch
 from strandline.client.put_stream import PutStream
 from strandline.client.table_batches import AnyProducerBatch, batch_of, pad
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class SenderCallbacks(Protocol):
-    """The owner of the batches; see ``Delivery``."""
+    """The owner of the batches; see ``ProducerDelivery``."""
 
     def next_for(self, sender: "BrokerSender") -> InFlightBatch[AnyProducerBatch] | None:
         """Wait for the next batch; None: check ``is_over`` and the put."""
@@ -80,7 +80,7 @@ class BrokerSender:
     """
 
     def __init__(
-        self, connection: Connection, request: PutRequest, callbacks: SenderCallbacks
+        self, connection: BrokerConnection, request: PutRequest, callbacks: SenderCallbacks
     ) -> None:
         self.address = connection.address
         self.is_over = False

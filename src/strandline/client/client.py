@@ -25,7 +25,7 @@ from strandline.client.producer import Headers, Producer
 from strandline.client.quotas import Quotas
 from strandline.client.read_calls import ReadCalls
 from strandline.client.results import Ack, AckFuture, BatchAck
-from strandline.client.stream_calls import StreamCalls
+from strandline.client.stream_calls import StreamAdminCalls
 from strandline.client.tls import Credentials
 from strandline.client.transaction_context import TransactionContext
 from strandline.client.transactional import TransactionalClient
@@ -81,7 +81,7 @@ def connect(
     return client
 
 
-class Client(StreamCalls, ReadCalls, TransactionalClient):
+class Client(StreamAdminCalls, ReadCalls, TransactionalClient):
     """A client of a broker or a cluster. Use it as a context manager, or ``close`` it.
 
     Args:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from strandline.client.arguments import check_number
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.client.deadline import within
-from strandline.client.retry import Backoff, is_connection_loss, is_refusal, is_worth_a_retry
+from strandline.client.retry import RetryBackoff, is_connection_loss, is_refusal, is_worth_a_retry
 from strandline.client.tls import Credentials
 from strandline.errors import (
     InvalidRequestError,
@@ -49,7 +49,7 @@ class ClusterClient:
         credentials: for TLS; by default those of the environment.
 
     Raises:
-        InvalidRequestError, InvalidConfigError: as ``Connection``.
+        InvalidRequestError, InvalidConfigError: as ``BrokerConnection``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ClusterClient:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         given = [
-            Connection(each, timeout_s=timeout_s, credentials=credentials)
+            BrokerConnection(each, timeout_s=timeout_s, credentials=credentials)
             for each in addresses.split(",")
         ]
         self._connections = {each.address: each for each in given}
@@ -91,7 +91,7 @@ class ClusterClient:
         """Return whether there is another broker to ask."""
         return bool(self._known) or len(self._seeds) > 1
 
-    def connection(self, address: str) -> Connection:
+    def connection(self, address: str) -> BrokerConnection:
         """Return the connection to a broker, opened on first use."""
         with self._lock:
             found = self._connections.get(address)
@@ -132,7 +132,7 @@ class ClusterClient:
     # Any broker
 
     def ask(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
-        """Run a query at any broker; arguments as ``Connection.action``.
+        """Run a query at any broker; arguments as ``BrokerConnection.action``.
 
         Raises:
             StrandlineError: the last broker's error, or that none answered in time.
@@ -195,7 +195,7 @@ class ClusterClient:
         return {number: each.leader for number, each in routes.items()}
 
     def _run(self, call: "_Call[T]", *, deadline_s: float, is_change: bool) -> list[T]:
-        backoff = Backoff()
+        backoff = RetryBackoff()
         while True:
             failure: StrandlineError | None = None
             for address in self._order():
@@ -300,7 +300,7 @@ class ClusterClient:
             NotLeaderError: a partition has had no leader for too long.
             StrandlineError: a leader's error.
         """
-        backoff = Backoff()
+        backoff = RetryBackoff()
         with within(self._timeout_s) as deadline_s:
             while True:
                 try:
@@ -336,7 +336,7 @@ class ClusterClient:
 
 
 class _Call(NamedTuple, Generic[T]):
-    """An action, as ``Connection.action`` takes it."""
+    """An action, as ``BrokerConnection.action`` takes it."""
 
     name: str
     body: Any

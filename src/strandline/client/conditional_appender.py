@@ -8,12 +8,12 @@ a second attempt could not distinguish its own first from another writer's recor
 import queue
 import time
 
-from strandline.client.accumulator import Record, RecordProducerBatch
+from strandline.client.accumulator import ProducerRecord, RecordProducerBatch
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import within
 from strandline.client.put_stream import PutStream
 from strandline.client.results import Ack, AckFuture
-from strandline.client.retry import Backoff, is_refusal
+from strandline.client.retry import RetryBackoff, is_refusal
 from strandline.client.table_batches import batch_of_records
 from strandline.errors import (
     DisconnectedError,
@@ -46,7 +46,7 @@ class ConditionalAppender:
         self._brokers.close()
 
     def append(
-        self, stream: str, partition: int, record: Record, *, expected_offset: int | None
+        self, stream: str, partition: int, record: ProducerRecord, *, expected_offset: int | None
     ) -> Ack:
         """Append a record and return its offset.
 
@@ -66,7 +66,7 @@ class ConditionalAppender:
         )
         pending.records.append(record)
         tag = BatchTag(sequence=0, partition=partition, expected_offset=expected_offset)
-        backoff = Backoff()
+        backoff = RetryBackoff()
         with within(self._timeout_s) as deadline_s:
             while True:
                 try:

@@ -95,7 +95,7 @@ def parse_address(address: str) -> tuple[str, str]:
     return f"{host}:{port}", f"{scheme}://{host}:{port}"
 
 
-class Read(Protocol):
+class ActiveRead(Protocol):
     """A read under way; see ``reading.BatchStream``."""
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class Read(Protocol):
         ...
 
 
-class Connection:
+class BrokerConnection:
     """Calls to one broker.
 
     Args:
@@ -133,15 +133,15 @@ class Connection:
         self._tls = credentials.options()
         self._lock = threading.Lock()
         self._flight: fl.FlightClient | None = None
-        self._reads: weakref.WeakSet[Read] = weakref.WeakSet()
+        self._reads: weakref.WeakSet[ActiveRead] = weakref.WeakSet()
         self._is_closed = False
 
-    def sibling(self, address: str, *, timeout_s: float | None = None) -> "Connection":
+    def sibling(self, address: str, *, timeout_s: float | None = None) -> "BrokerConnection":
         """Return a connection to another broker of the cluster, with the same credentials."""
         timeout_s = timeout_s or self._timeout_s
         if self._is_tls:
             address = f"tls://{parse_address(address)[0]}"
-        return Connection(address, timeout_s=timeout_s, credentials=self._credentials)
+        return BrokerConnection(address, timeout_s=timeout_s, credentials=self._credentials)
 
     def action(
         self,
@@ -243,7 +243,7 @@ class Connection:
         if self._is_closed:
             raise ClientClosedError(f"this client of {self.address} is closed; connect again")
 
-    def has_begun(self, read: Read) -> None:
+    def has_begun(self, read: ActiveRead) -> None:
         """Register a read, which is cancelled when the connection is closed.
 
         Raises:

@@ -33,7 +33,7 @@ from strandline.client.arguments import (
 )
 from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.fetcher import Source
-from strandline.client.membership import MemberAssignment, Membership
+from strandline.client.membership import GroupMembership, MemberAssignment
 from strandline.client.offset_committer import OffsetCommitter
 from strandline.client.offset_store import CommitCall, LogOffsetStore, Offsets, OffsetStore
 from strandline.client.prefetcher import ConsumedBatch, Prefetcher
@@ -132,7 +132,7 @@ class Consumer:
         self._is_woken_up = threading.Event()
         self._is_closed = False
         self._is_deposed = False
-        self._membership = Membership(
+        self._membership = GroupMembership(
             coordinator,
             group,
             [text(stream, "a stream") for stream in streams],

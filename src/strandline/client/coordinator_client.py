@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import within
-from strandline.client.retry import Backoff, is_connection_loss
+from strandline.client.retry import RetryBackoff, is_connection_loss
 from strandline.errors import NotLeaderError, StrandlineError, UnknownStreamError
 
 ATTEMPT_S = 5.0
@@ -51,7 +51,7 @@ class CoordinatorClient:
         Raises:
             StrandlineError: the coordinator's error, or that it did not answer in time.
         """
-        backoff = Backoff()
+        backoff = RetryBackoff()
         with within(timeout_s) as deadline_s:
             while True:
                 try:

@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from strandline.client.accumulator import Record, RecordAccumulator
+from strandline.client.accumulator import ProducerRecord, RecordAccumulator
 from strandline.client.broker_sender import BrokerSender
 from strandline.client.cluster_client import ClusterClient, Routes
 from strandline.client.deadline import limited
-from strandline.client.in_flight_batch import Expired, InFlightBatch
+from strandline.client.in_flight_batch import ExpiredBatch, InFlightBatch
 from strandline.client.in_flight_batches import InFlightBatches
 from strandline.client.partition_metadata import FAILED, PartitionMetadata
 from strandline.client.results import Ack, AckFuture
@@ -72,7 +72,7 @@ class DeliveryOptions(NamedTuple):
     """The transaction that numbers the records, if any."""
 
 
-class Delivery:
+class ProducerDelivery:
     """The path of records from a producer to a stream.
 
     Args:
@@ -129,7 +129,7 @@ class Delivery:
     # Callers
 
     def add_record(
-        self, partition: int | None, record: Record, *, partitions: int, size: int
+        self, partition: int | None, record: ProducerRecord, *, partitions: int, size: int
     ) -> AckFuture[Ack]:
         """Add a record.
 
@@ -410,7 +410,7 @@ class Delivery:
                 self._leaders.look_up(self._leaders.led_by(sender.address), error)
                 sender.reset()
 
-    def _timeout(self, expired: Expired[AnyProducerBatch]) -> StrandlineError:
+    def _timeout(self, expired: ExpiredBatch[AnyProducerBatch]) -> StrandlineError:
         """Return the error of a batch past its deadline."""
         limit = f"{self._options.timeout_s:g} s"
         reason = expired.error or self._leaders.last_loss
@@ -533,7 +533,7 @@ class Delivery:
 
 
 def _outcomes(
-    dropped: Iterable[Expired[AnyProducerBatch]], error: StrandlineError
+    dropped: Iterable[ExpiredBatch[AnyProducerBatch]], error: StrandlineError
 ) -> list[tuple[AnyProducerBatch, StrandlineError]]:
     """Pair dropped batches with their error; that of a batch in doubt says so."""
     return [(each.batch, unknown_outcome(error) if each.in_doubt else error) for each in dropped]

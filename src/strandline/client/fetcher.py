@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.client.reading import OffsetSpec
-from strandline.client.retry import Backoff
+from strandline.client.retry import RetryBackoff
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS
 from strandline.errors import (
     OffsetOutOfRangeError,
@@ -116,7 +116,7 @@ class Fetcher:
             reading.cancel()
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff = RetryBackoff()
         while not self._is_cancelled.is_set():
             try:
                 self._read(backoff)
@@ -139,7 +139,7 @@ class Fetcher:
                 self._put(Fetched(self, -1, None, why))
                 return
 
-    def _read(self, backoff: Backoff) -> None:
+    def _read(self, backoff: RetryBackoff) -> None:
         starts = {number: at for number, at in self._next.items() if number in self.wanted}
         if not starts:
             self._is_cancelled.set()

@@ -87,7 +87,7 @@ class InFlightBatch(Generic[BatchT]):
         self.in_doubt, self.is_void = False, True
 
 
-class Expired(NamedTuple, Generic[BatchT]):
+class ExpiredBatch(NamedTuple, Generic[BatchT]):
     """A batch past its deadline."""
 
     batch: BatchT

@@ -29,7 +29,7 @@ from typing import Generic
 
 from strandline.client.in_flight_batch import (
     BatchT,
-    Expired,
+    ExpiredBatch,
     InFlightBatch,
     InFlightWindow,
     PartitionQueue,
@@ -304,7 +304,7 @@ class InFlightBatches(Generic[BatchT]):
             entry.unanswered()
         self._requeue(entries)
 
-    def expire(self, now_s: float) -> list[Expired[BatchT]]:
+    def expire(self, now_s: float) -> list[ExpiredBatch[BatchT]]:
         """Remove and return the batches past their deadline."""
         in_flight = (self._held[n] for window in self._windows.values() for n in window.numbers)
         found = [entry for entry in in_flight if entry.batch.deadline_s <= now_s]
@@ -314,7 +314,7 @@ class InFlightBatches(Generic[BatchT]):
         found.sort(key=_number)
         return [self._expired(entry) for entry in found]
 
-    def _expired(self, entry: InFlightBatch[BatchT]) -> Expired[BatchT]:
+    def _expired(self, entry: InFlightBatch[BatchT]) -> ExpiredBatch[BatchT]:
         is_sent = entry.sender is not None and entry.is_written
         if entry.sender is not None:
             self._remove_in_flight(entry)
@@ -322,7 +322,7 @@ class InFlightBatches(Generic[BatchT]):
         if not entry.in_doubt:
             self._leave_gap(entry)
         self._release(entry)
-        return Expired(entry.batch, is_sent, entry.in_doubt, entry.error)
+        return ExpiredBatch(entry.batch, is_sent, entry.in_doubt, entry.error)
 
     def refused(self, sender: SenderRef) -> None:
         """Note that the broker refused the whole call: unanswered batches of it were not stored."""
@@ -330,7 +330,7 @@ class InFlightBatches(Generic[BatchT]):
         for number in window.numbers if window is not None else ():
             self._held[number].is_written = False
 
-    def drop(self, matches: Callable[[int], bool]) -> list[Expired[BatchT]]:
+    def drop(self, matches: Callable[[int], bool]) -> list[ExpiredBatch[BatchT]]:
         """Remove and return all batches of the partitions that match."""
         entries = [entry for entry in self._held.values() if matches(entry.batch.partition)]
         return [self._expired(entry) for entry in entries]

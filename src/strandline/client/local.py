@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.client.reading import BatchStream
 from strandline.errors import (
     CorruptBatchError,
@@ -37,7 +37,7 @@ RECORDS_FEW = 4096
 """A read of fewer records is not worth the extra call."""
 
 
-def begin_read(connection: Connection, request: ReadRequest) -> BatchStream:
+def begin_read(connection: BrokerConnection, request: ReadRequest) -> BatchStream:
     """Begin a read at one broker, from its files as far as possible.
 
     Raises:
@@ -93,7 +93,9 @@ class LocalStream(BatchStream):
         files: the locations of the records.
     """
 
-    def __init__(self, connection: Connection, request: ReadRequest, files: LocalFiles) -> None:
+    def __init__(
+        self, connection: BrokerConnection, request: ReadRequest, files: LocalFiles
+    ) -> None:
         self._connection = connection
         self._request = request
         self._parts = files.parts

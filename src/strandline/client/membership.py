@@ -55,7 +55,7 @@ class MemberAssignment(NamedTuple):
     """Whether the membership is lost: others consume its partitions."""
 
 
-class Membership:
+class GroupMembership:
     """A member of a group, from ``join`` to ``leave``.
 
     Args:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 
-from strandline.client.membership import Membership
+from strandline.client.membership import GroupMembership
 from strandline.client.offset_store import CommitCall, Offsets, Owner
 from strandline.client.retry import RetrySchedule
 from strandline.errors import StaleMemberError, StrandlineError, UnknownMemberError
@@ -34,7 +34,7 @@ class OffsetCommitter:
     def __init__(
         self,
         group: str,
-        membership: Membership,
+        membership: GroupMembership,
         positions: Mapping[PartitionName, int],
         *,
         commit_call: CommitCall,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from strandline.client.cluster_client import ClusterClient, Routes
-from strandline.client.retry import Backoff
+from strandline.client.retry import RetryBackoff
 from strandline.errors import ClientClosedError, StrandlineError, UnknownStreamError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ FAILED: Final = "the producer failed; see the log"
 
 
 class MetadataListener(Protocol):
-    """The user of the leaders; see ``Delivery``."""
+    """The user of the leaders; see ``ProducerDelivery``."""
 
     def send_to(self, addresses: Iterable[str]) -> None:
         """Handle addresses that lead a partition now; the lock is held."""
@@ -67,7 +67,7 @@ class PartitionMetadata:
         self._leaders: dict[int, str] = {}
         self._waiting: set[int] = set()
         """Partitions whose leader must be looked up."""
-        self._backoff = Backoff()
+        self._backoff = RetryBackoff()
         self._is_looking = False
         self._look_s = time.monotonic() + METADATA_REFRESH_S
         self.partitions = 0

@@ -17,11 +17,11 @@ from typing import Any, Self, get_args
 import msgspec
 import pyarrow as pa
 
-from strandline.client.accumulator import Record
+from strandline.client.accumulator import ProducerRecord
 from strandline.client.arguments import check_number, utf8, whole_number
 from strandline.client.close_on_exit import close_on_exit
 from strandline.client.cluster_client import ClusterClient
-from strandline.client.delivery import Delivery, DeliveryOptions
+from strandline.client.delivery import DeliveryOptions, ProducerDelivery
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.client.table_batches import TableAck, TableProducerBatch, batches_from, runs_of_ids
 from strandline.client.transaction_context import TransactionContext
@@ -110,7 +110,7 @@ class Producer:
             is_idempotent=idempotent,
             transaction=transaction,
         )
-        self._delivery = Delivery(
+        self._delivery = ProducerDelivery(
             brokers,
             PutRequest(stream=stream.name, acks=acks, transactional=transaction is not None),
             routes={each.partition: each for each in stream.partitions},
@@ -151,7 +151,9 @@ class Producer:
         pairs = _pairs(headers) if headers else None
         if message_id is not None:
             _check_id(message_id)
-        record = Record(_bytes(value, "value"), _bytes(key, "key"), subject, pairs, message_id)
+        record = ProducerRecord(
+            _bytes(value, "value"), _bytes(key, "key"), subject, pairs, message_id
+        )
         size = _size_of(record)
         if size > self._record_bytes_max:
             raise RecordTooLargeError(
@@ -342,7 +344,7 @@ def _name(name: Any) -> str:
     return found
 
 
-def _size_of(record: Record) -> int:
+def _size_of(record: ProducerRecord) -> int:
     """Return the bytes of value, key and headers."""
     size = len(record.value or b"") + len(record.key or b"")
     for name, value in record.headers or ():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.errors import DisconnectedError, InvalidRequestError, StrandlineError
 from strandline.protocol.put import BatchTag, PutAck, PutRequest
 from strandline.protocol.status import from_flight
@@ -38,7 +38,7 @@ class PutStream:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: BrokerConnection,
         request: PutRequest,
         schema: pa.Schema,
         *,

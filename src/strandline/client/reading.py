@@ -20,7 +20,7 @@ from strandline.client.arguments import (
     utf8,
     whole_number,
 )
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.errors import InvalidRequestError
 from strandline.protocol.tickets import (
     BATCH_BYTES_DEFAULT,
@@ -176,7 +176,7 @@ class BatchStream:
     added: Mapping[int, int] = {}
     """Empty: a stream of a single broker has a fixed number of partitions."""
 
-    def __init__(self, connection: Connection, request: ReadRequest) -> None:
+    def __init__(self, connection: BrokerConnection, request: ReadRequest) -> None:
         self._connection = connection
         self._stream = connection.read(request)
         self._request = request

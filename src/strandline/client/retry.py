@@ -60,7 +60,7 @@ def unknown_outcome(error: StrandlineError) -> StrandlineError:
     return kind(f"{error.message}; whether the record was stored is unknown")
 
 
-class Backoff:
+class RetryBackoff:
     """Pauses between attempts: doubling, limited, reset by a success."""
 
     def __init__(self, *, first_s: float = FIRST_S, most_s: float = MOST_S) -> None:
@@ -85,7 +85,7 @@ class Backoff:
         return max(0.0, self.not_before_s - now_s)
 
 
-class RetrySchedule(Backoff):
+class RetrySchedule(RetryBackoff):
     """When to retry a repeated task, and when to log its failure: not each time."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class RetryDeadline:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._backoff = Backoff()
+        self._backoff = RetryBackoff()
         self._deadline_s: float | None = None
 
     def succeeded(self) -> None:

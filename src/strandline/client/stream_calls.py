@@ -25,7 +25,7 @@ WAIT_SLICE_S = 0.25
 """How long one of several leaders is waited for before the others are asked."""
 
 
-class StreamCalls(ABC):
+class StreamAdminCalls(ABC):
     """The stream calls of a client."""
 
     _brokers: ClusterClient

@@ -16,7 +16,7 @@ import pyarrow as pa
 from strandline.client.cluster_reader import ClusterReader
 from strandline.client.reading import BatchStream
 from strandline.client.results import Record
-from strandline.client.retry import Backoff, is_connection_loss
+from strandline.client.retry import RetryBackoff, is_connection_loss
 from strandline.errors import StrandlineError
 from strandline.protocol.tickets import ReadRequest
 from strandline.record.schema import COLUMNS
@@ -121,7 +121,7 @@ class Subscription:
 
     def _reopen(self) -> BatchStream | ClusterReader | None:
         """Reconnect and continue at the positions; None if it was closed meanwhile."""
-        backoff = Backoff()
+        backoff = RetryBackoff()
         deadline_s = time.monotonic() + self._timeout_s
         while not self._is_closed.is_set():
             try:

@@ -18,7 +18,7 @@ from strandline.errors import InvalidRequestError
 from strandline.types import PartitionName
 
 
-class Member(Protocol):
+class ConsumerMember(Protocol):
     """A member of a consumer group, such as a ``Consumer``."""
 
     @property
@@ -44,7 +44,7 @@ class Transaction:
     def __init__(self, writer: TransactionalWriter) -> None:
         self._writer = writer
         self._positions: dict[str, dict[PartitionName, int]] = {}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ConsumerMember] = {}
 
     @property
     def id(self) -> str:
@@ -103,7 +103,7 @@ class Transaction:
         self._writer.watch(future)
         return future
 
-    def commit_offsets(self, group: str | Member, offsets: Offsets | None = None) -> None:
+    def commit_offsets(self, group: str | ConsumerMember, offsets: Offsets | None = None) -> None:
         """Commit offsets of a consumer group with the transaction; the last call counts.
 
         Args:

@@ -13,7 +13,7 @@ from strandline.client.arguments import milliseconds
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.coordinator_client import ATTEMPT_S
 from strandline.client.deadline import within
-from strandline.client.retry import Backoff, is_connection_loss, is_passing
+from strandline.client.retry import RetryBackoff, is_connection_loss, is_passing
 from strandline.errors import StrandlineError, UnknownPartitionError, UnknownStreamError
 from strandline.protocol import transactions as wire
 
@@ -79,11 +79,11 @@ class CoordinatorCalls:
 
     def end_prepared(self, id_: str, staged: str, *, commit: bool) -> None:
         """Commit or abort a prepared transaction."""
-        self._ask(wire.END_STAGED, wire.EndStaged(id=id_, staged=staged, commit=commit), Any)
+        self._ask(wire.END_PREPARED, wire.EndPrepared(id=id_, staged=staged, commit=commit), Any)
 
-    def publish(self, request: wire.PublishStaged) -> wire.Publication:
+    def publish(self, request: wire.CommitStaged) -> wire.Publication:
         """Commit the staged parts of a batch."""
-        [found] = self._ask(wire.PUBLISH_STAGED, request, wire.Publication)
+        [found] = self._ask(wire.COMMIT_STAGED, request, wire.Publication)
         return found
 
     def last_published(self, transaction_id: str) -> wire.Publication | None:
@@ -115,7 +115,7 @@ class CoordinatorCalls:
         Raises:
             StrandlineError: the coordinator's refusal, or why it was not reached in time.
         """
-        backoff = Backoff()
+        backoff = RetryBackoff()
         with within(self._timeout_s) as deadline_s:
             while True:
                 connection = self._brokers.connection(self._address or self._brokers.home)

@@ -168,7 +168,7 @@ class TransactionalClient(ABC):
                 for group, committed in offsets.items():
                     stage.commit_offsets(group, committed)
                 parts += filter(None, [stage.finish().ref])
-        request = wire.PublishStaged(
+        request = wire.CommitStaged(
             transaction_id=batch.transaction_id,
             batch=batch.number,
             parts=tuple(parts),

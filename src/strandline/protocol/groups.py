@@ -28,7 +28,7 @@ GROUPS_STREAM = "__groups"
 JOIN_GROUP = "join_group"
 GROUP_HEARTBEAT = "group_heartbeat"
 LEAVE_GROUP = "leave_group"
-COMMIT_POSITIONS = "commit_offsets"
+COMMIT_OFFSETS = "commit_offsets"
 GROUP_INFO = "group_info"
 LIST_GROUPS = "list_groups"
 DELETE_GROUP = "delete_group"
@@ -39,7 +39,7 @@ ACTIONS: dict[str, str] = {
     ),
     GROUP_HEARTBEAT: "Stay a member of it; body: {group, member, epoch, held}.",
     LEAVE_GROUP: "Be a member no more; body: {group, member}.",
-    COMMIT_POSITIONS: (
+    COMMIT_OFFSETS: (
         "Note how far a group has come; body: {group, positions, member, epoch, transaction}."
     ),
     GROUP_INFO: "Members and positions of a group; body: {group, decided}.",

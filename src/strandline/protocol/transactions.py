@@ -6,8 +6,8 @@
 | add_to_transaction | AddToTransaction | none |
 | prepare_transaction | PrepareTransaction | none |
 | end_transaction | EndTransaction | none |
-| end_staged | EndStaged | none |
-| publish_staged | PublishStaged | Publication |
+| end_prepared | EndPrepared | none |
+| commit_staged | CommitStaged | Publication |
 | last_published | TransactionName | Publication, or none |
 | list_transactions | empty | TransactionInfo, one per id |
 
@@ -29,8 +29,8 @@ BEGIN_TRANSACTION = "begin_transaction"
 ADD_TO_TRANSACTION = "add_to_transaction"
 PREPARE_TRANSACTION = "prepare_transaction"
 END_TRANSACTION = "end_transaction"
-END_STAGED = "end_staged"
-PUBLISH_STAGED = "publish_staged"
+END_PREPARED = "end_prepared"
+COMMIT_STAGED = "commit_staged"
 LAST_PUBLISHED = "last_published"
 LIST_TRANSACTIONS = "list_transactions"
 
@@ -39,8 +39,8 @@ ACTIONS: dict[str, str] = {
     ADD_TO_TRANSACTION: "Let it into partitions; body: {id, producer, partitions, positions}.",
     PREPARE_TRANSACTION: "Let a decision from outside end it; body: {id, producer}.",
     END_TRANSACTION: "Commit or abort it; body: {id, producer, commit}.",
-    END_STAGED: "Commit or abort what is prepared; body: {id, staged, commit}.",
-    PUBLISH_STAGED: "Commit parts together; body: {transaction_id, batch, parts, fingerprint}.",
+    END_PREPARED: "Commit or abort what is prepared; body: {id, staged, commit}.",
+    COMMIT_STAGED: "Commit parts together; body: {transaction_id, batch, parts, fingerprint}.",
     LAST_PUBLISHED: "The last batch published; body: {transaction_id}.",
     LIST_TRANSACTIONS: "Every transactional id and its last transaction; no body.",
 }
@@ -123,7 +123,7 @@ class EndTransaction(Message, frozen=True, kw_only=True):
     commit: bool
 
 
-class EndStaged(Message, frozen=True, kw_only=True):
+class EndPrepared(Message, frozen=True, kw_only=True):
     """Commit or abort what is prepared."""
 
     id: TransactionalId
@@ -131,7 +131,7 @@ class EndStaged(Message, frozen=True, kw_only=True):
     commit: bool
 
 
-class PublishStaged(Message, frozen=True, kw_only=True):
+class CommitStaged(Message, frozen=True, kw_only=True):
     """Commit parts together, under a number that grows."""
 
     transaction_id: TransactionalId

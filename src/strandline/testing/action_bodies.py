@@ -57,8 +57,8 @@ _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     },
     transactions.PREPARE_TRANSACTION: {"id": MINE, "producer": _PRODUCER},
     transactions.END_TRANSACTION: {"id": MINE, "producer": _PRODUCER, "commit": True},
-    transactions.END_STAGED: {"id": MINE, "staged": "1.0", "commit": True},
-    transactions.PUBLISH_STAGED: {
+    transactions.END_PREPARED: {"id": MINE, "staged": "1.0", "commit": True},
+    transactions.COMMIT_STAGED: {
         "transaction_id": MINE,
         "batch": 1,
         "parts": [],
@@ -69,7 +69,7 @@ _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     groups.JOIN_GROUP: {**_MEMBER, "streams": [MINE, OURS], "session_ms": 10_000},
     groups.GROUP_HEARTBEAT: {**_MEMBER, "epoch": 0},
     groups.LEAVE_GROUP: _MEMBER,
-    groups.COMMIT_POSITIONS: {"group": MINE, "positions": {MINE: {"0": 1}}},
+    groups.COMMIT_OFFSETS: {"group": MINE, "positions": {MINE: {"0": 1}}},
     groups.GROUP_INFO: {"group": MINE},
     groups.LIST_GROUPS: None,
     groups.DELETE_GROUP: {"group": MINE},

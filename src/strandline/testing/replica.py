@@ -9,7 +9,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.client.reading import BatchStream, read_request
 from strandline.protocol import admin
 
@@ -28,7 +28,7 @@ class ReplicaReader:
     """
 
     def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._connection = Connection(address, timeout_s=timeout_s)
+        self._connection = BrokerConnection(address, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         return self

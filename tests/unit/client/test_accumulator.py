@@ -2,12 +2,12 @@
 
 import pytest
 
-from strandline.client.accumulator import Record, RecordAccumulator
+from strandline.client.accumulator import ProducerRecord, RecordAccumulator
 
 
-def record(number: int) -> Record:
+def record(number: int) -> ProducerRecord:
     """A record told apart by its value."""
-    return Record(str(number).encode(), None, None, None, None)
+    return ProducerRecord(str(number).encode(), None, None, None, None)
 
 
 def accumulator(**changes) -> RecordAccumulator:

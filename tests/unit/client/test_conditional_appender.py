@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.client.accumulator import Record
+from strandline.client.accumulator import ProducerRecord
 from strandline.client.conditional_appender import ConditionalAppender
 from strandline.errors import NotLeaderError
 
-RECORD = Record(b"v", None, None, None, None)
+RECORD = ProducerRecord(b"v", None, None, None, None)
 
 
 class Leaderless:

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from strandline.client.client import connect
-from strandline.client.connection import Connection, parse_address
+from strandline.client.connection import BrokerConnection, parse_address
 from strandline.errors import DisconnectedError, InvalidRequestError
 
 
@@ -30,7 +30,7 @@ def test_addresses_as_people_write_them(given, shown, uri):
 def test_what_is_no_address_is_refused_with_an_example(given):
     """The error shows what an address looks like, or which part is wrong."""
     with pytest.raises(InvalidRequestError, match=r"address|port"):
-        Connection(given, timeout_s=1.0)
+        BrokerConnection(given, timeout_s=1.0)
 
 
 def test_nobody_at_the_address_names_it_and_the_remedy():
@@ -46,7 +46,7 @@ def test_nobody_at_the_address_names_it_and_the_remedy():
 
 def test_a_closed_client_says_so():
     """Use after close is an error, not a new connection."""
-    connection = Connection("127.0.0.1:9", timeout_s=1.0)
+    connection = BrokerConnection("127.0.0.1:9", timeout_s=1.0)
     connection.close()
     connection.close()
     with pytest.raises(DisconnectedError, match="closed"):

@@ -99,7 +99,7 @@ class Coordinator(CoordinatorClient):
         self.began_with = began_with
 
     def ask(self, name, body, kind, *, timeout_s, streams=()):
-        if name == wire.COMMIT_POSITIONS:
+        if name == wire.COMMIT_OFFSETS:
             self.committed |= body.positions["s"]
         elif name != wire.LEAVE_GROUP:
             assigned = {"s": (0, 1)}

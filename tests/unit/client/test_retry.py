@@ -3,7 +3,7 @@
 import pytest
 
 from strandline.client.retry import (
-    Backoff,
+    RetryBackoff,
     RetryDeadline,
     is_connection_loss,
     is_passing,
@@ -25,7 +25,7 @@ from strandline.errors import (
 
 def test_pauses_double_up_to_a_limit_and_start_over():
     """A broker that is away is asked less and less often, one that came back at once."""
-    backoff = Backoff(first_s=0.1, most_s=0.3)
+    backoff = RetryBackoff(first_s=0.1, most_s=0.3)
     assert backoff.wait_s(0.0) == 0.0
     waits = []
     for _ in range(4):

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from strandline.client.accumulator import Record, RecordProducerBatch
+from strandline.client.accumulator import ProducerRecord, RecordProducerBatch
 from strandline.client.results import AckFuture
 from strandline.client.table_batches import (
     TableAck,
@@ -22,7 +22,7 @@ from strandline.protocol.status import from_body, to_body
 FULL = to_body(DiskFullError("full"))
 
 
-def lot_of(*records: Record) -> RecordProducerBatch:
+def lot_of(*records: ProducerRecord) -> RecordProducerBatch:
     """A lot of these records, each with a future."""
     batch = RecordProducerBatch(3, now_s=0.0, deadline_s=1.0)
     batch.records.extend(records)
@@ -37,11 +37,13 @@ def failed(future, error):
 
 def test_a_lot_has_only_the_columns_its_records_have():
     """Values only: no bytes are spent on empty columns."""
-    plain = lot_of(Record(b"a", None, None, None, None), Record(None, None, None, None, None))
+    plain = lot_of(
+        ProducerRecord(b"a", None, None, None, None), ProducerRecord(None, None, None, None, None)
+    )
     assert batch_of(plain).schema.names == ["value"]
     rich = lot_of(
-        Record(b"a", b"k", "s.x", [("h", b"1"), ("h", b"2")], "id"),
-        Record(b"b", None, None, None, None),
+        ProducerRecord(b"a", b"k", "s.x", [("h", b"1"), ("h", b"2")], "id"),
+        ProducerRecord(b"b", None, None, None, None),
     )
     batch = batch_of(rich)
     assert batch.schema.equals(put_schema(["value", "key", "subject", "headers", "message_id"]))
@@ -58,12 +60,12 @@ def test_a_lot_has_only_the_columns_its_records_have():
 def test_a_record_of_a_wrong_type_is_an_invalid_record():
     """What slipped past the producer is caught when the batch is built."""
     with pytest.raises(InvalidRecordError):
-        batch_of(lot_of(Record(1.5, None, None, None, None)))
+        batch_of(lot_of(ProducerRecord(1.5, None, None, None, None)))
 
 
 def test_an_ack_gives_each_record_its_offset():
     """Offsets count up from the range's first."""
-    batch = lot_of(*[Record(b"v", None, None, None, None)] * 3)
+    batch = lot_of(*[ProducerRecord(b"v", None, None, None, None)] * 3)
     resolve(batch, PutAck(sequence=0, ranges=(AckedRange(3, 100, 3),)), failed)
     assert [future.result() for future in batch.futures] == [100, 101, 102]
     assert batch.futures[0].result().partition == 3
@@ -71,7 +73,7 @@ def test_an_ack_gives_each_record_its_offset():
 
 def test_an_ack_may_speak_row_by_row():
     """With message ids, rows are stored, known or refused each by itself."""
-    batch = lot_of(*[Record(b"v", None, None, None, "i")] * 3)
+    batch = lot_of(*[ProducerRecord(b"v", None, None, None, "i")] * 3)
     ack = PutAck(sequence=0, offsets=(7, 3, -1), partitions=(3, 3, 3), duplicates=(1,), error=FULL)
     resolve(batch, ack, failed, error=from_body(FULL))
     assert [future.result() for future in batch.futures[:2]] == [7, 3]
@@ -81,10 +83,10 @@ def test_an_ack_may_speak_row_by_row():
 
 def test_a_refused_lot_fails_every_record():
     """Each future has the broker's error, or the producer's own."""
-    batch = lot_of(*[Record(b"v", None, None, None, None)] * 2)
+    batch = lot_of(*[ProducerRecord(b"v", None, None, None, None)] * 2)
     resolve(batch, PutAck(sequence=0, error=FULL), failed, error=from_body(FULL))
     assert all(isinstance(future.exception(), DiskFullError) for future in batch.futures)
-    other = lot_of(Record(b"v", None, None, None, None))
+    other = lot_of(ProducerRecord(b"v", None, None, None, None))
     fail(other, DiskFullError("x"), failed)
     assert isinstance(other.futures[0].exception(), DiskFullError)
 

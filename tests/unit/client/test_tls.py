@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.client.tls import Credentials
 from strandline.errors import InvalidConfigError, InvalidRequestError
 
@@ -28,23 +28,23 @@ def test_what_is_not_given_comes_from_the_environment():
 def test_certificates_without_tls_are_refused():
     """Who gives certificates must not talk in clear text by mistake."""
     with pytest.raises(InvalidRequestError, match=r"tls://127\.0\.0\.1:9293"):
-        Connection("127.0.0.1:9293", timeout_s=1, credentials=Credentials(ca="ca.pem"))
+        BrokerConnection("127.0.0.1:9293", timeout_s=1, credentials=Credentials(ca="ca.pem"))
 
 
 def test_files_that_are_no_certificates_are_named(tmp_path):
     """Missing, and not PEM."""
     with pytest.raises(InvalidConfigError, match="No such file"):
-        Connection("tls://h", timeout_s=1, credentials=Credentials(ca=str(tmp_path / "none")))
+        BrokerConnection("tls://h", timeout_s=1, credentials=Credentials(ca=str(tmp_path / "none")))
     (tmp_path / "text").write_text("hello")
     with pytest.raises(InvalidConfigError, match="not a PEM file"):
-        Connection("tls://h", timeout_s=1, credentials=Credentials(ca=str(tmp_path / "text")))
+        BrokerConnection("tls://h", timeout_s=1, credentials=Credentials(ca=str(tmp_path / "text")))
 
 
 def test_siblings_are_reached_in_the_same_way():
     """Brokers name each other without a scheme; with TLS they are all reached with it."""
-    first = Connection("tls://h:1", timeout_s=1, credentials=Credentials())
+    first = BrokerConnection("tls://h:1", timeout_s=1, credentials=Credentials())
     assert first.sibling("other:2")._uri == "grpc+tls://other:2"
-    plain = Connection("h:1", timeout_s=1)
+    plain = BrokerConnection("h:1", timeout_s=1)
     assert plain.sibling("other:2")._uri == "grpc+tcp://other:2"
 
 
@@ -52,11 +52,11 @@ def test_a_token_needs_no_tls_and_is_shown_with_every_call(monkeypatch):
     """The caller's before the environment's, whose certificates are left alone without TLS."""
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    given = Connection("h:1", timeout_s=1, credentials=Credentials(token="mine"))
+    given = BrokerConnection("h:1", timeout_s=1, credentials=Credentials(token="mine"))
     assert given._credentials == ("", "", "", "mine")
     assert given._credentials.headers == [(b"authorization", b"Bearer mine")]
     assert given.sibling("other:2")._credentials.token == "mine"
-    assert Connection("h:1", timeout_s=1)._credentials == ("", "", "", "t")
+    assert BrokerConnection("h:1", timeout_s=1)._credentials == ("", "", "", "t")
 
 
 def test_a_token_is_never_printed():

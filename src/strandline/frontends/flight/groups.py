@@ -31,7 +31,7 @@ class GroupActions:
             wire.JOIN_GROUP: self._join,
             wire.GROUP_HEARTBEAT: self._heartbeat,
             wire.LEAVE_GROUP: self._leave,
-            wire.COMMIT_POSITIONS: self._commit,
+            wire.COMMIT_OFFSETS: self._commit,
             wire.GROUP_INFO: self._info,
             wire.LIST_GROUPS: self._list,
             wire.DELETE_GROUP: self._delete,
@@ -72,7 +72,7 @@ class GroupActions:
         return []
 
     def _commit(self, body: bytes, context: ActionContext) -> list[Any]:
-        request = decode(body, wire.CommitOffsets, what=wire.COMMIT_POSITIONS)
+        request = decode(body, wire.CommitOffsets, what=wire.COMMIT_OFFSETS)
         ref = request.transaction
         who = None if ref is None else Transaction(ref.producer_id, ref.epoch)
         self._run(

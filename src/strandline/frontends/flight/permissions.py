@@ -118,14 +118,14 @@ NEEDS: Final[Mapping[str, Needs]] = {
     transactions.ADD_TO_TRANSACTION: _add_places,
     transactions.PREPARE_TRANSACTION: _on_group(transactions.PrepareTransaction, "id"),
     transactions.END_TRANSACTION: _on_group(transactions.EndTransaction, "id"),
-    transactions.END_STAGED: _on_group(transactions.EndStaged, "id"),
-    transactions.PUBLISH_STAGED: _on_group(transactions.PublishStaged, "transaction_id"),
+    transactions.END_PREPARED: _on_group(transactions.EndPrepared, "id"),
+    transactions.COMMIT_STAGED: _on_group(transactions.CommitStaged, "transaction_id"),
     transactions.LAST_PUBLISHED: _on_group(transactions.TransactionName, "transaction_id"),
     transactions.LIST_TRANSACTIONS: _nothing,
     groups.JOIN_GROUP: _join_group,
     groups.GROUP_HEARTBEAT: _on_group(groups.GroupHeartbeat),
     groups.LEAVE_GROUP: _on_group(groups.LeaveGroup),
-    groups.COMMIT_POSITIONS: _on_group(groups.CommitOffsets),
+    groups.COMMIT_OFFSETS: _on_group(groups.CommitOffsets),
     groups.GROUP_INFO: _on_group(groups.GroupRef),
     groups.LIST_GROUPS: _nothing,
     groups.DELETE_GROUP: _on_group(groups.GroupRef, operation="admin"),
@@ -155,7 +155,7 @@ PRODUCERS: Final[Mapping[str, Callable[[bytes], int | None]]] = {
     transactions.ADD_TO_TRANSACTION: _producer_of(transactions.AddToTransaction),
     transactions.PREPARE_TRANSACTION: _producer_of(transactions.PrepareTransaction),
     transactions.END_TRANSACTION: _producer_of(transactions.EndTransaction),
-    groups.COMMIT_POSITIONS: _producer_of(groups.CommitOffsets, "transaction"),
+    groups.COMMIT_OFFSETS: _producer_of(groups.CommitOffsets, "transaction"),
 }
 """Action → the producer id that its body speaks for, which must have been given to the asker."""
 

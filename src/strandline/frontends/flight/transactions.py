@@ -42,8 +42,8 @@ class TransactionActions:
             wire.ADD_TO_TRANSACTION: self._add,
             wire.PREPARE_TRANSACTION: self._prepare,
             wire.END_TRANSACTION: self._end,
-            wire.END_STAGED: self._end_staged,
-            wire.PUBLISH_STAGED: self._publish,
+            wire.END_PREPARED: self._end_staged,
+            wire.COMMIT_STAGED: self._publish,
             wire.LAST_PUBLISHED: self._last_published,
             wire.LIST_TRANSACTIONS: self._list,
         }
@@ -99,14 +99,14 @@ class TransactionActions:
         return []
 
     def _end_staged(self, body: bytes, _: ActionContext) -> list[Any]:
-        request = decode(body, wire.EndStaged, what=wire.END_STAGED)
+        request = decode(body, wire.EndPrepared, what=wire.END_PREPARED)
         producer_id, epoch = map(int, request.staged.split("."))
         staged = Producer(producer_id, epoch)
         self._ask(lambda token: ev.EndStaged(token, request.id, staged, is_commit=request.commit))
         return []
 
     def _publish(self, body: bytes, _: ActionContext) -> list[Any]:
-        request = decode(body, wire.PublishStaged, what=wire.PUBLISH_STAGED)
+        request = decode(body, wire.CommitStaged, what=wire.COMMIT_STAGED)
         batch = Batch(request.transaction_id, request.batch)
         published: Published = self._ask(
             lambda token: ev.Publish(token, batch, request.parts, request.fingerprint)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 import strandline
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
 from strandline.protocol.cluster import (
     CLUSTER_STATUS,
@@ -112,7 +112,7 @@ class ChaosCluster:
         return self._ask(number, CLUSTER_STATUS, None, answer=ClusterStatus)
 
     def _ask(self, number: int, action: str, body: Message | None, *, answer: type[A]) -> A:
-        connection = Connection(self.servers[number].flight, timeout_s=STATUS_TIMEOUT_S)
+        connection = BrokerConnection(self.servers[number].flight, timeout_s=STATUS_TIMEOUT_S)
         try:
             [found] = connection.action(action, body, answer)
         finally:

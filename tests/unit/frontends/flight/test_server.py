@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.client.accumulator import Record
+from strandline.client.accumulator import ProducerRecord
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender
 from strandline.config import BrokerConfig, StreamConfig
@@ -323,7 +323,7 @@ def test_a_record_that_a_stopping_broker_took_may_be_stored(front_end, stream, m
     appender = ConditionalAppender(
         ClusterClient(f"127.0.0.1:{front_end.port}", timeout_s=20), timeout_s=20
     )
-    record = Record(b"v", None, None, None, None)
-    with pytest.raises(DisconnectedError, match=r"is stopping; .*not known"):
+    record = ProducerRecord(b"v", None, None, None, None)
+    with pytest.raises(DisconnectedError, match=r"is stopping; .*unknown"):
         appender.append("s", 0, record, expected_offset=0)
     appender.close()

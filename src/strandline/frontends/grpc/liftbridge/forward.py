@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from strandline.broker.ack_sink import AckSink
 from strandline.broker.broker import Broker
-from strandline.client.accumulator import Record
+from strandline.client.accumulator import ProducerRecord
 from strandline.client.client import Client
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender
@@ -260,7 +260,9 @@ class Forwarder:
     ) -> None:
         """On its thread: store a record before the next one."""
         outcome: Outcome
-        handed = Record(record.value, record.key, record.subject, record.headers, record.message_id)
+        handed = ProducerRecord(
+            record.value, record.key, record.subject, record.headers, record.message_id
+        )
         stream, number = record.partition
         try:
             with self._sending_one:

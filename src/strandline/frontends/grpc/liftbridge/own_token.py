@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from strandline.broker.broker import Broker
-from strandline.client.connection import Connection
+from strandline.client.connection import BrokerConnection
 from strandline.client.tls import Credentials
 from strandline.clock import Clock
 from strandline.errors import RequestTimeoutError, UnauthenticatedError, UnavailableError
@@ -63,7 +63,7 @@ def wait_until_known(address: str, credentials: Credentials, clock: Clock) -> No
     """
     deadline_ms = clock.monotonic_ms() + KNOWN_TIMEOUT_S * 1e3
     pause = threading.Event()
-    connection = Connection(address, timeout_s=ASK_TIMEOUT_S, credentials=credentials)
+    connection = BrokerConnection(address, timeout_s=ASK_TIMEOUT_S, credentials=credentials)
     try:
         while True:
             try:
