@@ -446,7 +446,7 @@ def appending(brokers, number):
             assert table.result(PATIENCE_S).ranges == ((1, 3, 1),)
             keyed = client.append("orders", "k", key=KEY_OF_THE_SECOND)
             assert keyed.partition == 1, "who knows of it sends it its share, too"
-            with pytest.raises(UnknownPartitionError, match="partitions 0 to 1, not 2"):
+            with pytest.raises(UnknownPartitionError, match="no partition 2; it has 0 to 1"):
                 records.append("no", partition=2)
 
         yield append

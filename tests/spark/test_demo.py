@@ -102,7 +102,7 @@ def test_the_demo_ends_clean_and_runs_again(importable_by_workers, tmp_path):
     assert second.returncode == 0, output
     assert f"{FLIGHTS:,} flights, {FLIGHTS * 20:,} values: table = source" in output
     assert output.count("kill -9") == 2
-    assert "the Spark job ended by itself" in output
+    assert "the Spark job ended unexpectedly" in output
     assert "2 kills, 0 other" not in output
     assert (directory / "delays.png").stat().st_size > 10_000
     wait_until_gone(directory)

@@ -1,4 +1,4 @@
-"""Access control over the wire: names of the actions, their bodies and answers.
+"""The admin API's actions of access control: their names, bodies and results.
 
 | action | body | results |
 |---|---|---|
@@ -9,7 +9,7 @@
 | add_token | AddToken | none |
 | revoke_token | WhichToken | none |
 
-Rules: as ``admin``. A token is made by who asks for it; only its hash is sent.
+Rules: as in ``admin``. The caller generates a token; only its hash is sent.
 """
 
 from typing import Annotated, Final
@@ -51,7 +51,7 @@ class AddToken(Message, frozen=True, kw_only=True):
     id: _TokenId
     principal: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     sha256: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-    """Of its text; base64 in JSON."""
+    """SHA-256 of the token's text; base64 in JSON."""
     expires_ns: Count = 0
     """0: never."""
 
@@ -63,7 +63,7 @@ class WhichToken(Message, frozen=True, kw_only=True):
 
 
 class TokenInfo(Answer, frozen=True, kw_only=True):
-    """A token as it is listed: nothing that could be shown."""
+    """A token in a list, without its text."""
 
     id: str
     principal: str

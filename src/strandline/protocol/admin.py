@@ -4,7 +4,7 @@
 |---|---|---|
 | create_stream | StreamConfig | StreamInfo |
 | delete_stream | StreamName | none |
-| delete_records | TruncateBefore | StreamInfo |
+| delete_records | DeleteRecords | StreamInfo |
 | stream_info | StreamInfoRequest | StreamInfo |
 | list_streams | empty | StreamInfo, one per stream |
 | offsets | OffsetsRequest | Offsets |
@@ -47,7 +47,7 @@ ACTIONS: dict[str, str] = {
     DELETE_RECORDS: "Delete records below an offset; body: {name, partition, offset}.",
     STREAM_INFO: "A stream's configuration and offsets; body: {name}.",
     LIST_STREAMS: "All streams; no body.",
-    OFFSETS: "Offsets of a stream's partitions at a place or time; body: {name, at}.",
+    OFFSETS: "The offset that a word or time resolves to in each partition; body: {name, at}.",
     WAIT_BEYOND: "Wait for records beyond offsets; body: {name, beyond, wait_ms_max}.",
     SERVER_INFO: "Version and limits of the broker; no body.",
     NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
@@ -59,11 +59,11 @@ ACTIONS: dict[str, str] = {
     **access.ACTIONS,
     **quotas.ACTIONS,
 }
-"""Every action, with the sentence ListActions gives."""
+"""Every action, with its description in ListActions."""
 
 
 class StreamName(Message, frozen=True, kw_only=True):
-    """Which stream."""
+    """A reference to a stream."""
 
     name: Name
 
@@ -74,7 +74,7 @@ _Numbers = Annotated[
 
 
 class StreamInfoRequest(Message, frozen=True, kw_only=True):
-    """Describe a stream."""
+    """A request to describe a stream."""
 
     name: Name
     led: _Numbers | None = None
@@ -83,7 +83,7 @@ class StreamInfoRequest(Message, frozen=True, kw_only=True):
 
 
 class DeleteRecords(Message, frozen=True, kw_only=True):
-    """Delete a prefix of a partition."""
+    """A request to delete a partition's records below an offset."""
 
     name: Name
     partition: PartitionNumber = 0
@@ -91,12 +91,12 @@ class DeleteRecords(Message, frozen=True, kw_only=True):
 
 
 class OffsetsRequest(Message, frozen=True, kw_only=True):
-    """Ask where a place or time is in each partition."""
+    """A request to resolve an offset or time in each partition."""
 
     name: Name
     at: Bound = "latest"
     partitions: _Numbers | None = None
-    """Those asked about; None: all."""
+    """The partitions; None: all."""
     of_leader: bool = False
     """Be refused where another broker leads them: its copy may end before what was acknowledged.
     A leader waits a moment until it knows; otherwise the answer is what the broker knows."""
@@ -108,7 +108,7 @@ _Beyond = Annotated[
 
 
 class WaitRequest(Message, frozen=True, kw_only=True):
-    """Wait until a high watermark passes the offset given for its partition."""
+    """A request to wait until a high watermark passes the offset given for its partition."""
 
     name: Name
     beyond: _Beyond
@@ -122,26 +122,26 @@ class Offsets(Answer, frozen=True, kw_only=True):
 
 
 class PartitionInfo(Answer, frozen=True, kw_only=True):
-    """A partition's extent; offsets are half-open."""
+    """A partition's offsets (half-open), size and replicas."""
 
     partition: int
     log_start_offset: int
     high_watermark: int
-    """The first offset readers do not see yet; an open transaction holds it back."""
+    """The first offset that readers do not see yet; an open transaction holds it back."""
     log_end_offset: int
     size_bytes: int
     hidden_offsets: int = 0
-    """Offsets readers can see nothing at: transaction markers, and records that were aborted."""
+    """Offsets without a visible record: transaction markers, and aborted records."""
     leader: str = ""
     """In a cluster ``host:port`` of its leader's Arrow Flight; empty while there is none."""
     in_sync: tuple[str, ...] = ()
-    """In a cluster where its in-sync replicas are that can be reached."""
+    """In a cluster ``host:port`` of the reachable in-sync replicas."""
     paused: bool = False
-    """Whether it takes no records until it is woken through Liftbridge's API."""
+    """Whether it refuses records until it is resumed through Liftbridge's API."""
 
     @property
     def records(self) -> int:
-        """How many records readers can see; fewer where compaction left gaps."""
+        """Return the number of visible records; fewer exist where compaction left gaps."""
         return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
@@ -155,16 +155,16 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
     """Other streams that answer publishes to some of its subjects, too; only in the answers to
     ``create_stream`` and ``stream_info``, and not where access is controlled."""
     metadata_index: int = 0
-    """In a cluster how far the broker knows the metadata: who leads is newer in a larger one."""
+    """In a cluster the index of the broker's newest metadata entry; a larger one is newer."""
 
     @property
     def name(self) -> str:
-        """The stream's name."""
+        """Return the stream's name."""
         return self.config.name
 
     @property
     def subject(self) -> str:
-        """The NATS subject it records."""
+        """Return the NATS subject it records."""
         return self.config.subject
 
 
@@ -177,7 +177,7 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
     batch_bytes_max: int
     streams: int
     brokers: tuple[str, ...] = ()
-    """In a cluster ``host:port`` of every broker in service; empty: this one stands alone."""
+    """In a cluster ``host:port`` of every broker in service; empty: this is a single broker."""
     address: str = ""
     """In a cluster its own ``host:port``, as the others name it."""
 

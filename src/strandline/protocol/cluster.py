@@ -44,14 +44,14 @@ ACTIONS: dict[str, str] = {
     ELECT_LEADER: "Elect another leader; body: {stream, partition, leader, is_unclean}.",
     ADD_PARTITIONS: "Add partitions to a stream; body: {name, count}.",
 }
-"""Every action, with the sentence ListActions gives."""
+"""Every action, with its description in ListActions."""
 
 BrokerNumber = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 _Brokers = Annotated[tuple[BrokerNumber, ...], msgspec.Meta(max_length=100)]
 
 
 class WhichBroker(Message, frozen=True, kw_only=True):
-    """One broker."""
+    """A reference to a broker."""
 
     broker: BrokerNumber
 
@@ -74,10 +74,10 @@ class Reassign(Message, frozen=True, kw_only=True):
     """A request to move partitions of a stream.
 
     Attributes:
-        stream: which.
-        partition: which; None: all of them.
-        to: brokers, preferred leader first (of several partitions each prefers another); none: as
-            the rules for new streams would have it, moving as little as possible.
+        stream: its name.
+        partition: its number; None: all.
+        to: brokers, preferred leader first (several partitions get different ones); empty: placed
+            like new streams, with few moves.
     """
 
     stream: Name
@@ -86,7 +86,7 @@ class Reassign(Message, frozen=True, kw_only=True):
 
 
 class ElectLeader(Message, frozen=True, kw_only=True):
-    """The new leader of a partition; ``is_unclean``: even if committed records are lost by that."""
+    """A new leader of a partition; ``is_unclean``: even if committed records are lost."""
 
     stream: Name
     partition: PartitionNumber = 0
@@ -95,14 +95,14 @@ class ElectLeader(Message, frozen=True, kw_only=True):
 
 
 class AddPartitions(Message, frozen=True, kw_only=True):
-    """How many partitions a stream gets on top."""
+    """A number of partitions to add to a stream."""
 
     name: Name
     count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
 
 
 class Begun(Answer, frozen=True, kw_only=True):
-    """How many partitions have begun to move."""
+    """The number of partitions that have begun to move."""
 
     moves: int
 
@@ -112,12 +112,13 @@ class BrokerInfo(Answer, frozen=True, kw_only=True):
 
     id: int
     state: str
-    """``live``, ``fenced`` (not heard of), ``impaired`` (its disk takes no records), ``draining``,
-    ``stopping``, or ``unknown`` where the broker that was asked has no controller."""
+    """``live``, ``fenced`` (no heartbeats), ``impaired`` (its disk takes no records), ``draining``,
+    ``stopping``, or ``unknown`` if the broker asked has no controller.
+    """
     flight_address: str
     rack: str
     is_voter: bool = False
-    """Whether it takes part in decisions about metadata."""
+    """Whether it is a voter of the metadata quorum."""
 
 
 class CopiesInfo(Answer, frozen=True, kw_only=True):
@@ -130,30 +131,29 @@ class CopiesInfo(Answer, frozen=True, kw_only=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     adding: tuple[int, ...] = ()
-    """Replicas that a move brings in."""
+    """Replicas that a move adds."""
     removing: tuple[int, ...] = ()
-    """Replicas that leave when those are in sync."""
+    """Replicas that are removed once the added ones are in sync."""
     is_stranded: bool = False
-    """A broker that keeps it is being drained, and there is no other place for it."""
+    """Whether a broker with a replica is being drained, and no other broker can take it."""
 
     @property
     def is_moving(self) -> bool:
-        """Whether a move is under way."""
+        """Return whether a move is in progress."""
         return bool(self.adding or self.removing)
 
 
 class ClusterStatus(Answer, frozen=True, kw_only=True):
-    """A cluster as the broker that was asked knows it."""
+    """A cluster as the broker asked knows it."""
 
     cluster: str
     broker: int
-    """Who answers."""
+    """The broker that answered."""
     controller: int | None
-    """Who decides; None while nobody does."""
+    """The controller; None while there is none."""
     brokers: tuple[BrokerInfo, ...]
     partitions: tuple[CopiesInfo, ...]
     removed: tuple[int, ...] = ()
     """Brokers that were removed; their numbers are not used again."""
     age_ms: int = 0
-    """For how long the broker that was asked has known of no controller: the rest is as old. 0: it
-    is current."""
+    """Time since the broker lost its controller, the age of the status; 0: current."""

@@ -17,7 +17,7 @@ ACTIONS: dict[str, str] = {
     LIST_KEYS: "The data keys of encrypted streams; no body.",
     ROTATE_KEYS: "Wrap a stream's data keys by the master key; body: {stream, has_new_key}.",
 }
-"""Every action, with the sentence ListActions gives."""
+"""Every action, with its description in ListActions."""
 
 
 class RotateKeys(Message, frozen=True, kw_only=True):

@@ -49,7 +49,7 @@ ACTIONS: dict[str, str] = {
 """As ``admin.ACTIONS``."""
 
 STREAMS_MAX = 1_000
-"""That one member consumes, or one commit names."""
+"""Limit of the streams of a member or a commit."""
 GROUP_BYTES_MAX = 400
 
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=GROUP_BYTES_MAX)]
@@ -62,29 +62,29 @@ _Positions = Annotated[dict[Name, _Offsets], msgspec.Meta(min_length=1, max_leng
 
 
 class JoinGroup(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Become a member, or change what one consumes."""
+    """A request to join a group, or to change the streams of a member."""
 
     group: GroupName
     member: MemberName
-    """Made up by the member, another one for each life of it."""
+    """A random id, new for each membership."""
     streams: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=STREAMS_MAX)]
     session_ms: Count
-    """It is removed when it was not heard of for so long."""
+    """Time without a heartbeat after which the member is removed."""
     instance: _Optional = ""
-    """A static member's name, the same in each life of it."""
+    """A static member's name, which survives restarts."""
     keeps: bool = False
-    """The group has its positions elsewhere, and stays until it is deleted."""
+    """Whether offsets are stored elsewhere, so that the group stays until it is deleted."""
 
 
 class GroupHeartbeat(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Still here, consuming this."""
+    """A heartbeat with the partitions that the member holds."""
 
     group: GroupName
     member: MemberName
     epoch: Count
-    """Of the last answer."""
+    """The epoch of the last answer."""
     held: _Held = msgspec.field(default_factory=dict)
-    """Stream → partitions that it consumes, or has not given up yet."""
+    """The partitions by stream that it consumes, or has not given up yet."""
     instance: _Optional = ""
 
 
@@ -94,16 +94,16 @@ class Assignment(Answer, frozen=True, kw_only=True):
     epoch: int
     partitions: dict[str, tuple[int, ...]]
     positions: dict[str, dict[int, int]]
-    """Offsets to begin at in partitions that it does not hold yet, if any were committed."""
+    """Committed offsets of partitions that the member does not hold yet."""
     began_with: dict[str, int] = msgspec.field(default_factory=dict)
     """How many partitions the streams of those had when the group began with them: further ones
     were added since, and are to be begun at their beginning."""
     is_waiting: bool = False
-    """More is meant for it, which others have not given up yet: ask again soon."""
+    """Whether other members have not given up partitions meant for it yet: ask again soon."""
 
 
 class LeaveGroup(Message, frozen=True, kw_only=True):
-    """Be a member no more."""
+    """A request to leave a group."""
 
     group: GroupName
     member: MemberName
@@ -117,27 +117,27 @@ class TransactionRef(Message, frozen=True, array_like=True):
 
 
 class CommitOffsets(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Note how far a group has come."""
+    """A request to commit offsets of a group."""
 
     group: GroupName
     positions: _Positions
-    """Stream → partition → offset of the next record to consume."""
+    """The next offset to consume, by stream and partition."""
     member: _Optional = ""
-    """Who consumed up to there; empty: nobody, which only a group without members allows."""
+    """The owner; empty: none, which only a group without members allows."""
     epoch: Count = 0
-    """Of the member's last answer."""
+    """The epoch of the member's last answer."""
     number: Count = 0
-    """Of the commit among those of the member, from 1, the same in a repeat; 0: never repeated."""
+    """Number of the member's commit, from 1, the same in a repeat; 0: never repeated."""
     transaction: TransactionRef | None = None
-    """They count when it is committed; it was told before that it commits positions."""
+    """The transaction that commits them; it has announced that it commits offsets."""
 
 
 class GroupRef(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Which group."""
+    """A reference to a group."""
 
     group: GroupName
     decided: bool = False
-    """Of ``group_info``: refuse while transactions are about to commit positions."""
+    """Whether ``group_info`` is refused while transactions are about to commit offsets."""
 
 
 class GroupSummary(Answer, frozen=True, kw_only=True):
@@ -157,15 +157,15 @@ class MemberInfo(Answer, frozen=True, kw_only=True):
     session_ms: int
     assigned: dict[str, tuple[int, ...]]
     revoking: dict[str, tuple[int, ...]]
-    """What it was told to give up and may still be consuming."""
+    """Partitions it must give up and may still be consuming."""
 
 
 class GroupInfo(Answer, frozen=True, kw_only=True):
-    """A group: members, and how far it has come."""
+    """A group's members, assignment and committed offsets."""
 
     group: str
     epoch: int
     members: tuple[MemberInfo, ...]
     positions: dict[str, dict[int, int]]
     undecided: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
-    """Positions that transactions are about to commit."""
+    """Offsets that open transactions are about to commit."""

@@ -239,7 +239,7 @@ def test_this_replica_has_to_be_in_sync(pair):
         copy.in_sync_addresses = pair.addresses[:1]
         for part in broker.stream("t").partitions:
             part.leader_address, part.in_sync_addresses = pair.addresses[0], pair.addresses[:1]
-    why = f"{pair.addresses[1]} has no copy of {{}} that is in sync"
+    why = f"{pair.addresses[1]} has no in-sync replica of {{}}"
     with Client(pair.addresses[1], timeout_s=0.5) as behind:
         with pytest.raises(UnavailableError, match=why.format("s/0")):
             behind.read("s", replica="this")
