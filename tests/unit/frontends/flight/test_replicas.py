@@ -226,7 +226,7 @@ def test_this_replica_is_the_one_that_was_asked(pair, client):
     with Client(pair.addresses[0], timeout_s=20) as leader:
         assert values(leader.read("s", replica="this", stop=1)) == [b"a"]
     assert [broker.telemetry.read_records for broker in pair.brokers] == [1, 2]
-    with pytest.raises(InvalidRequestError, match="2 are named"):
+    with pytest.raises(InvalidRequestError, match="this one has 2"):
         client.read("s", replica="this")
 
 
