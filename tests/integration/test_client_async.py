@@ -34,7 +34,7 @@ async def test_streams_records_and_reads(strandline_url):
         assert (await (await client.read("s")).read_all()).num_rows == 3
         assert await client.offsets("s") == {0: 0, 1: 3}
         assert await client.wait_for("s", {1: 0}) == {1: 3}
-        await client.truncate_before("s", 0, partition=1)
+        await client.delete_records("s", 0, partition=1)
         assert (await client.stream_info("s")).partitions[1].records == 3
         assert [info.name for info in await client.list_streams()] == ["s"]
         assert (await client.server_info()).streams == 1

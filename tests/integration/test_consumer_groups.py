@@ -254,7 +254,7 @@ def test_a_group_behind_retention_goes_on_at_the_first_record_kept(
     else:
         consumer.close()
     fill(client, stream, partitions=[0])
-    client.truncate_before(stream, 15)
+    client.delete_records(stream, 15)
     if is_running:
         consumer.resume(stream, 0)
     else:
@@ -271,7 +271,7 @@ def test_where_a_group_goes_on_is_committed_though_no_record_is_left(client, str
     """Or lag and position would tell of records that are not there any more."""
     behind = PartitionName(stream, 0)
     client.groups.commit("emptied", {behind: 0})
-    client.truncate_before(stream, 10)
+    client.delete_records(stream, 10)
     options = {"start": "latest", "commit_interval_s": 0.05}
     with client.consumer("emptied", stream, **options) as consumer:
         until(lambda: client.groups.positions("emptied")[behind] == 10, consumer)

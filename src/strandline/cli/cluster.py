@@ -1,13 +1,11 @@
-"""``strandline cluster status``: look at a cluster; ``founding`` and ``operate`` have the rest."""
+"""``strandline cluster status``; the other commands are in ``cluster_init``, ``cluster_admin``."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strandline.cli import cluster_admin as operate
-from strandline.cli import cluster_init as founding
-from strandline.cli import rescue
+from strandline.cli import cluster_admin, cluster_init, force_recover
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -29,9 +27,9 @@ app = typer.Typer(
     no_args_is_help=True, help="Set up a cluster of brokers, look at it, and operate it."
 )
 
-founding.add_to(app)
-operate.add_to(app)
-rescue.add_to(app)
+cluster_init.add_to(app)
+cluster_admin.add_to(app)
+force_recover.add_to(app)
 
 
 @app.callback()

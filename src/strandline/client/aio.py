@@ -83,10 +83,10 @@ class AsyncClient:
         """All streams; as ``Client.list_streams``."""
         return await asyncio.to_thread(self._client.list_streams)
 
-    async def truncate_before(self, stream: str, offset: int, *, partition: int = 0) -> StreamInfo:
-        """Delete a prefix; as ``Client.truncate_before``."""
+    async def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> StreamInfo:
+        """Delete a prefix; as ``Client.delete_records``."""
         return await asyncio.to_thread(
-            self._client.truncate_before, stream, offset, partition=partition
+            self._client.delete_records, stream, offset, partition=partition
         )
 
     async def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:

@@ -106,7 +106,7 @@ class StreamCalls(ABC):
         """All streams, by name; in a cluster with offsets as the broker asked knows them."""
         return self._known.ask(admin.LIST_STREAMS, None, admin.StreamInfo)
 
-    def truncate_before(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
+    def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
         """Delete a partition's records below ``offset``, for ever.
 
         Whole segments are deleted, so some records below may stay.
@@ -115,8 +115,8 @@ class StreamCalls(ABC):
             OffsetOutOfRangeError: beyond the high watermark.
             UnknownStreamError, UnknownPartitionError: no such partition.
         """
-        body = admin.TruncateBefore(name=stream, partition=partition, offset=offset)
-        [info] = self._known.change(admin.TRUNCATE_BEFORE, body, admin.StreamInfo)
+        body = admin.DeleteRecords(name=stream, partition=partition, offset=offset)
+        [info] = self._known.change(admin.DELETE_RECORDS, body, admin.StreamInfo)
         return info
 
     def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:

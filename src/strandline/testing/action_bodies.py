@@ -28,7 +28,7 @@ _QUOTA: Final = {"principal": "app"}
 _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     admin.CREATE_STREAM: {"name": MINE, "subject": "mine.>", "queue_group": MINE},
     admin.DELETE_STREAM: {"name": MINE},
-    admin.TRUNCATE_BEFORE: {"name": MINE, "offset": 1},
+    admin.DELETE_RECORDS: {"name": MINE, "offset": 1},
     admin.STREAM_INFO: {"name": MINE},
     admin.LIST_STREAMS: None,
     admin.OFFSETS: {"name": MINE},
@@ -41,7 +41,7 @@ _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     cluster.REMOVE_BROKER: {"broker": 9},
     cluster.REPLACE_DISK: {"broker": 9},
     cluster.REASSIGN: {"stream": MINE},
-    cluster.SPREAD: None,
+    cluster.REBALANCE: None,
     cluster.ELECT_LEADER: {"stream": MINE, "leader": 1},
     cluster.ADD_PARTITIONS: {"name": MINE, "count": 2},
     transactions.BEGIN_TRANSACTION: {

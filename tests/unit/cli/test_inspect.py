@@ -153,7 +153,7 @@ def test_a_compacted_and_a_deleted_stream_are_not_missed(run, tmp_path):
             client.append("short", bytes(2000))
         client.append("gone", b"v")
         client.delete_stream("gone")
-        client.truncate_before("keys", 60)
+        client.delete_records("keys", 60)
         while sum(log.stat().st_size for log in tmp_path.glob("logs/00000001/*.log")) > 200_000:
             client.list_streams()  # until it is compacted
     result = run(tmp_path)

@@ -144,8 +144,8 @@ def test_streams_are_administered_by_actions(client, broker):
     ]
     assert names == ["a"]
     broker.stream("a").partitions[1].store(b"v", b"v")
-    body = admin.TruncateBefore(name="a", partition=1, offset=1)
-    [data] = action(client, admin.TRUNCATE_BEFORE, body)
+    body = admin.DeleteRecords(name="a", partition=1, offset=1)
+    [data] = action(client, admin.DELETE_RECORDS, body)
     extent = decode(data, admin.StreamInfo, what="x").partitions[1]
     assert (extent.log_start_offset, extent.high_watermark) == (1, 2)
     [data] = action(client, admin.OFFSETS, admin.OffsetsRequest(name="a", at="latest"))

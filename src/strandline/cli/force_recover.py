@@ -1,4 +1,4 @@
-"""``strandline cluster rescue`` and ``discard-metadata``: offline, on a data directory."""
+"""``strandline cluster force-recover`` and ``discard-metadata``: offline, on a data directory."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,34 +20,35 @@ from strandline.cli.output import (
 from strandline.errors import InvalidRequestError
 
 WARNING = """\
-This is for a cluster most of whose voters are lost for ever, with their disks. From now on this
-broker alone says what is true. What only the others knew of the metadata is forgotten, and a record
-that only they had is lost. Should two of them come back with their disks, there will be two
-clusters of one name, and no way to make them one: destroy these disks first."""
+This is for a cluster that lost most of its voters and their disks permanently. This broker becomes
+the only voter. Metadata and records that only the lost brokers had are lost. If two of the lost
+voters come back with their disks, there are two clusters with the same name, which cannot be
+merged: destroy these disks first."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the command part of ``strandline cluster``."""
-    epilog = examples("strandline cluster rescue --data-dir strandline-data --yes")
-    app.command("rescue", epilog=epilog)(reports_errors(rescue))
+    """Add these commands to ``strandline cluster``."""
+    epilog = examples("strandline cluster force-recover --data-dir strandline-data --yes")
+    app.command("force-recover", epilog=epilog)(reports_errors(force_recover))
     epilog = examples("strandline cluster discard-metadata --data-dir strandline-data --yes")
     app.command("discard-metadata", epilog=epilog)(reports_errors(discard))
 
 
-def rescue(
+def force_recover(
     *,
     data_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Data directory of a survivor, which is stopped.")
+        Path,
+        typer.Option(metavar="DIR", help="Data directory of a surviving broker, which is stopped."),
     ],
     yes: YesOption = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Let a stopped broker decide alone, after most of those that decided are lost for ever.
+    """Make a stopped broker the only voter, after most voters are permanently lost.
 
-    Choose the survivor that was up last. Start it afterwards, remove the lost brokers or give them
-    other disks, and let others join. It asks first, unless --yes.
+    Choose the surviving broker that was up last. Start it afterwards, then remove or replace the
+    lost brokers and add new ones. Asks for confirmation, unless --yes.
     """
-    from strandline.broker.cluster.force_recover import rescue as rescue_directory
+    from strandline.broker.cluster.force_recover import force_recover as force_recover_directory
     from strandline.storage.disk import Disk
 
     note(WARNING)
@@ -55,9 +56,10 @@ def rescue(
         typer.confirm("Are the disks of the lost brokers destroyed?", abort=True)
     elif not yes:
         raise InvalidRequestError(
-            "nobody can be asked whether the disks of the lost brokers are destroyed; say --yes"
+            "there is no terminal to ask for confirmation; give --yes once the disks of the lost "
+            "brokers are destroyed"
         )
-    done = rescue_directory(data_dir, disk=Disk())
+    done = force_recover_directory(data_dir, disk=Disk())
     if output is OutputFormat.json:
         print_json(
             {
@@ -65,18 +67,19 @@ def rescue(
                 "broker": done.broker,
                 "voters": done.voters,
                 "in_doubt": list(map(str, done.in_doubt)),
-                "remote_error": list(map(str, done.remote_error)),
+                "remote_error": list(map(str, done.no_copy_here)),
             }
         )
         return
     voters = ", ".join(map(str, done.voters))
-    print_line(f"broker {done.broker} decides alone now, instead of {voters}; start it")
+    print_line(f"broker {done.broker} is now the only voter, instead of {voters}; start it")
     elect = f"'strandline cluster elect STREAM --partition N --leader {done.broker} --unclean'"
-    _list(f"may lack records here: {elect} to go on", done.in_doubt)
+    _list(f"may lack records here; elect this broker with {elect}", done.in_doubt)
     _list(
-        "have no copy here, and are lost if none is elsewhere: 'strandline cluster replace-disk' a "
-        "broker that kept them, start it empty, and elect it --unclean, or delete the stream",
-        done.remote_error,
+        "have no replica here, and are lost if no other broker has one: run 'strandline cluster "
+        "replace-disk' for a broker that had one, start it empty and elect it with --unclean, or "
+        "delete the stream",
+        done.no_copy_here,
     )
 
 
@@ -88,10 +91,10 @@ def discard(
     yes: YesOption = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Remove a stopped broker's damaged copy of the metadata, which the others have.
+    """Delete a stopped broker's corrupt copy of the metadata, so that it fetches a new one.
 
-    Run 'cluster replace-disk' at another broker before. Records are kept. It asks first, unless
-    --yes.
+    Run 'cluster replace-disk' at another broker first. Records are kept. Asks for confirmation,
+    unless --yes.
     """
     from strandline.broker.cluster.discard import discard_metadata
     from strandline.storage.disk import Disk
@@ -100,12 +103,12 @@ def discard(
     if is_asked(output, yes=yes):
         typer.confirm(question, abort=True)
     elif not yes:
-        raise InvalidRequestError(f"nobody can be asked: {question} If so, say --yes")
+        raise InvalidRequestError(f"there is no terminal to ask: {question} If so, give --yes")
     broker = discard_metadata(data_dir, disk=Disk())
     if output is OutputFormat.json:
         print_json({"event": "done", "broker": broker})
         return
-    print_line(f"broker {broker} asks the others for the metadata when it starts; start it")
+    print_line(f"broker {broker} fetches the metadata from the others when it starts; start it")
 
 
 def _list(what: str, names: Iterable[object]) -> None:

@@ -1,4 +1,4 @@
-"""``strandline cluster rescue``: loud, and refused where there is nothing to rescue."""
+"""``strandline cluster force-recover``: loud, and refused where there is nothing to rescue."""
 
 from typer.testing import CliRunner
 
@@ -8,7 +8,7 @@ from strandline.cli.app import app
 def test_it_warns_before_it_does_anything(tmp_path):
     """Whoever said --yes reads what it means, and why it is refused here."""
     done = CliRunner().invoke(
-        app, ["cluster", "rescue", "--data-dir", str(tmp_path / "none"), "--yes"]
+        app, ["cluster", "force-recover", "--data-dir", str(tmp_path / "none"), "--yes"]
     )
     assert done.exit_code == 1
     assert "destroy these disks first" in done.stderr
@@ -18,9 +18,9 @@ def test_it_warns_before_it_does_anything(tmp_path):
 
 def test_it_wants_a_yes(tmp_path):
     """A script that forgot to say it must not decide for the cluster."""
-    done = CliRunner().invoke(app, ["cluster", "rescue", "--data-dir", str(tmp_path)])
+    done = CliRunner().invoke(app, ["cluster", "force-recover", "--data-dir", str(tmp_path)])
     assert done.exit_code == 1
-    assert "say --yes" in done.stderr
+    assert "give --yes" in done.stderr
 
 
 def test_metadata_is_discarded_of_a_stopped_broker_of_a_cluster_only(tmp_path):
