@@ -67,7 +67,7 @@ def force_recover(
                 "broker": done.broker,
                 "voters": done.voters,
                 "in_doubt": list(map(str, done.in_doubt)),
-                "remote_error": list(map(str, done.no_copy_here)),
+                "no_copy_here": list(map(str, done.no_copy_here)),
             }
         )
         return
