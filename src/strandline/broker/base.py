@@ -262,6 +262,10 @@ class BrokerBase(ABC):
         """Call back, on the loop, when responders were told something, and after each turn."""
         self.turn.answered_callbacks.append(callback)
 
+    def send_answers(self) -> None:
+        """Let the front ends send what responders were told between turns; loop thread."""
+        self.turn.send_answers()
+
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""
         self._loop.call_soon_threadsafe(function, *args)

@@ -49,6 +49,7 @@ class NatsClient:
         intake: for messages that are more than a plain payload.
         gate: stops reading while the broker is full.
         tls: whom to trust at ``tls://``.
+        is_alone: whether no other broker hears what the servers deliver.
         login: says who we are; by default what the servers' URLs say.
     """
 
@@ -58,12 +59,14 @@ class NatsClient:
         *,
         intake: MessageIngest,
         gate: Backpressure,
+        is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> None:
         self._broker = broker
         self.intake = intake
         self.gate = gate
+        self.is_alone = is_alone
         self._tls = tls
         self._login = login
         self.admission = broker.admission

@@ -4,7 +4,8 @@ Rules: one binding, one subscription, one sid; a message belongs to the binding 
 other, so two streams on one subject each get it and queue groups are nats-server's business. Every
 broker of a cluster hears a message, and the leader answers it; a message to a queue group only one
 hears, which therefore answers always, and takes what is under way after it has unsubscribed. Acks
-are queued and written once per turn. The link neither connects nor reconnects.
+are queued and written once per turn. The link neither connects nor reconnects. What no other broker
+hears, and another leads, is forwarded.
 """
 
 import asyncio
@@ -44,11 +45,15 @@ class NatsConnection(ServerLink):
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
         self._sole = QueueGroupResponder(self)
+        self.is_alone = subscriber.is_alone
+        """Whether no other broker hears what comes over it; else the leader hears it too."""
 
     def _take(self, events: Sequence[Event]) -> None:
         """The hot path: plain payloads go straight to their partition."""
         tables = self._tables
         subscriber = self._subscriber
+        is_forwarding = subscriber.intake.is_forwarding
+        is_alone = self.is_alone
         messages = 0
         for event in events:
             if not isinstance(event, tuple):
@@ -63,7 +68,12 @@ class NatsConnection(ServerLink):
             if route is None:
                 continue
             is_plain = block is None and payload[:4] != MAGIC
-            if route.partition is None or not is_plain or (reply and not route.answers):
+            if (
+                route.partition is None
+                or not is_plain
+                or (reply and not route.answers)
+                or ((is_alone or route.is_shared) and (is_forwarding or not route.partition.is_led))
+            ):
                 if route.groups:
                     sink: ReplySink = self._sole if route.is_shared else self
                     subscriber.intake.take(route, reply, block=block, payload=payload, sink=sink)
@@ -138,13 +148,10 @@ class NatsConnection(ServerLink):
 
     # Replies
 
-    is_alone = False
-    """The leader hears every message too."""
-
     @property
     def answers_leaderless(self) -> bool:
         """Whether this broker answers for partitions that nobody leads."""
-        return self._subscriber.is_controller
+        return self.is_alone or self._subscriber.is_controller
 
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
@@ -193,6 +200,8 @@ class QueueGroupResponder:
     def __init__(self, link: NatsConnection) -> None:
         self.acked = link.acked
         self.deliver = link.deliver
+        self.hold_reading = link.hold_reading
+        self.release_reading = link.release_reading
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply, also where another broker leads."""
