@@ -180,21 +180,30 @@ class MessageReader(Peer):
 
     def data_received(self, data: bytes) -> None:
         """Take what was received, now or in later rounds."""
-        self._received.append(data)
-        if not self._is_deferred:
-            self._read_on()
+        if self._is_deferred or self._budget.slice_end() == SPENT:
+            self._received.append(data)
+            self._defer()
+        elif self.is_open:
+            # Most reads are small, so look at the clock only after EVENTS_MAX of one.
+            self._take(self.parser.feed(data, EVENTS_MAX))
+            if self.parser.has_more:
+                self._read_on(len(data))
+            else:
+                self._taken(len(data))
 
-    def _read_on(self) -> None:
-        """Take what was received until the share of this round is used up."""
+    def _read_on(self, size: int = 0) -> None:
+        """Take what was received until the share of this round is used up.
+
+        Args:
+            size: of what was fed to the parser already, in bytes.
+        """
         self._is_deferred = False
         loop = asyncio.get_running_loop()
         end_s = self._budget.slice_end()
-        size, now_s = 0, SPENT
+        now_s = loop.time() if size else SPENT  # one piece in any case
         while self.is_open and (self._received or self.parser.has_more):
             if now_s >= end_s:
-                self._is_deferred = True
-                self.hold_reading(ROUND)
-                self._budget.defer(self._read_on)
+                self._defer()
                 break
             if self.parser.has_more:
                 events = self.parser.resume(EVENTS_MAX)
@@ -206,6 +215,12 @@ class MessageReader(Peer):
         else:
             self.release_reading(ROUND)
         self._taken(size)
+
+    def _defer(self) -> None:
+        if not self._is_deferred:
+            self._is_deferred = True
+            self.hold_reading(ROUND)
+            self._budget.defer(self._read_on)
 
     @abstractmethod
     def _take(self, events: Sequence[Event]) -> None:
