@@ -19,6 +19,7 @@ from strandline.frontends.nats.backpressure import Backpressure
 from strandline.frontends.nats.client import NatsClient
 from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
 from strandline.frontends.nats.ingest import MessageIngest
+from strandline.frontends.nats.jetstream import JetStreamWatch
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.routes import Routes
@@ -95,6 +96,10 @@ class NatsFrontEnd:
         bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
+        jetstream = None
+        if config.nats.servers:  # ours has no JetStream
+            jetstream = JetStreamWatch(broker.streams, broker.telemetry, broker.clock)
+            broker.on_creating_stream(jetstream.check_creation)
         try:
             servers = list(config.nats.servers)
             tls = self._calling_context()
@@ -105,6 +110,7 @@ class NatsFrontEnd:
                 broker,
                 intake=intake,
                 gate=gate,
+                jetstream=jetstream,
                 is_alone=self._is_server_alone,
                 tls=tls,
                 login=login,

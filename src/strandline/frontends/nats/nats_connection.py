@@ -9,12 +9,14 @@ hears, and another leads, is forwarded.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
-from strandline.errors import InvalidSubjectError, StrandlineError
+from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
 from strandline.frontends.nats.connection import PING
+from strandline.frontends.nats.headers import NO_RESPONDERS_STATUS
 from strandline.frontends.nats.protocol import (
     Event,
     encode_publish,
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
     from strandline.frontends.nats.client import NatsClient
 
 
+REPLIES: Final = b"replies"
+EVENTS: Final = b"events"
+"""Names of subscriptions that feed no stream; those of streams are numbers."""
+
+
 class NatsConnection(ServerLink):
     """A connection, and the responder of everything that came over it; a token is a reply subject.
 
@@ -44,6 +51,10 @@ class NatsConnection(ServerLink):
         self._sids: dict[Binding, bytes] = {}
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
+        self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
+        self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
+        self._last_request = 0
+        self._heard: Callable[[], None] | None = None
         self._sole = QueueGroupResponder(self)
         self.is_alone = subscriber.is_alone
         """Whether no other broker hears what comes over it; else the leader hears it too."""
@@ -62,8 +73,9 @@ class NatsConnection(ServerLink):
             messages += 1
             subject, sid, reply, block, payload = event
             table = tables.get(sid)
-            if table is None:
-                continue  # unsubscribed meanwhile
+            if table is None:  # unsubscribed meanwhile, or none of a stream
+                self._take_other(subject, sid, block=block, payload=payload)
+                continue
             route = table.remembered.get(subject) or self._find_route(table, subject, reply)
             if route is None:
                 continue
@@ -99,6 +111,46 @@ class NatsConnection(ServerLink):
             if reply is not None:
                 self.deliver(reply, error_reply(error))
             return None
+
+    # Requests
+
+    async def request(self, subject: bytes, payload: bytes) -> bytes | None:
+        """Ask a service of the server; None: nobody responds.
+
+        Raises:
+            DisconnectedError: the connection was lost meanwhile.
+        """
+        if not self.is_open:
+            raise DisconnectedError(self.failure or "not connected to nats-server")
+        if not self._last_request:
+            self.write(encode_subscribe(self._inbox + b".*", REPLIES))
+        self._last_request += 1
+        reply = b"%b.%d" % (self._inbox, self._last_request)
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._requests[reply] = answer
+        try:
+            self.write(encode_publish(subject, payload, reply=reply))
+            await asyncio.wait((answer, self.closed), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise DisconnectedError(self.failure or "the connection was lost")
+            return answer.result()
+        finally:
+            del self._requests[reply]
+
+    def listen(self, pattern: bytes, heard: Callable[[], None]) -> None:
+        """Call back for each message of a subject that feeds no stream; one may be listened to."""
+        self._heard = heard
+        self.write(encode_subscribe(pattern, EVENTS))
+
+    def _take_other(
+        self, subject: bytes, sid: bytes, *, block: bytes | None, payload: bytes
+    ) -> None:
+        if sid == EVENTS and self._heard is not None:
+            self._heard()
+        answer = self._requests.get(subject) if sid == REPLIES else None
+        if answer is not None and not answer.done():
+            is_none = block is not None and block.startswith(NO_RESPONDERS_STATUS)
+            answer.set_result(None if is_none else payload)
 
     # Subscriptions
 
