@@ -231,6 +231,9 @@ class Telemetry(Collector):
     recovery_torn_bytes: int = gauge("Bytes of torn tail the last start cut.")
     nats_server_restarts: int = counter("Restarts of the child nats-server.")
     nats_connected: int = gauge("1 while connected to NATS.")
+    jetstream_covered_streams: int = gauge(
+        "Streams whose publishes a JetStream on the nats-server acknowledges, too."
+    )
 
     partition_samples: Callable[[], Iterable[PartitionSample]] = tuple
     """Asked at each scrape, on the scraping thread, for the offsets of all partitions."""

@@ -132,6 +132,7 @@ class PublisherConnection(MessageReader):
         if guard is not None and not self.is_allowed():
             return
         remembered = self._listener.routes.remembered
+        is_forwarding = self._listener.intake.is_forwarding
         messages = 0
         for event in events:
             if guard is not None and not guard.is_open and not isinstance(event, Connect):
@@ -149,7 +150,13 @@ class PublisherConnection(MessageReader):
             if route is None or (guard is not None and not self._may_publish(subject, reply)):
                 continue
             is_plain = block is None and payload[:4] != MAGIC
-            if route.partition is None or not is_plain or (reply and not route.answers):
+            if (
+                route.partition is None
+                or not is_plain
+                or (reply and not route.answers)
+                or is_forwarding
+                or not route.partition.is_led
+            ):
                 self._publish(route, reply, block=block, payload=payload)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)

@@ -3,15 +3,17 @@
 import asyncio
 import queue
 from types import SimpleNamespace
-from unittest.mock import AsyncMock
 
 import pytest
 
+from strandline.broker.admission import Admission
 from strandline.client.results import Ack, AckFuture
-from strandline.config import BrokerConfig, StreamConfig
+from strandline.clock import ManualClock
+from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DisconnectedError, NotEnoughReplicasError, UnavailableError
-from strandline.frontends.grpc.liftbridge import forward
-from strandline.frontends.grpc.liftbridge.forward import Forwarder, LeaderLinks, PendingForward
+from strandline.frontends import forward
+from strandline.frontends.forward import Forwarder, LeaderLinks
+from strandline.frontends.forwarding import PendingForward
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.types import PartitionName
 
@@ -32,10 +34,42 @@ class Outcomes:
         self.refused.put_nowait((token, error))
 
 
+class LoneBroker:
+    """One that the cluster does not know yet, so that whatever it forwards is refused."""
+
+    def __init__(self):
+        self.config, self.image, self.created_ns = BrokerConfig(), MetadataImage(), {}
+        self.admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
+        self.membership = SimpleNamespace(me=2)
+        self.has_lost_majority = False
+        self.flushes = 0
+        self.loop = asyncio.get_running_loop()
+
+    def on_streams_changed(self, callback):
+        self.streams_changed = callback
+
+    def streams(self):
+        return [SimpleNamespace(name=k, created_ns=v) for k, v in self.created_ns.items()]
+
+    def check_quorum(self):
+        if self.has_lost_majority:
+            raise UnavailableError("this broker has lost the majority of its cluster")
+
+    def call_soon(self, function, *args):
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def send_answers(self):
+        self.flushes += 1
+
+
 @pytest.fixture
-async def forwarder():
-    """Of a broker that the cluster does not know yet, so that whatever it hands on is refused."""
-    made = Forwarder(SimpleNamespace(config=BrokerConfig(), image=MetadataImage()), AsyncMock())
+async def broker():
+    return LoneBroker()
+
+
+@pytest.fixture
+async def forwarder(broker):
+    made = Forwarder(broker)
     yield made
     await made.stop()
 
@@ -143,11 +177,13 @@ async def test_producers_of_streams_not_used_for_long_are_ended(forwarder, produ
     assert producers.ended == ["b", "busy", "a"]
 
 
-async def test_the_producer_of_a_deleted_stream_is_ended(forwarder, producers):
+async def test_the_producer_of_a_deleted_stream_is_ended(broker, forwarder, producers):
     """It would keep the files of the log open at its leader; the stream may be there again."""
-    forwarder.streams_changed({"a": 1, "b": 1, "c": 1})
+    broker.created_ns = {"a": 1, "b": 1, "c": 1}
+    broker.streams_changed()
     await publish(forwarder, producers, "a", "b", "c")
-    forwarder.streams_changed({"a": 2, "c": 1})
+    broker.created_ns = {"a": 2, "c": 1}
+    broker.streams_changed()
     await publish(forwarder, producers, "a")
     assert producers.ended == ["a", "b"]
     assert producers.made == ["a", "b", "c", "a"]
@@ -155,13 +191,13 @@ async def test_the_producer_of_a_deleted_stream_is_ended(forwarder, producers):
 
 @pytest.mark.parametrize(("isr", "leader"), [((1,), 1), ((1, 2), 1), ((1,), None)])
 async def test_what_the_leader_would_refuse_for_want_of_copies_is_refused_here(
-    forwarder, producers, isr, leader
+    broker, forwarder, producers, isr, leader
 ):
     """At once, instead of being tried until its time is over; an election is waited for."""
     config = StreamConfig(name="s", subject="s", replicas=2, min_isr=2)
     partition = PartitionImage(log_id=1, replicas=(1, 2), isr=isr, leader=leader)
     stream = StreamImage(config=config, created_ns=1, partitions=(partition,))
-    forwarder._broker.image = MetadataImage(streams={"s": stream})
+    broker.image = MetadataImage(streams={"s": stream})
     if len(isr) == 2 or leader is None:
         await publish(forwarder, producers, "s")
         return
@@ -171,6 +207,52 @@ async def test_what_the_leader_would_refuse_for_want_of_copies_is_refused_here(
     _, error = outcomes.refused.get_nowait()
     assert isinstance(error, NotEnoughReplicasError)
     assert "fewer than 2 replicas of s/0" in error.message
+
+
+@pytest.mark.parametrize(("leader", "is_elsewhere"), [(1, True), (2, False), (None, False)])
+async def test_a_partition_is_led_elsewhere_until_what_was_forwarded_is_answered(
+    broker, forwarder, producers, leader, is_elsewhere
+):
+    """Nobody's is not: who leads it next is not known. Broker 2 is this one."""
+    config = StreamConfig(name="s", subject="s", replicas=2)
+    partition = PartitionImage(log_id=1, replicas=(1, 2), isr=(1, 2), leader=leader)
+    stream = StreamImage(config=config, created_ns=1, partitions=(partition,))
+    broker.image = MetadataImage(streams={"s": stream})
+    assert forwarder.is_led_elsewhere(HERE) is is_elsewhere
+    future, outcomes = await hand_on(forwarder, producers, "s")
+    assert forwarder.is_led_elsewhere(HERE)
+    future.set_result(Ack.at(0, 0))
+    await asyncio.wait_for(outcomes.stored.get(), 60)
+    assert forwarder.is_led_elsewhere(HERE) is is_elsewhere
+    await asyncio.sleep(0)
+    assert broker.flushes == 1, "the front end is told to send it"
+
+
+async def test_a_broker_without_a_majority_forwards_nothing(broker, forwarder):
+    """It does not know who leads now; its publisher asks another one."""
+    broker.has_lost_majority = True
+    outcomes = Outcomes()
+    record = PendingForward(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
+    forwarder.append(record, ack_sink=outcomes, token=1)
+    _, error = outcomes.refused.get_nowait()
+    assert "lost the majority" in error.message
+    assert not forwarder.is_busy
+
+
+async def test_large_publishes_are_counted_by_their_bytes(broker, forwarder, producers):
+    """More than a producer buffers would block the thread that all share."""
+    value = bytes(forward.PENDING_BYTES_MAX)
+    record = PendingForward(HERE, value, subject="s", key=None, headers=None, message_id=None)
+    forwarder.append(record, ack_sink=(first := Outcomes()), token=1)
+    assert forwarder.fullness == 1
+    forwarder.append(record, ack_sink=(second := Outcomes()), token=2)
+    assert isinstance(second.refused.get_nowait()[1], UnavailableError)
+    forwarder.append(record, ack_sink=None, token=None)
+    assert broker.admission.rejects["unavailable"] == 2
+    future = await asyncio.to_thread(producers.futures.get, timeout=60)
+    future.set_result(Ack.at(0, 0))
+    await asyncio.wait_for(first.stored.get(), 60)
+    assert forwarder.fullness == 0
 
 
 async def test_a_stop_does_not_wait_for_a_leader_that_does_not_answer(

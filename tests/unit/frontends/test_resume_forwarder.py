@@ -6,8 +6,8 @@ import pytest
 
 from strandline.client.results import Ack
 from strandline.errors import PausedError, UnavailableError
-from strandline.frontends.grpc.liftbridge import resume_forwarder as waking_module
-from strandline.frontends.grpc.liftbridge.resume_forwarder import ForwardedPublish, ResumeForwarder
+from strandline.frontends import resume_forwarder as waking_module
+from strandline.frontends.resume_forwarder import ForwardedPublish, ResumeForwarder
 from strandline.types import PartitionName
 
 HERE = PartitionName("s", 0)

@@ -1,9 +1,10 @@
-"""Publishes for partitions that another broker leads: handed on by a client of our own.
+"""Publishes for partitions that another broker leads: forwarded to it by a client of our own.
 
-Liftbridge's clients publish to any broker. The client here finds leaders, waits through elections
-and stores a retry once. Records of streams that check expected offsets go one by one, and a retry
-of those is the publisher's business, as with the leader itself. With TLS it trusts the authority of
-the clients' certificates, or else that of the peer link's, or else whom gRPC trusts.
+Liftbridge's clients publish to any broker, and so do NATS publishers at a broker's own listener or
+at a nats-server that meets no other. The client here finds leaders, waits through elections and
+stores a retry once. Records with an expected offset go one by one, and a retry of those is the
+publisher's business, as with the leader itself. With TLS it trusts the authority of the clients'
+certificates, or else that of the peer link's, or else whom gRPC trusts.
 
 Rules: the order of one partition's publishes is kept, also when its leadership comes here while
 some are under way; an outcome reaches its responder on the loop. A stream that is published to has
@@ -12,16 +13,17 @@ a deleted stream is ended, and of the others no more stay than ``PRODUCERS_MAX``
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
 
 from strandline.broker.ack_sink import AckSink
-from strandline.broker.broker import Broker
+from strandline.broker.cluster.broker import ClusterBroker
 from strandline.client.batching import Record
 from strandline.client.client import Client
 from strandline.client.cluster_client import ClusterClient
@@ -34,20 +36,26 @@ from strandline.errors import (
     StrandlineError,
     UnauthenticatedError,
     UnavailableError,
+    UnknownPartitionError,
+    UnknownStreamError,
 )
-from strandline.frontends.grpc.liftbridge.own_token import own_token, wait_until_known
-from strandline.frontends.grpc.liftbridge.resume_forwarder import (
+from strandline.frontends.forwarding import PendingForward
+from strandline.frontends.own_token import own_token, wait_until_known
+from strandline.frontends.resume_forwarder import (
     ForwardedPublish,
     Outcome,
     ResumeForwarder,
 )
-from strandline.record.codec import Headers
+from strandline.metadata.commands import PausePartitions
+from strandline.metadata.image import PartitionImage
 from strandline.types import BrokerId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 10_000
 """Publishes under way to other brokers; streams of them wait for room, others are refused."""
+PENDING_BYTES_MAX: Final = 32 << 20
+"""Of their values; less than a producer buffers, which would block the thread that all share."""
 PRODUCERS_MAX: Final = 256
 """Of streams to which nothing is under way, those used last."""
 ASK_TIMEOUT_S: Final = 10.0
@@ -56,19 +64,6 @@ ONE_TIMEOUT_S: Final = 30.0
 STOP_WAIT_S: Final = 1.0
 STOP_POLL_S: Final = 0.01
 A_BUG: Final = "internal error; see the broker's log"
-
-
-class PendingForward(NamedTuple):
-    """A record to hand on."""
-
-    partition: PartitionName
-    value: bytes
-    subject: str
-    key: bytes | None
-    headers: Headers | None
-    message_id: str | None
-    wakes: bool = False
-    """Whether the partition is resumed for it, if it is paused."""
 
 
 class LeaderLinks(NamedTuple):
@@ -114,46 +109,82 @@ class LeaderLinks(NamedTuple):
 
 
 class Forwarder:
-    """Hands publishes on; loop thread.
+    """Forwards publishes; loop thread. Shared by the front ends, so that no order changes.
 
     Args:
         broker: whose cluster it is.
-        wake: resumes a partition, if it is paused.
     """
 
-    def __init__(self, broker: Broker, wake: Callable[[PartitionName], Awaitable[None]]) -> None:
+    def __init__(self, broker: ClusterBroker) -> None:
         self._broker = broker
-        self._waking = ResumeForwarder(wake)
-        self._loop = asyncio.get_running_loop()
+        self._waking = ResumeForwarder(self._resume)
         # One thread each: what it is given leaves in that order.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward")
-        self._single = ThreadPoolExecutor(1, thread_name_prefix="grpc-forward-one")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
+        self._single = ThreadPoolExecutor(1, thread_name_prefix="forward-one")
         self._lock = threading.Lock()
         self._sending_one = threading.Lock()
         self._link: LeaderLinks | None = None
         self._pending: Counter[PartitionName] = Counter()
+        self._pending_bytes = 0
         self._created_ns: dict[str, int] = {}
         self._has_room = asyncio.Event()
-        self._is_stopping = False
+        self._is_flushing = self._is_stopping = False
+        broker.on_streams_changed(self._streams_changed)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any publish is under way."""
+        return bool(self._pending)
+
+    @property
+    def fullness(self) -> float:
+        """How much of what may be under way is: at 1.0 publishes are refused."""
+        return max(self._pending.total() / PENDING_MAX, self._pending_bytes / PENDING_BYTES_MAX)
+
+    def is_led_elsewhere(self, partition: PartitionName) -> bool:
+        """Whether another broker leads a partition, or is still forwarded what came before."""
+        if partition in self._pending:
+            return True
+        image = self._image_of(partition)
+        return image is not None and image.leader not in (None, self._broker.membership.me)
 
     def is_busy_with(self, partition: PartitionName) -> bool:
         """Whether publishes to a partition are under way, which others must not overtake."""
         return partition in self._pending
 
-    def streams_changed(self, created_ns: dict[str, int]) -> None:
-        """Let go of what was deleted, also if it was made again.
-
-        Args:
-            created_ns: when each stream there is was made.
-        """
-        before, self._created_ns = self._created_ns, created_ns
-        gone = [name for name, at_ns in before.items() if created_ns.get(name) != at_ns]
+    def _streams_changed(self) -> None:
+        """Let go of what was deleted, also if it was made again."""
+        before = self._created_ns
+        self._created_ns = {each.name: each.created_ns for each in self._broker.streams()}
+        gone = [name for name, at_ns in before.items() if self._created_ns.get(name) != at_ns]
         if gone and not self._is_stopping:
             self._thread.submit(self._let_go_of, gone)
 
+    def _image_of(self, name: PartitionName) -> PartitionImage | None:
+        """Return what the newest image says of a partition; None: it has just been deleted."""
+        try:
+            return self._broker.image.partition(name.stream, name.partition)
+        except (UnknownStreamError, UnknownPartitionError):
+            return None
+
+    async def _resume(self, name: PartitionName) -> None:
+        """Resume a partition that its leader has found paused, unless somebody else has by now.
+
+        Raises:
+            StrandlineError: it cannot be stored now, or nobody says what was decided.
+        """
+        broker = self._broker
+        await broker.membership.newest.know()
+        stream = broker.image.streams.get(name.stream)
+        state = stream.states.get(name.partition) if stream is not None else None
+        if state is not None and state.is_paused:
+            now_ns = broker.clock.now_ns()
+            numbers = (name.partition,)
+            await broker.change(PausePartitions(name.stream, numbers, is_on=False, now_ns=now_ns))
+
     async def room(self) -> None:
         """Wait until another publish is taken."""
-        while self._pending.total() >= PENDING_MAX:
+        while self.fullness >= 1:
             self._has_room.clear()
             await self._has_room.wait()
 
@@ -177,23 +208,24 @@ class Forwarder:
         """
         refusal = self._refusal(record.partition)
         if refusal is not None:
-            if ack_sink is not None:
-                ack_sink.rejected(token, refusal)
+            self._reject(record.partition, refusal, sink=ack_sink, token=token)
             return
+        size = len(record.value or b"")
         self._pending[record.partition] += 1
+        self._pending_bytes += size
 
         def tell(outcome: Outcome) -> None:
+            self._pending_bytes -= size
             self._pending[record.partition] -= 1
             if not self._pending[record.partition]:
                 del self._pending[record.partition]
             self._has_room.set()
-            if ack_sink is None:
-                return
             if isinstance(outcome, StrandlineError):
-                ack_sink.rejected(token, outcome)
-            else:
+                self._reject(record.partition, outcome, sink=ack_sink, token=token)
+            elif ack_sink is not None:
                 offset = Offset(outcome.offset)
                 ack_sink.acked(token, record.partition, offset, duplicate=outcome.duplicate)
+            self._flush_soon()
 
         def send(errand: ForwardedPublish) -> None:
             done = partial(self._waking.answered, errand)
@@ -204,10 +236,31 @@ class Forwarder:
 
         self._waking.hand_on(ForwardedPublish(record.partition, send, tell, wakes=record.wakes))
 
+    def _reject(
+        self, name: PartitionName, error: StrandlineError, *, sink: AckSink | None, token: object
+    ) -> None:
+        self._broker.admission.reject(error, sink, token, stream=name.stream)
+
+    def _flush_soon(self) -> None:
+        """Have the front ends send outcomes, and read on, once in this round of the loop."""
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        self._broker.send_answers()
+
     def _refusal(self, partition: PartitionName) -> StrandlineError | None:
         """Why a record is not handed on; what the leader would refuse is refused here, at once."""
-        if self._pending.total() >= PENDING_MAX:
-            return UnavailableError(f"{PENDING_MAX} publishes wait for other brokers; retry later")
+        if self.fullness >= 1:
+            return UnavailableError(
+                f"{self._pending.total()} publishes wait for other brokers; retry later"
+            )
+        try:
+            self._broker.check_quorum()
+        except UnavailableError as error:
+            return error
         stream = self._broker.image.streams.get(partition.stream)
         if stream is None or partition.partition >= len(stream.partitions):
             return None  # the leader may know it
@@ -293,8 +346,8 @@ class Forwarder:
         return UnavailableError("the leader did not take this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(done, outcome)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._broker.call_soon(done, outcome)
 
     def renew_client(self) -> None:
         """Begin again with a client that reads the certificates anew; the old one finishes."""
@@ -315,15 +368,20 @@ class Forwarder:
             except StrandlineError as error:
                 logger.warning("a publish that was handed on failed: %s", error)
 
+    async def quiesce(self) -> None:
+        """Wait for what is under way, but not for long."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + STOP_WAIT_S
+        while self._pending and loop.time() < deadline_s:  # noqa: ASYNC110  once, at the end
+            await asyncio.sleep(STOP_POLL_S)
+
     async def stop(self) -> None:
         """Let go of the client; what is under way is told that its outcome is unknown."""
         self._is_stopping = True
         await self._waking.stop()
         for thread in (self._thread, self._single):
             thread.shutdown(wait=False, cancel_futures=True)
-        deadline_s = self._loop.time() + STOP_WAIT_S
-        while self._pending and self._loop.time() < deadline_s:  # noqa: ASYNC110  once, at the end
-            await asyncio.sleep(STOP_POLL_S)
+        await self.quiesce()
         await asyncio.to_thread(self._abandon)
 
     def _abandon(self) -> None:
@@ -335,7 +393,7 @@ class Forwarder:
             link.abandon()
 
 
-def _connect(broker: Broker) -> LeaderLinks:
+def _connect(broker: ClusterBroker) -> LeaderLinks:
     """Clients of the cluster, which show this broker's certificate where there is TLS.
 
     Raises:
@@ -361,7 +419,7 @@ def _connect(broker: Broker) -> LeaderLinks:
     )
 
 
-def _own_address(broker: Broker) -> str:
+def _own_address(broker: ClusterBroker) -> str:
     """Where Flight listens: the client learns of the others there.
 
     Raises:
