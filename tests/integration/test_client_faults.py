@@ -13,7 +13,7 @@ import pytest
 
 import strandline
 from strandline.broker.partition_appends import PartitionAppends
-from strandline.client.accumulator import RecordAccumulator
+from strandline.client.in_flight_batches import InFlightBatches
 from strandline.errors import (
     DisconnectedError,
     DiskFullError,
@@ -211,8 +211,8 @@ def test_refusals_do_not_use_a_producer_up(monkeypatch):
     full = [None] + [DiskFullError("full")] * 5 + [None] * 2
     monkeypatch.setattr(PartitionAppends, "_batch_refusal", lambda *_: full[0])
     monkeypatch.setattr(
-        "strandline.client.delivery.RecordAccumulator",
-        functools.partial(RecordAccumulator, epoch_max=1),
+        "strandline.client.delivery.InFlightBatches",
+        functools.partial(InFlightBatches, epoch_max=1),
     )
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("s")

@@ -1,4 +1,4 @@
-"""``strandline stream``: create, list, look at, extend, shorten and delete streams."""
+"""``strandline stream``: create, list, describe, grow and delete streams."""
 
 import time
 from datetime import UTC, datetime

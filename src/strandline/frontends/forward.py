@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from strandline.broker.ack_sink import AckSink
 from strandline.broker.cluster.broker import ClusterBroker
-from strandline.client.batching import Record
+from strandline.client.accumulator import Record
 from strandline.client.client import Client
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender

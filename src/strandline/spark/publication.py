@@ -64,7 +64,7 @@ def publish(server: str, parts: Sequence[Part], *, timeout_ms: int) -> None:
     total = sum((part.fingerprint for part in wrote), Fingerprint())
     with_retries(
         server,
-        lambda client: client.publish_staged(
+        lambda client: client.commit_staged(
             wrote[0].txn_id, wrote[0].batch, refs, fingerprint=str(total)
         ),
         timeout_ms=timeout_ms,

@@ -40,7 +40,7 @@ def test_an_intact_directory_is_listed(stopped, run):
     assert result.exit_code == 0, result.output
     assert "orders/0" in result.stdout
     assert f"records={RECORDS}" in result.stdout
-    assert "none damaged" in result.stdout
+    assert "none corrupt" in result.stdout
 
 
 def test_looking_changes_nothing(stopped, run):
@@ -71,7 +71,7 @@ def test_a_flipped_bit_is_named_by_file_and_position(stopped, run):
     try:
         result = run(stopped)
         assert result.exit_code == 1
-        assert f"DAMAGE  {segment.relative_to(stopped)} at byte {hit}:" in result.stdout
+        assert f"CORRUPT  {segment.relative_to(stopped)} at byte {hit}:" in result.stdout
         assert run(stopped, "--no-verify").exit_code == 0
     finally:
         segment.write_bytes(intact)

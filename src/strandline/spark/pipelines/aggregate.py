@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
-from strandline.client.compacted_view import latest_by_key
+from strandline.client.compacted_view import compacted_view
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import client_of
@@ -188,7 +188,7 @@ def _began_with(config: Aggregate, source: StreamInfo) -> dict[str, str]:
 
 
 def _changelog(config: Aggregate, source: StreamInfo) -> dict[str, str]:
-    table = latest_by_key(client_of(config.server), config.into)
+    table = compacted_view(client_of(config.server), config.into)
     if table.num_rows:
         newest_ns = pc.max(table.column("timestamp").cast("int64")).as_py()
         refuse_older(newest_ns, source, into=config.into)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.client.batching import Record
+from strandline.client.accumulator import Record
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender
 from strandline.config import BrokerConfig, StreamConfig

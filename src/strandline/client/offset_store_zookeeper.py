@@ -1,13 +1,13 @@
-"""Positions in ZooKeeper, by kazoo.
+"""Committed offsets in ZooKeeper, by kazoo.
 
-    ZooKeeperPositions("host1:2181,host2:2181")
+    ZooKeeperOffsetStore("host1:2181,host2:2181")
 
-One znode for each partition, ``<root>/<group>/<stream>/<partition>``, with the offset and the epoch
+One znode per partition, ``<root>/<group>/<stream>/<partition>``, holds the offset and the epoch
 under which it was claimed as JSON.
 
-Rules: a commit is one transaction of ZooKeeper's, which changes each znode in the version that was
-looked at: whoever has claimed a partition meanwhile wins, also over a commit that was given up here
-and is done once ZooKeeper is back. Needs the extra ``positions``.
+Rules: a commit is one ZooKeeper transaction that changes each znode only in the version that was
+read: a claim made meanwhile wins, also over a commit that timed out here and is executed once
+ZooKeeper is back. Needs the extra ``positions``.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,9 +17,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from strandline.client.positions import TIMEOUT_S, Offsets, Owner
+from strandline.client.offset_store import TIMEOUT_S, Offsets, Owner
 from strandline.errors import StaleMemberError, UnavailableError
-from strandline.optional_dependencies import missing_package
+from strandline.optional_dependencies import install_hint
 from strandline.types import PartitionName
 
 try:
@@ -28,14 +28,14 @@ try:
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.interfaces import IAsyncResult
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(missing_package(error), name=error.name) from error
+    raise ModuleNotFoundError(install_hint(error), name=error.name) from error
 
 ROOT = "/strandline/positions"
 ATTEMPTS = 10
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What a znode holds."""
+    """The content of a znode."""
 
     next_offset: int | None
     epoch: int
@@ -44,16 +44,16 @@ class _Kept(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Kept).decode
 
 
-class ZooKeeperPositions:
-    """A ``PositionStore`` in ZooKeeper.
+class ZooKeeperOffsetStore:
+    """An ``OffsetStore`` in ZooKeeper.
 
     Args:
         hosts: ``host:port``, several separated by commas.
-        root: where to keep positions.
-        timeout_s: how long to wait for each of its answers.
+        root: parent of the znodes.
+        timeout_s: timeout of each call.
 
     Raises:
-        UnavailableError: it cannot be reached.
+        UnavailableError: ZooKeeper cannot be reached.
     """
 
     def __init__(self, hosts: str, *, root: str = ROOT, timeout_s: float = TIMEOUT_S) -> None:
@@ -64,23 +64,23 @@ class ZooKeeperPositions:
             with _translated():
                 self._client.start(timeout=timeout_s)
         except UnavailableError:
-            self.close()  # or its threads would go on trying
+            self.close()  # ends its threads, which would retry
             raise
 
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner
     ) -> dict[PartitionName, int]:
-        """What was committed, for an owner that begins; as ``PositionStore``."""
+        """Return the committed offsets for a new owner; see ``OffsetStore``."""
         names = sorted(partitions)
         kept = self._change(group, names, owner=owner, change=lambda _, kept: kept.next_offset)
         return {name: offset for name, offset in kept.items() if offset is not None}
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Note offsets; as ``PositionStore``."""
+        """Commit offsets; see ``OffsetStore``."""
         self._change(group, sorted(offsets), owner=owner, change=lambda name, _: offsets[name])
 
     def read(self, group: str) -> dict[PartitionName, int]:
-        """Everything that was committed; as ``PositionStore``."""
+        """Return all committed offsets; see ``OffsetStore``."""
         found: dict[PartitionName, int] = {}
         with _translated():
             for stream in self._children(self._path(group)):
@@ -92,7 +92,7 @@ class ZooKeeperPositions:
         return found
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.stop()
         self._client.close()
 
@@ -104,10 +104,10 @@ class ZooKeeperPositions:
         owner: Owner,
         change: Callable[[PartitionName, _Kept], int | None],
     ) -> dict[PartitionName, int | None]:
-        """Set offsets to what ``change`` says, all or none; returns them.
+        """Set offsets to the results of ``change``, all or none; return them.
 
         Raises:
-            StaleMemberError: somebody has claimed a partition since.
+            StaleMemberError: another owner has claimed a partition.
             UnavailableError: others change them all the time, or ZooKeeper is away.
         """
         for _ in range(ATTEMPTS):
@@ -127,11 +127,11 @@ class ZooKeeperPositions:
             if not any(isinstance(result, Exception) for result in results):
                 return values
             if not any(isinstance(result, BadVersionError) for result in results):
-                raise UnavailableError(f"ZooKeeper did not change positions: {results}")
-        raise UnavailableError(f"positions of {group!r} are changed by others all the time; retry")
+                raise UnavailableError(f"ZooKeeper did not commit offsets: {results}")
+        raise UnavailableError(f"offsets of {group!r} are changed by others all the time; retry")
 
     def _kept(self, group: str, name: PartitionName) -> tuple[_Kept | None, int]:
-        """What a znode holds, and its version."""
+        """Return a znode's content and version."""
         try:
             data, stat = self._answer(self._client.get_async(self._path(group, *name)))
         except NoNodeError:
@@ -139,7 +139,7 @@ class ZooKeeperPositions:
         return _decode(data), stat.version
 
     def _made(self, group: str, name: PartitionName) -> tuple[_Kept, int]:
-        """A new znode, or the one that somebody else has just made."""
+        """Create a znode, or return the one that was just created by another process."""
         empty = _Kept(None, 0)
         path = self._path(group, *name)
         try:
@@ -151,10 +151,10 @@ class ZooKeeperPositions:
         return empty, 0
 
     def _answer(self, call: IAsyncResult) -> Any:
-        """What ZooKeeper answers; kazoo itself would wait as long as it is away.
+        """Return a call's result with a timeout, which kazoo's own calls lack.
 
         Raises:
-            KazooException, KazooTimeoutError: it refuses, or does not answer.
+            KazooException, KazooTimeoutError: ZooKeeper refuses, or does not answer.
         """
         return call.get(timeout=self._timeout_s)
 
@@ -171,19 +171,19 @@ class ZooKeeperPositions:
 def _check(kept: _Kept, name: PartitionName, owner: Owner) -> None:
     if owner.member and kept.epoch > owner.epoch:
         raise StaleMemberError(
-            f"{name} was claimed under epoch {kept.epoch}, after {owner.epoch}: it is another "
-            "member's now"
+            f"{name} was claimed under epoch {kept.epoch}, later than {owner.epoch}: another "
+            "member owns it now"
         )
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """What ZooKeeper says as an error of ours.
+    """Translate ZooKeeper's errors.
 
     Raises:
-        UnavailableError: it could not be done, or whether it was is unknown.
+        UnavailableError: the call failed, or its outcome is unknown.
     """
     try:
         yield
     except (KazooException, KazooTimeoutError) as error:
-        raise UnavailableError(f"positions in ZooKeeper: {error!r}") from error
+        raise UnavailableError(f"offset store in ZooKeeper: {error!r}") from error

@@ -1,10 +1,10 @@
-"""Where a consumer group keeps its positions: in the log, or in a store of your own.
+"""Stores of a consumer group's committed offsets: the log by default, or a store of the user's.
 
-A store keeps one number for each group and partition, the offset of the next record to consume,
-and the epoch under which it was committed. Group epochs only grow, and whoever is given a partition
-first *claims* it, so a store can refuse a member that has lost it, whatever that member believes.
+A store keeps for each group and partition the offset of the next record to consume and the epoch
+under which it was committed. Group epochs only grow, and each new owner first *claims* a partition,
+so that a store can refuse a member that has lost it.
 
-Rules: what ``commit`` has returned from survives; ``commit`` and ``claim`` may be repeated.
+Rules: an offset is durable once ``commit`` has returned; ``commit`` and ``claim`` may be repeated.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,60 +17,60 @@ from strandline.protocol.transactions import ProducerRef
 from strandline.types import PartitionName
 
 Offsets = Mapping[PartitionName, int]
-"""The next record to consume in each partition."""
+"""The next offset to consume of each partition."""
 TIMEOUT_S = 30.0
 
 
 class Owner(NamedTuple):
-    """Who consumes a partition: nobody else may commit for it."""
+    """The owner of a partition, the only one that may commit its offset."""
 
     member: str = ""
-    """Empty: nobody; for administration while the group has no members."""
+    """Empty: no member; for administration while the group has none."""
     epoch: int = 0
-    """Of the group, when the member's partitions changed last."""
+    """The group's epoch at the last change of the member's partitions."""
 
 
-Tell = Callable[[str, Offsets, Owner], None]
-"""Notes the offsets of a group for a member: a store's ``commit``, or a transaction."""
+CommitCall = Callable[[str, Offsets, Owner], None]
+"""Commits the offsets of a group for an owner: a store's ``commit``, or a transaction's."""
 
 
-class PositionStore(Protocol):
-    """Keeps positions; used by one thread at a time."""
+class OffsetStore(Protocol):
+    """Keeps committed offsets; used by one thread at a time."""
 
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner
     ) -> dict[PartitionName, int]:
-        """What was committed, for an owner that begins; no earlier one commits any more.
+        """Return the committed offsets for a new owner, and refuse commits of earlier owners.
 
         Raises:
-            UnavailableError: it cannot be read now; retry.
+            UnavailableError: the store cannot be read now; retry.
         """
         ...
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Note offsets, all of them or none.
+        """Commit offsets, all of them or none.
 
         Raises:
-            StaleMemberError: somebody else has claimed one of the partitions since.
-            UnavailableError: whether they were noted is unknown; retry.
+            StaleMemberError: another owner has claimed one of the partitions.
+            UnavailableError: whether they were committed is unknown; retry.
         """
         ...
 
     def read(self, group: str) -> dict[PartitionName, int]:
-        """Everything that was committed for a group.
+        """Return all committed offsets of a group.
 
         Raises:
-            UnavailableError: it cannot be read now; retry.
+            UnavailableError: the store cannot be read now; retry.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections; harmless when repeated."""
+        """Close the connections; has no effect when repeated."""
         ...
 
 
-class LogPositions:
-    """Positions in the log, kept by the group coordinator: what a consumer uses by default.
+class LogOffsetStore:
+    """Offsets in the log, kept by the group coordinator: the default of consumers.
 
     Args:
         coordinator: of the groups.
@@ -88,12 +88,12 @@ class LogPositions:
         partitions: Collection[PartitionName],
         owner: Owner,  # noqa: ARG002 - the coordinator knows who it gave them to
     ) -> dict[PartitionName, int]:
-        """What was committed; as ``PositionStore``."""
+        """Return the committed offsets; see ``OffsetStore``."""
         known = self.read(group)
         return {name: known[name] for name in partitions if name in known}
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Note offsets; as ``PositionStore``."""
+        """Commit offsets; see ``OffsetStore``."""
         if not offsets:
             return
         self._commits += 1
@@ -104,15 +104,15 @@ class LogPositions:
             epoch=owner.epoch,
             number=self._commits,
         )
-        self._coordinator.tell(wire.COMMIT_POSITIONS, body, timeout_s=self._timeout_s)
+        self._coordinator.call(wire.COMMIT_POSITIONS, body, timeout_s=self._timeout_s)
 
     def commit_in(
         self, transaction: ProducerRef, group: str, offsets: Offsets, *, owner: Owner
     ) -> None:
-        """Note offsets that count when a transaction is committed.
+        """Commit offsets as part of a transaction.
 
         Raises:
-            ProducerFencedError: the transaction is over, or was not let in.
+            ProducerFencedError: the transaction is over, or has not added the group.
             StrandlineError: as ``commit``.
         """
         body = wire.CommitOffsets(
@@ -122,13 +122,13 @@ class LogPositions:
             epoch=owner.epoch,
             transaction=wire.TransactionRef(transaction.producer_id, transaction.epoch),
         )
-        self._coordinator.tell(wire.COMMIT_POSITIONS, body, timeout_s=self._timeout_s)
+        self._coordinator.call(wire.COMMIT_POSITIONS, body, timeout_s=self._timeout_s)
 
     def read(self, group: str) -> dict[PartitionName, int]:
-        """Everything that was committed; as ``PositionStore``.
+        """Return all committed offsets; see ``OffsetStore``.
 
         Raises:
-            UndecidedPositionsError: a transaction has been about to commit some all the time.
+            UndecidedPositionsError: a transaction has kept some of them undecided all the time.
             StrandlineError: the coordinator was not reached.
         """
         try:
@@ -143,11 +143,11 @@ class LogPositions:
         return by_name(info.positions)
 
     def close(self) -> None:
-        """Nothing to let go of: the connections are the client's."""
+        """Do nothing: the connections are the client's."""
 
 
 def by_stream(offsets: Offsets) -> dict[str, dict[int, int]]:
-    """Offsets as they travel."""
+    """Convert offsets to their wire form."""
     found: dict[str, dict[int, int]] = {}
     for (stream, number), offset in sorted(offsets.items()):
         found.setdefault(stream, {})[number] = offset
@@ -155,7 +155,7 @@ def by_stream(offsets: Offsets) -> dict[str, dict[int, int]]:
 
 
 def by_name(positions: Mapping[str, Mapping[int, int]]) -> dict[PartitionName, int]:
-    """Offsets as they are used."""
+    """Convert offsets from their wire form."""
     return {
         PartitionName(stream, number): offset
         for stream, offsets in positions.items()

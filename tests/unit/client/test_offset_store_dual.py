@@ -2,8 +2,8 @@
 
 import pytest
 
-from strandline.client.positions import Owner
-from strandline.client.positions_dual import DualPositions
+from strandline.client.offset_store import Owner
+from strandline.client.offset_store_dual import DualOffsetStore
 from strandline.errors import UnavailableError
 from strandline.types import PartitionName
 
@@ -44,7 +44,7 @@ def stores():
 def test_the_store_that_counts_is_committed_to_last(stores, reads, order):
     """So it never knows more than the other, which is the way back."""
     old, new, seen = stores
-    dual = DualPositions(old, new, reads=reads)
+    dual = DualOffsetStore(old, new, reads=reads)
     dual.commit("g", {PLACE: 5}, OWNER)
     assert seen == order
     assert old.offsets == new.offsets == {PLACE: 5}
@@ -54,7 +54,7 @@ def test_the_store_that_counts_is_committed_to_last(stores, reads, order):
 def test_a_commit_that_fails_halfway_does_not_count(stores, reads):
     """What is read afterwards is what was committed before, whichever store failed."""
     old, new, _ = stores
-    dual = DualPositions(old, new, reads=reads)
+    dual = DualOffsetStore(old, new, reads=reads)
     dual.commit("g", {PLACE: 5}, OWNER)
     for store in (old, new):
         store.fails = True
@@ -72,7 +72,7 @@ def test_who_begins_brings_both_stores_to_the_same(stores, reads, found):
     old, new, _ = stores
     other = PartitionName("s", 1)
     old.offsets, new.offsets = {PLACE: 3, other: 1}, {PLACE: 7}
-    dual = DualPositions(old, new, reads=reads)
+    dual = DualOffsetStore(old, new, reads=reads)
     assert dual.claim("g", [PLACE, other], OWNER) == {PLACE: found, other: 1}
     assert old.offsets == new.offsets == {PLACE: found, other: 1}
 
@@ -82,5 +82,5 @@ def test_both_are_let_go_of(stores):
     old, new, seen = stores
     old.close = lambda: seen.append("old failed") or 1 / 0
     with pytest.raises(ZeroDivisionError):
-        DualPositions(old, new, reads="old").close()
+        DualOffsetStore(old, new, reads="old").close()
     assert seen == ["old failed", "new closed"]

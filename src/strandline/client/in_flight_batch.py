@@ -1,12 +1,12 @@
-"""Lots of an outbox: how far each has come, and the numbers by which brokers know them.
+"""The state of each batch a producer has queued or in flight, and its producer sequence.
 
-Rules: pure, and decides nothing; when what is done to a lot is ``outbox``'s to know.
+Rules: pure data; ``in_flight_batches`` decides what happens to a batch.
 
 Invariants:
-- ``doubt`` is true of a lot that was written to a broker and not answered, until it is certain
-  again;
-- ``is_void`` is true of a lot whose numbers are void, or were taken from it in flight: it is never
-  in doubt.
+- ``in_doubt`` is true of a batch that was written to a broker without an answer, until its outcome
+  is certain again;
+- ``is_void`` is true of a batch that cannot be stored under the sequence it was sent with: it is
+  never in doubt.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from strandline.errors import StrandlineError
 
 
 class ProducerBatch(Protocol):
-    """What travels as one record batch to one partition."""
+    """Records that travel as one record batch to one partition."""
 
     partition: int
     size: int
@@ -24,52 +24,52 @@ class ProducerBatch(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many records it has."""
+        """Return the number of records."""
         ...
 
     @property
     def has_ids(self) -> bool:
-        """Whether any of them has a message id, which makes it stored once without numbers."""
+        """Return whether its records have message ids, which deduplicate it without a sequence."""
         ...
 
 
-LotT = TypeVar("LotT", bound=ProducerBatch)
-Lane = object
-"""Whatever sends lots; compared only."""
+BatchT = TypeVar("BatchT", bound=ProducerBatch)
+SenderRef = object
+"""The sender of a batch, compared by identity only."""
 
 
 class ProducerSequence(NamedTuple):
-    """What a broker knows a lot by."""
+    """The epoch and sequence by which a broker deduplicates a batch."""
 
     epoch: int
     sequence: int
     producer: int = 0
-    """So many were used up before this one."""
+    """Number of producer ids that were used up before this one."""
 
 
-class InFlightBatch(Generic[LotT]):
-    """A lot and how far it has come."""
+class InFlightBatch(Generic[BatchT]):
+    """A producer batch and its progress."""
 
     __slots__ = (
         "after",
-        "doubt",
+        "batch",
         "error",
+        "in_doubt",
         "is_void",
         "is_written",
-        "lot",
         "number",
         "numbers",
         "sender",
     )
 
-    def __init__(self, lot: LotT, number: int) -> None:
-        self.lot = lot
+    def __init__(self, batch: BatchT, number: int) -> None:
+        self.batch = batch
         self.number = number
         self.numbers: ProducerSequence | None = None
         self.after: int | None = None
-        """The lot of its partition in flight before it, where numbers do not tell the order."""
-        self.sender: Lane | None = None
-        self.doubt = False
+        """The batch in flight before it in its partition, where no sequence gives the order."""
+        self.sender: SenderRef | None = None
+        self.in_doubt = False
         self.is_written = False
         """Whether any of it may have gone to a broker, under these numbers."""
         self.is_void = False
@@ -78,27 +78,27 @@ class InFlightBatch(Generic[LotT]):
         """The last refusal."""
 
     def unanswered(self) -> None:
-        """It is in flight no more, and nobody says what became of it."""
+        """Note that the batch left flight without an answer."""
         if self.is_written:
-            self.doubt = not self.is_void
+            self.in_doubt = not self.is_void
 
     def void(self) -> None:
-        """Nothing can have become of it, nor will, under its numbers."""
-        self.doubt, self.is_void = False, True
+        """Note that the batch was not and will not be stored under its sequence."""
+        self.in_doubt, self.is_void = False, True
 
 
-class Expired(NamedTuple, Generic[LotT]):
-    """A lot past its deadline."""
+class Expired(NamedTuple, Generic[BatchT]):
+    """A batch past its deadline."""
 
-    lot: LotT
+    batch: BatchT
     is_in_flight: bool
     in_doubt: bool
-    """It was written to a broker, and may be stored."""
+    """Whether it was written to a broker and may be stored."""
     error: StrandlineError | None
 
 
-class PartitionQueue(Generic[LotT]):
-    """The lots of one partition, and its next numbers."""
+class PartitionQueue(Generic[BatchT]):
+    """The batches of one partition, and the next sequence."""
 
     __slots__ = (
         "entries",
@@ -114,10 +114,10 @@ class PartitionQueue(Generic[LotT]):
     )
 
     def __init__(self, epoch: int) -> None:
-        self.entries: OrderedDict[int, InFlightBatch[LotT]] = OrderedDict()
-        self.queued: OrderedDict[int, InFlightBatch[LotT]] = OrderedDict()
+        self.entries: OrderedDict[int, InFlightBatch[BatchT]] = OrderedDict()
+        self.queued: OrderedDict[int, InFlightBatch[BatchT]] = OrderedDict()
         self.in_flight = 0
-        self.sender: Lane | None = None
+        self.sender: SenderRef | None = None
         self.producer = 0
         self.epoch = epoch
         self.sequence = 0
@@ -129,7 +129,7 @@ class PartitionQueue(Generic[LotT]):
         """Whether an epoch is to begin."""
 
     def begin_epoch(self, epoch_max: int) -> None:
-        """Number from 0 again, as another producer where this one has had its last epoch."""
+        """Restart the sequence in the next epoch, or under a new producer id after the last."""
         if self.epoch == epoch_max:
             self.producer, self.epoch = self.producer + 1, 0
         else:
@@ -140,7 +140,7 @@ class PartitionQueue(Generic[LotT]):
 
 
 class InFlightWindow:
-    """What a lane has in flight."""
+    """The batches a sender has in flight, and their size in bytes."""
 
     __slots__ = ("numbers", "size")
 

@@ -1,37 +1,37 @@
-"""Positions in a table of an SQL database, by SQLAlchemy.
+"""Committed offsets in a table of an SQL database, by SQLAlchemy.
 
-    SqlPositions("postgresql+psycopg://user@host/database")
+    SqlOffsetStore("postgresql+psycopg://user@host/database")
 
-Rules: a commit is one transaction. The epoch in each row fences: a row is changed only by whoever
-has claimed it last, which the database checks in the same statement. The table is made if there is
-none. Needs the extra ``positions`` and the database's driver.
+Rules: a commit is one transaction. The epoch in each row fences: only the last claimer changes a
+row, which the database checks in the same statement. The table is created if it does not exist.
+Needs the extra ``positions`` and the database's driver.
 """
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from strandline.client.positions import Offsets, Owner
+from strandline.client.offset_store import Offsets, Owner
 from strandline.errors import InvalidConfigError, StaleMemberError, UnavailableError
-from strandline.optional_dependencies import missing_package
+from strandline.optional_dependencies import install_hint
 from strandline.types import PartitionName
 
 try:
     import sqlalchemy as sa
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(missing_package(error), name=error.name) from error
+    raise ModuleNotFoundError(install_hint(error), name=error.name) from error
 
 TABLE = "strandline_positions"
 
 
-class SqlPositions:
-    """A ``PositionStore`` in a database.
+class SqlOffsetStore:
+    """An ``OffsetStore`` in a database.
 
     Args:
-        database: an SQLAlchemy URL, or an engine of yours.
-        table: its name.
+        database: an SQLAlchemy URL or engine.
+        table: name of the table.
 
     Raises:
-        InvalidConfigError: not a URL of a database, or its driver is not installed.
+        InvalidConfigError: not a database URL, or its driver is not installed.
         UnavailableError: the database cannot be reached.
     """
 
@@ -51,14 +51,14 @@ class SqlPositions:
             with self._transaction() as connection:
                 metadata.create_all(connection)
         except UnavailableError:
-            # Somebody else may have made it since it was looked for; now it is found, or not made.
+            # Another process may have created the table meanwhile; then the second try finds it.
             with self._transaction() as connection:
                 metadata.create_all(connection)
 
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner
     ) -> dict[PartitionName, int]:
-        """What was committed, for an owner that begins; as ``PositionStore``."""
+        """Return the committed offsets for a new owner; see ``OffsetStore``."""
         with self._transaction() as connection:
             for name in sorted(partitions):
                 self._put(connection, group, name, owner=owner, values={})
@@ -66,19 +66,19 @@ class SqlPositions:
         return {name: known[name] for name in partitions if name in known}
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Note offsets; as ``PositionStore``."""
+        """Commit offsets; see ``OffsetStore``."""
         with self._transaction() as connection:
-            # In one order everywhere, so that no two commits wait for each other.
+            # Sorted, so that concurrent commits cannot deadlock.
             for name, offset in sorted(offsets.items()):
                 self._put(connection, group, name, owner=owner, values={"next_offset": offset})
 
     def read(self, group: str) -> dict[PartitionName, int]:
-        """Everything that was committed; as ``PositionStore``."""
+        """Return all committed offsets; see ``OffsetStore``."""
         with self._transaction() as connection:
             return self._known(connection, group)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._engine.dispose()
 
     def _known(self, connection: sa.Connection, group: str) -> dict[PartitionName, int]:
@@ -99,10 +99,10 @@ class SqlPositions:
         owner: Owner,
         values: dict[str, int],
     ) -> None:
-        """Change a row, or make it.
+        """Update a row, or insert it.
 
         Raises:
-            StaleMemberError: somebody has claimed it since.
+            StaleMemberError: another owner has claimed it.
         """
         table = self._table
         columns = table.c
@@ -115,53 +115,53 @@ class SqlPositions:
         if owner.member:
             mine = sa.and_(row, columns.epoch <= owner.epoch)
             values = {**values, "epoch": owner.epoch}
-        # Something is set in any case, or there were no telling whether the row is there.
+        # Always sets a column, so that rowcount tells whether the row exists.
         update = sa.update(table).where(mine).values(**{"epoch": columns.epoch, **values})
         if connection.execute(update).rowcount:
             return
         epoch = connection.execute(sa.select(columns.epoch).where(row)).scalar()
         if epoch is not None:
             raise StaleMemberError(
-                f"{name} was claimed under epoch {epoch}, after {owner.epoch}: it is another "
-                "member's now"
+                f"{name} was claimed under epoch {epoch}, later than {owner.epoch}: another "
+                "member owns it now"
             )
         new = {"consumer_group": group, "stream": name.stream, "partition": name.partition}
         connection.execute(sa.insert(table).values(**new, epoch=owner.epoch, **_without(values)))
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
-        """A transaction; what the database says as an error of ours.
+        """Run a database transaction; translate its errors.
 
         Raises:
-            UnavailableError: it could not be done, or whether it was is unknown.
+            UnavailableError: it failed, or its outcome is unknown.
         """
         try:
             with self._engine.begin() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
-            said = str(error).splitlines()[0]
-            raise UnavailableError(f"positions in {self._table.name}: {said}") from error
+            reason = str(error).splitlines()[0]
+            raise UnavailableError(f"offset store {self._table.name}: {reason}") from error
 
 
 def _engine(url: str) -> sa.Engine:
-    """The engine of a database; its URL may hold a password, so no message shows it.
+    """Make the engine of a database; no message shows the URL, which may hold a password.
 
     Raises:
-        InvalidConfigError: as ``SqlPositions``.
+        InvalidConfigError: as ``SqlOffsetStore``.
     """
     try:
         return sa.create_engine(url)
     except sa.exc.ArgumentError:
         raise InvalidConfigError(
-            "the store of positions: not a URL of a database; write one as SQLAlchemy does, such "
-            "as postgresql+psycopg://user@host/database"
+            "offset store: not a database URL; write it as SQLAlchemy does, such as "
+            "postgresql+psycopg://user@host/database"
         ) from None
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
-            f"the store of positions: the driver {error.name!r} of the database is not installed"
+            f"offset store: the database driver {error.name!r} is not installed; install it"
         ) from error
 
 
 def _without(values: dict[str, int]) -> dict[str, int]:
-    """Values beside the epoch."""
+    """Return the values except the epoch."""
     return {key: value for key, value in values.items() if key != "epoch"}

@@ -22,10 +22,10 @@ import pytest
 import sqlalchemy
 
 import strandline
-from strandline.client.positions import LogPositions, Owner
-from strandline.client.positions_dual import DualPositions
-from strandline.client.positions_sql import SqlPositions
-from strandline.client.positions_zookeeper import ZooKeeperPositions
+from strandline.client.offset_store import LogOffsetStore, Owner
+from strandline.client.offset_store_dual import DualOffsetStore
+from strandline.client.offset_store_sql import SqlOffsetStore
+from strandline.client.offset_store_zookeeper import ZooKeeperOffsetStore
 from strandline.errors import InvalidConfigError, StaleMemberError, UnavailableError
 from strandline.server.ports import free_ports
 from strandline.spark.java import find_java_home
@@ -107,7 +107,7 @@ def run_postgres(folder):
     process = subprocess.Popen([programs / "postgres", "-D", data, *options], **run)
     try:
         url = f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
-        until(lambda: answers(SqlPositions, url), "PostgreSQL takes connections")
+        until(lambda: answers(SqlOffsetStore, url), "PostgreSQL takes connections")
         yield url
     finally:
         stop(process)
@@ -161,7 +161,7 @@ def zookeeper_process(tmp_path_factory):
         until(lambda: process.poll() is not None or listens(port), "ZooKeeper takes connections")
         assert process.poll() is None, (folder / "log").read_text()
         address = f"127.0.0.1:{port}"
-        until(lambda: answers(ZooKeeperPositions, address), "ZooKeeper answers")
+        until(lambda: answers(ZooKeeperOffsetStore, address), "ZooKeeper answers")
         yield process, address
     finally:
         stop(process)
@@ -171,15 +171,15 @@ def zookeeper_process(tmp_path_factory):
 def store(request, tmp_path):
     """A store without positions of the groups of these tests."""
     if request.param == "postgres":
-        made = SqlPositions(request.getfixturevalue("postgres"), table=f"t{time.monotonic_ns()}")
+        made = SqlOffsetStore(request.getfixturevalue("postgres"), table=f"t{time.monotonic_ns()}")
     elif request.param == "zookeeper":
         root = f"/test/{time.monotonic_ns()}"
-        made = ZooKeeperPositions(request.getfixturevalue("zookeeper"), root=root)
+        made = ZooKeeperOffsetStore(request.getfixturevalue("zookeeper"), root=root)
     elif request.param == "dual":
-        old, new = (SqlPositions(f"sqlite:///{tmp_path}/{name}.db") for name in ("old", "new"))
-        made = DualPositions(old, new, reads="new")
+        old, new = (SqlOffsetStore(f"sqlite:///{tmp_path}/{name}.db") for name in ("old", "new"))
+        made = DualOffsetStore(old, new, reads="new")
     else:
-        made = SqlPositions(f"sqlite:///{tmp_path}/positions.db")
+        made = SqlOffsetStore(f"sqlite:///{tmp_path}/positions.db")
     yield made
     made.close()
 
@@ -228,16 +228,16 @@ def test_stores_that_are_away_say_so(tmp_path):
     """A database or an ensemble that does not answer is an error of ours, and retriable."""
     [port] = free_ports(1)
     with pytest.raises(UnavailableError):
-        SqlPositions(f"postgresql+psycopg://test@127.0.0.1:{port}/test")
+        SqlOffsetStore(f"postgresql+psycopg://test@127.0.0.1:{port}/test")
     with pytest.raises(UnavailableError):
-        SqlPositions(f"sqlite:///{tmp_path}/missing/positions.db")
+        SqlOffsetStore(f"sqlite:///{tmp_path}/missing/positions.db")
 
 
 @pytest.mark.parametrize("url", ["secret", "secret://u:secret@h/d", "mssql+pymssql://u:secret@h/d"])
 def test_what_is_no_database_is_refused_without_its_password(url):
     """Not a URL, an unknown database, a driver that is not there; the URL is not shown."""
     with pytest.raises(InvalidConfigError) as refused:
-        SqlPositions(url)
+        SqlOffsetStore(url)
     assert "secret" not in str(refused.value)
 
 
@@ -245,7 +245,7 @@ def test_a_zookeeper_that_stands_still_is_an_error(zookeeper_process, kit):
     """Whoever commits is not held up for as long as it is away; then the same store goes on."""
     process, address = zookeeper_process
     root, ann = f"/test/{time.monotonic_ns()}", Owner("ann", 3)
-    store = kit.persist(lambda: ZooKeeperPositions(address, root=root, timeout_s=5))
+    store = kit.persist(lambda: ZooKeeperOffsetStore(address, root=root, timeout_s=5))
     kit.persist(lambda: store.commit("g", {A: 5}, ann))
     process.send_signal(signal.SIGSTOP)
     try:
@@ -266,9 +266,9 @@ def test_a_table_that_another_has_just_made_is_used(tmp_path):
     @sqlalchemy.event.listens_for(engine, "before_cursor_execute")
     def first_another(_, __, statement, *___):
         if "CREATE TABLE" in statement:
-            SqlPositions(url).close()
+            SqlOffsetStore(url).close()
 
-    store = SqlPositions(engine)
+    store = SqlOffsetStore(engine)
     store.commit("g", {A: 5}, Owner("ann", 3))
     assert store.read("g") == {A: 5}
     store.close()
@@ -280,7 +280,7 @@ def test_consumers_keep_positions_in_a_store_of_their_own(store):
         client.create_stream("s", partitions=4)
         for number in range(40):
             client.append("s", str(number), partition=number % 4)
-        options = {"positions": store, "commit_interval_s": 0.01}
+        options = {"offset_store": store, "commit_interval_s": 0.01}
         found = []
         with client.consumer("kept", "s", **options) as ann:
             until(lambda: _take(found, ann) >= 40, "everything is consumed")
@@ -294,7 +294,7 @@ def test_consumers_keep_positions_in_a_store_of_their_own(store):
                 until(lambda: _take(found, ann, bob) >= 48, "both go on")
         assert sorted(found) == list(range(48)), "nothing twice"
         assert store.read("kept") == {PartitionName("s", number): 12 for number in range(4)}
-        assert client.groups.positions("kept") == {}
+        assert client.groups.committed_offsets("kept") == {}
         [group] = client.groups.list()
         assert (group.group, group.members) == ("kept", 0), "it knows what it began with"
 
@@ -310,24 +310,24 @@ def test_the_log_takes_part_in_dual_commits(tmp_path):
     """From the log to a table and back: at every step the next member begins where it should."""
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("s")
-        table = SqlPositions(f"sqlite:///{tmp_path}/positions.db")
-        log = LogPositions(client.group_office)
+        table = SqlOffsetStore(f"sqlite:///{tmp_path}/positions.db")
+        log = LogOffsetStore(client.group_coordinator)
         steps = [
             None,
-            DualPositions(log, table, reads="old"),
-            DualPositions(log, table, reads="new"),
-            DualPositions(log, table, reads="old"),  # the way back
-            DualPositions(log, table, reads="new"),
+            DualOffsetStore(log, table, reads="old"),
+            DualOffsetStore(log, table, reads="new"),
+            DualOffsetStore(log, table, reads="old"),  # the way back
+            DualOffsetStore(log, table, reads="new"),
             table,
         ]
         total = 0
         for number, positions in enumerate(steps):
             client.append("s", str(number))
             found = []
-            with client.consumer("moving", "s", positions=positions) as consumer:
+            with client.consumer("moving", "s", offset_store=positions) as consumer:
                 until(lambda f=found, c=consumer: _take(f, c), "a record comes")
             assert found == [number], "one record was new"
             total += len(found)
         assert table.read("moving") == {PartitionName("s", 0): total}
-        assert client.groups.positions("moving") == {PartitionName("s", 0): total - 1}
+        assert client.groups.committed_offsets("moving") == {PartitionName("s", 0): total - 1}
         table.close()

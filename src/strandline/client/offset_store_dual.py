@@ -1,36 +1,33 @@
-"""Two position stores at once: the way from one to another, and back.
+"""Two offset stores at once, for a migration from one to the other and back.
 
 While members are restarted one by one, some use the old store alone and some both; so each commit
 of the new ones goes to both:
 
-1. every member uses ``DualPositions(old, new, reads="old")``: the new store fills up;
-2. every member uses ``DualPositions(old, new, reads="new")``: from here 1 is the way back;
+1. every member uses ``DualOffsetStore(old, new, reads="old")``: the new store fills up;
+2. every member uses ``DualOffsetStore(old, new, reads="new")``: step 1 is still the way back;
 3. every member uses ``new`` alone.
 
-Rules: what only the old store has is taken from there. Whoever begins with a partition brings both
-stores to the same. A commit that reaches one store only is repeated; records are consumed again at
-worst.
+Rules: offsets that only the old store has are taken from there. A claim makes both stores equal. A
+commit that reaches one store only is repeated; at worst records are consumed again.
 """
 
 from collections.abc import Collection
 from typing import Literal
 
-from strandline.client.positions import Offsets, Owner, PositionStore
+from strandline.client.offset_store import Offsets, OffsetStore, Owner
 from strandline.types import PartitionName
 
 
-class DualPositions:
-    """A ``PositionStore`` of two.
+class DualOffsetStore:
+    """An ``OffsetStore`` that writes to two stores.
 
     Args:
-        old: the one that is left.
-        new: the one that is moved to.
-        reads: which one says where to begin.
+        old: the store to leave.
+        new: the store to move to.
+        reads: the store whose offsets count.
     """
 
-    def __init__(
-        self, old: PositionStore, new: PositionStore, *, reads: Literal["old", "new"]
-    ) -> None:
+    def __init__(self, old: OffsetStore, new: OffsetStore, *, reads: Literal["old", "new"]) -> None:
         self._old = old
         self._new = new
         self._reads = reads
@@ -38,9 +35,9 @@ class DualPositions:
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner
     ) -> dict[PartitionName, int]:
-        """What was committed, for an owner that begins; as ``PositionStore``.
+        """Return the committed offsets for a new owner; see ``OffsetStore``.
 
-        Brings both to the same, so that either may be read next even if nothing is committed.
+        Makes both stores equal, so that either may be read next even if nothing is committed.
         """
         old = self._old.claim(group, partitions, owner)
         new = self._new.claim(group, partitions, owner)
@@ -52,18 +49,18 @@ class DualPositions:
         return merged
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Note offsets in both; as ``PositionStore``."""
+        """Commit offsets to both; see ``OffsetStore``."""
         # The one that counts comes last: it never knows more than the way back does.
         first, last = (self._new, self._old) if self._reads == "old" else (self._old, self._new)
         first.commit(group, offsets, owner)
         last.commit(group, offsets, owner)
 
     def read(self, group: str) -> dict[PartitionName, int]:
-        """Everything that was committed; as ``PositionStore``."""
+        """Return all committed offsets; see ``OffsetStore``."""
         return self._merged(self._old.read(group), self._new.read(group))
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close both stores."""
         try:
             self._old.close()
         finally:
