@@ -33,7 +33,7 @@ RUN_PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/consumer-groups.md",
-    "docs/position-stores.md",
+    "docs/offset-stores.md",
     "docs/python-client.md",
     "docs/transactions.md",
 )
