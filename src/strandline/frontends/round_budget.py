@@ -19,6 +19,8 @@ SLICE_S: Final = 0.002
 ROUND_S: Final = 0.005
 """For all connections of a listener."""
 SPENT: Final = 0.0
+PIECES_MAX: Final = 256
+"""Pieces of input, such as messages, between two looks at the clock."""
 
 
 class RoundBudget:
@@ -35,6 +37,8 @@ class RoundBudget:
         self._window_s = round_s / 2
         self._deferred: deque[Callable[[], None]] = deque()
         self._end_s = SPENT
+        self.unclocked = 0
+        """Pieces of input that may be handled before the next look at the clock."""
         self._is_last_window = False
         """Whether this round has no further window: ``_next_round`` is scheduled."""
 
@@ -50,7 +54,9 @@ class RoundBudget:
             self._is_last_window = True
             self._end_s = now_s + self._window_s
             loop.call_soon(self._next_round)
-        return min(now_s + self._slice_s, self._end_s)
+        self.unclocked = PIECES_MAX
+        slice_end_s = now_s + self._slice_s
+        return min(self._end_s, slice_end_s)
 
     def charge(self, seconds: float) -> None:
         """Take time of the round for work that the caller's input starts and that runs later."""
