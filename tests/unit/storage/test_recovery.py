@@ -381,14 +381,15 @@ def test_a_removed_segment_that_comes_back_takes_nothing_with_it(data):
         data.turn(A)
     data.checkpoint()
     first, *others = data.now.logs[A].segments
+    path, paths = first.path, [segment.path for segment in others]
     for _ in range(30):
         data.turn(A)
     data.now.logs[A].truncate_before(50)
     data.now = None
     data.disk.crash()
-    assert first.path.exists()
-    for segment in others:
-        segment.path.unlink()
+    assert path.exists()
+    for path in paths:
+        path.unlink()
     assert data.recover().report.damage == []
     assert data.now.logs[A].log_start_offset == 50
     data.check(A, data.written[A][50:])
