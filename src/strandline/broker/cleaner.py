@@ -53,7 +53,7 @@ class Cleaner:
         partitions: Callable[[], list[Partition]],
         *,
         turn_passed: Callable[[], Awaitable[None]],
-        sync: Callable[[], Awaitable[None]],
+        sync: Callable[[], Awaitable[object]],
         reclaimer: SpaceReclaimer,
         lock: asyncio.Lock,
         disk: Disk,

@@ -147,10 +147,11 @@ class GroupCommitter:
         self._passing.append(answered)
         await answered
 
-    async def sync(self) -> None:
+    async def sync(self) -> int:
         """Make durable what was answered without a sync; no turn is under way on return.
 
-        On the loop, as it is done, too, whenever a journal file is full.
+        On the loop, as it is done, too, whenever a journal file is full. Returns the journal's
+        last sequence.
 
         Raises:
             LogPoisonedError: now or earlier a write or sync failed.
@@ -159,7 +160,7 @@ class GroupCommitter:
             await self._answered()
         assert self._journal is not None, "attached before the first record"
         try:
-            self._journal.sync()
+            return self._journal.sync()
         except LogPoisonedError as error:
             self.poison(error)
             raise
@@ -190,9 +191,8 @@ class GroupCommitter:
             self._bulk.change(log, self._changed(work), done)
 
     async def _changed(self, work: Callable[[int], None]) -> None:
-        await self.sync()  # what comes into the journal from now on is of other logs
-        assert self._journal is not None, "attached before the first record"
-        await self._loop.run_in_executor(None, work, self._journal.last_sequence)
+        sequence = await self.sync()  # what comes into the journal after it is of other logs
+        await self._loop.run_in_executor(None, work, sequence)
 
     def is_changing(self, log: Log) -> bool:
         """Whether a log is being changed beside the loop."""

@@ -126,7 +126,10 @@ class Quorum:
         )
 
     def restart(self) -> None:
-        """Begin anew from the disk, after the storage was reopened."""
+        """Begin anew from the disk, after the storage was reopened.
+
+        It reads at most some ``SNAPSHOT_ENTRIES`` entries, while this broker serves nothing yet.
+        """
         self._give_up(UnavailableError("the metadata was reopened; retry"))
         self._failure, self._is_out, self._is_over = None, False, False
         self._raft = self._load()

@@ -272,8 +272,7 @@ class Log(LogDurability):
         self.sync_written()
         if synced_sequence is None:
             # After a power loss the journal gives the sequences of entries that are lost to others.
-            journal.sync()
-            synced_sequence = journal.last_sequence
+            synced_sequence = journal.sync()
         last = self._layout.segments[place.segments - 1]
         state = self._state(last, place.position, end=place.end, cuts=self.cuts_noted + 1)
         note_cut(self.directory, LogCut(sequence=synced_sequence, state=state), disk=self._disk)

@@ -126,6 +126,7 @@ class ClusterBroker(MetadataApplier):
             )
         self._identity = self._begin_incarnation()
         self._watermarks = load_watermarks(self.data_dir, disk=self.disk)
+        self._saved_watermarks = self._watermarks
 
     def _begin_incarnation(self) -> DirectoryIdentity:
         cluster = self.config.cluster
@@ -178,6 +179,7 @@ class ClusterBroker(MetadataApplier):
         self._has_followed = False
         self._unopened, self._remembered = {}, {}
         self._parted = set()
+        self._opening, self._to_open, self._open_failures = {}, [], {}
         self._retry = None
 
     async def prepare_stop(self) -> None:
@@ -201,7 +203,7 @@ class ClusterBroker(MetadataApplier):
         if self._retry is not None:
             self._retry.cancel()
         await self.quiesce()
-        self._note_watermarks()
+        await self._note_watermarks()
         await self.membership.stop(ShuttingDownError("the broker is stopping; retry at another"))
         await super().stop()
 
@@ -246,7 +248,7 @@ class ClusterBroker(MetadataApplier):
     def _on_poisoned(self, error: StrandlineError) -> None:
         for log in self._storage.logs.values():
             log.poisoned = True  # what they hold is known only after reopening
-        self._note_watermarks()
+        self._watermarks.update(self.membership.replicas.high_watermarks())
         self._storage_watch.storage_failed()
         self.membership.fail(error)
         super()._on_poisoned(error)
