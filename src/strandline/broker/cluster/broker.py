@@ -311,7 +311,12 @@ class ClusterBroker(MetadataApplier):
         self._tasks.add(skipping)
         skipping.add_done_callback(self._tasks.discard)
         await asyncio.shield(skipping)
-        await self._until(lambda: self.stream(name).partition(partition) is not target)
+
+        def is_done() -> bool:
+            found = self.stream(name).partition(partition)
+            return found is not target and found.remote_error is None
+
+        await self._until(is_done)
 
     async def change(self, command: Command) -> None:
         """Let the cluster do what a command says, and wait until it is done here.

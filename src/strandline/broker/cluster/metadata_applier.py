@@ -208,7 +208,8 @@ class MetadataApplier(Broker):
         before = self._streams.get(image.config.name)
         if before is not None and self._is_same(before, image):
             return before
-        shown = before.partitions if before is not None else []
+        is_known = before is not None and before.created_ns == image.created_ns
+        shown = before.partitions if before is not None and is_known else []
         known = {partition.log_id: partition for partition in shown}
         is_whole = True
         partitions: list[Partition] = []
@@ -218,16 +219,16 @@ class MetadataApplier(Broker):
             if found is None or not is_opened or self.membership.me not in item.replicas:
                 name = PartitionName(image.config.name, number)
                 found = self._try_partition(name, image.config, item) or found
-                if found is None and item.log_id in self._opening:
+                if found is None and item.log_id in self._opening and number >= len(shown):
                     is_whole = False
                     continue
                 if found is None:  # it will stand for the partition until that can be opened
                     found = self._away(name, image.config, item)
             found.config = image.config
-            if is_whole or found in shown:
-                partitions.append(found)
+            partitions.append(found)
         if not is_whole:
-            return Stream(image.config, image.created_ns, partitions) if partitions else None
+            shown = partitions[: len(shown)]
+            return Stream(image.config, image.created_ns, shown) if shown else None
         if before is not None and before.config == image.config and before.partitions == partitions:
             return before
         return Stream(image.config, image.created_ns, partitions)
@@ -445,6 +446,8 @@ class MetadataApplier(Broker):
             leader = image.brokers.get(partition.leader) if partition.leader else None
             is_ours = partition.leader == self.membership.me
             unopened = self._unopened.get(partition.log_id)
+            if unopened is None and partition.log_id in self._opening:
+                unopened = UnavailableError(f"{name} is being opened here; retry")
             if is_ours and unopened is not None:
                 leader = None  # who came here would be sent here again
             here.leader_address = leader.flight_address if leader is not None else ""
