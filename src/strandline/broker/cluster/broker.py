@@ -281,8 +281,6 @@ class ClusterBroker(MetadataApplier):
         check_stream_config(config, is_cluster=True)
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
-        here = sum(self.membership.me in replicas for replicas in assignment)
-        self._check_descriptors(f"stream {config.name!r}", here)
         keys = self.keys.first(config)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment, keys=keys)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
