@@ -376,8 +376,13 @@ class BrokerBase(ABC):
         self.telemetry.streams = len(self._streams)
         self.telemetry.partitions = sum(len(s.partitions) for s in self._streams.values())
 
-    def _open(self) -> Recovered:
-        """Recover the logs of the streams in the image and attach the journal to the turn.
+    def _recover_again(self) -> Recovered:
+        """Let go of all files and recover them; beside the loop."""
+        self._close_storage()
+        return self._recover()
+
+    def _recover(self) -> Recovered:
+        """Recover the logs of the streams in the image.
 
         Raises:
             UnavailableError: a file cannot be read or written.
@@ -392,6 +397,7 @@ class BrokerBase(ABC):
                 "some on its file system, or make that larger; then it opens"
             ) from error
         seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
+        self.telemetry.recovery_seconds = seconds
         report = storage.report
         logger.info(
             "recovered %d records (%d bytes) from the journal in %.2f s, cut %d torn bytes",
@@ -402,8 +408,13 @@ class BrokerBase(ABC):
         )
         for damage in report.damage:
             logger.error("damage in %s at byte %d: %s", *damage)
+        return storage
+
+    def _attach(self, storage: Recovered) -> None:
+        """Go on with what was recovered."""
+        report = storage.report
+        if report.damage:
             self._scrubber.hurry()
-        self.telemetry.recovery_seconds = seconds
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
         self.telemetry.damaged_batches += len(report.damage)
@@ -414,16 +425,21 @@ class BrokerBase(ABC):
             log.reclaim = self.reclaimer.run
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
-        return storage
+        self._storage = storage
 
-    def _check_descriptors(self, what: str, more: int) -> None:
+    def _check_descriptors(self, what: str, more: int, *, under_way: int = 0) -> None:
         """Refuse partitions that a start could not open.
+
+        Args:
+            what: needs them, for the message.
+            more: how many.
+            under_way: how many others are being opened.
 
         Raises:
             InvalidConfigError: there are too many; it says how many more may be.
         """
         shares = current_shares()
-        room = max(0, shares.partitions - len(self._storage.logs))
+        room = max(0, shares.partitions - len(self._storage.logs) - under_way)
         if more > room:
             raise InvalidConfigError(
                 f"{what} needs {more} more partitions here, and there is room for {room}: of the "
@@ -458,8 +474,7 @@ class BrokerBase(ABC):
                 await self.turn.passed()
                 await self.reclaimer.drained()
                 try:
-                    self._close_storage()
-                    self._storage = self._open()
+                    self._attach(await asyncio.to_thread(self._recover_again))
                     self._reopened()
                 except StrandlineError as error:
                     logger.error("storage is still failing: %s", error)  # noqa: TRY400  no trace

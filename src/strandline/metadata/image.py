@@ -74,6 +74,9 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
     the broker reports that its disk has worked again for a while."""
 
+    partitions_max: int = 0
+    """How many partitions it can keep with the files that it may have open; 0: it did not say."""
+
     @property
     def state(self) -> BrokerState:
         """One word for a person: what matters most."""
