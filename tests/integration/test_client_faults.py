@@ -153,7 +153,9 @@ def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(proce
             producer.append(b"first").result(60)
             process.signal(signal.SIGSTOP)
             sent = producer.append(b"sent")
-            while not producer._delivery._outbox.in_flight(*producer._delivery._senders.values()):
+            while not producer._delivery._in_flight.in_flight(
+                *producer._delivery._senders.values()
+            ):
                 time.sleep(0.01)
             time.sleep(0.2)  # it is written to the connection at once
             process.kill()

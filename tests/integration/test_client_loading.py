@@ -64,7 +64,7 @@ def client(server):
 def numbers(monkeypatch):
     """The epoch and the producer of each lot that was sent."""
     found = []
-    send = InFlightBatches.send
+    send = InFlightBatches.next_batch
 
     def noted(self, sender, takes):
         entry = send(self, sender, takes)
@@ -72,7 +72,7 @@ def numbers(monkeypatch):
             found.append((entry.numbers.epoch, entry.numbers.producer))
         return entry
 
-    monkeypatch.setattr(InFlightBatches, "send", noted)
+    monkeypatch.setattr(InFlightBatches, "next_batch", noted)
     return found
 
 

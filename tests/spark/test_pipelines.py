@@ -75,7 +75,7 @@ def test_a_copy_is_the_stream_again(run, log):
     noted = log.client.groups.committed_offsets(f"copy {source} into {target}")
     assert noted == {(source, 0): 65, (source, 1): 65}
     created_anew(log, source)
-    with pytest.raises(InvalidRequestError, match=r"created anew.*write to another stream"):
+    with pytest.raises(InvalidRequestError, match=r"recreated.*write to another stream"):
         run("copy", "a-third-checkpoint", stream=source, into=target)
 
 
@@ -115,7 +115,7 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
     # RocksDB's changelog, not whole snapshots of the state, is what each batch adds.
     assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))
     created_anew(log, source)
-    with pytest.raises(InvalidRequestError, match=r"created anew.*write to another stream"):
+    with pytest.raises(InvalidRequestError, match=r"recreated.*write to another stream"):
         run("aggregate", "a-third-machine", **config)
 
 

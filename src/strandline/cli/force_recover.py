@@ -67,7 +67,7 @@ def force_recover(
                 "broker": done.broker,
                 "voters": done.voters,
                 "in_doubt": list(map(str, done.in_doubt)),
-                "no_copy_here": list(map(str, done.no_copy_here)),
+                "without_copy": list(map(str, done.without_copy)),
             }
         )
         return
@@ -79,7 +79,7 @@ def force_recover(
         "have no replica here, and are lost if no other broker has one: run 'strandline cluster "
         "replace-disk' for a broker that had one, start it empty and elect it with --unclean, or "
         "delete the stream",
-        done.no_copy_here,
+        done.without_copy,
     )
 
 

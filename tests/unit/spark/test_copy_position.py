@@ -65,5 +65,5 @@ def test_a_copy_of_an_older_stream_is_refused(client):
     put(client, "copy3", 0, range(3), of="source3")
     client.delete_stream("source3")
     source = client.create_stream("source3")
-    with pytest.raises(InvalidRequestError, match="created anew"):
+    with pytest.raises(InvalidRequestError, match="recreated"):
         copied_offsets(client, source, into="copy3")

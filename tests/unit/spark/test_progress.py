@@ -5,7 +5,7 @@ import pytest
 import strandline
 from strandline.spark.connection import forget_client
 from strandline.spark.options import parse_read_options
-from strandline.spark.progress import Progress
+from strandline.spark.progress import QueryProgress
 from strandline.testing import Server
 
 
@@ -21,7 +21,7 @@ def broker():
 def progress(url, **options):
     """Of a query that reads ``orders``."""
     values = {"server": url, "stream": "orders", **options}
-    return Progress(parse_read_options(values, streaming=True))
+    return QueryProgress(parse_read_options(values, streaming=True))
 
 
 def test_what_a_query_has_reached_is_the_position_of_its_group(broker):

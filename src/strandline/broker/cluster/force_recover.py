@@ -30,13 +30,13 @@ class ForcedRecovery(NamedTuple):
         broker: the only voter from now on.
         voters: the voters before.
         in_doubt: partitions whose replica here may lack acknowledged records.
-        no_copy_here: partitions without a replica here.
+        without_copy: partitions without a replica here.
     """
 
     broker: BrokerId
     voters: tuple[BrokerId, ...]
     in_doubt: tuple[PartitionName, ...]
-    no_copy_here: tuple[PartitionName, ...]
+    without_copy: tuple[PartitionName, ...]
 
 
 def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
@@ -93,10 +93,10 @@ def what_is_left(
     image: MetadataImage, me: BrokerId
 ) -> tuple[tuple[PartitionName, ...], tuple[PartitionName, ...]]:
     """Partitions of which the copy here may lack records, and those that have none here."""
-    in_doubt, no_copy_here = [], []
+    in_doubt, without_copy = [], []
     for name, partition in image.partitions():
         if me not in partition.replicas:
-            no_copy_here.append(name)
+            without_copy.append(name)
         elif me not in partition.isr and me not in partition.last_known_safe:
             in_doubt.append(name)
-    return tuple(in_doubt), tuple(no_copy_here)
+    return tuple(in_doubt), tuple(without_copy)
