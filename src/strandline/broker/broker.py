@@ -141,6 +141,11 @@ class Broker(BrokerBase):
             self.reclaimer.close()
             self.lock.release()
 
+    def refresh_telemetry(self) -> None:
+        """As ``BrokerBase``, and the coordinators' figures."""
+        super().refresh_telemetry()
+        self.telemetry.transactions_open = self.transactions.open_count
+
     def group_positions(self) -> list[GroupSample]:
         """Where every group that is coordinated here stands."""
         return self.groups.samples()
@@ -294,9 +299,14 @@ class Broker(BrokerBase):
             self._bar_partitions()
             self._tell_image()
 
-    def _bar_partitions(self) -> None:
-        """Let partitions refuse records, or accept them, as the metadata says."""
-        for stream in self._image.streams.values():
+    def _bar_partitions(self, names: Iterable[str] | None = None) -> None:
+        """Let partitions refuse records, or accept them, as the metadata says.
+
+        Args:
+            names: of the streams that have changed; None: any may have.
+        """
+        streams = self._image.streams
+        for stream in streams.values() if names is None else map(streams.__getitem__, names):
             known = self._streams.get(stream.config.name)
             partitions = known.partitions if known is not None else []
             for number, state in stream.states.items():

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from strandline.broker.ack_sink import AckSink
 from strandline.broker.internal import is_internal
 from strandline.config import Acks, StreamConfig
-from strandline.errors import InvalidSubjectError
+from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.record.codec import Headers
 from strandline.record.partitioner import partition_of
 from strandline.record.subjects import SubjectRouter, subjects_overlap, validate_subject
@@ -38,6 +38,11 @@ class PartitionPort(Protocol):
     @property
     def is_led(self) -> bool:
         """Whether this broker leads it."""
+        ...
+
+    @property
+    def refusal(self) -> StrandlineError | None:
+        """Why it takes no records now; None: it does."""
         ...
 
     def append(

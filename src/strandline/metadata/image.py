@@ -244,10 +244,12 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
             )
         return partitions[number]
 
-    def partitions(self) -> Iterator[tuple[PartitionName, PartitionImage]]:
-        """Every partition, in the order in which the streams were created."""
-        for name, stream in self.streams.items():
-            for number, partition in enumerate(stream.partitions):
+    def partitions(
+        self, names: Iterable[str] | None = None
+    ) -> Iterator[tuple[PartitionName, PartitionImage]]:
+        """Every partition, or those of some streams, in the order in which these were created."""
+        for name in self.streams if names is None else names:
+            for number, partition in enumerate(self.streams[name].partitions):
                 yield PartitionName(name, number), partition
 
     def with_partitions(self, changed: Mapping[PartitionName, PartitionImage]) -> "MetadataImage":

@@ -23,8 +23,17 @@ class Loads:
         self._brokers = image.brokers
         self.replicas: Counter[BrokerId] = Counter()
         self.preferred: Counter[BrokerId] = Counter()
-        for _, partition in image.partitions():
-            self.add(partition.target)
+        # Plain loops: it is counted anew for each stream that is created.
+        replicas, preferred = dict[BrokerId, int](), dict[BrokerId, int]()
+        for stream in image.streams.values():
+            for partition in stream.partitions:
+                target = partition.target if partition.removing else partition.replicas
+                for broker in target:
+                    replicas[broker] = replicas.get(broker, 0) + 1
+                for broker in target[:1]:
+                    preferred[broker] = preferred.get(broker, 0) + 1
+        self.replicas.update(replicas)
+        self.preferred.update(preferred)
 
     def add(self, replicas: Replicas) -> None:
         """Count a partition."""

@@ -36,6 +36,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.metadata.commands import AllocateProducerIds, Command, CreateStream, DeleteStream
+from strandline.metadata.image import MetadataImage
 from strandline.metadata.placement import place
 from strandline.metadata.streams import check_stream_config
 from strandline.storage.recovery import Recovered
@@ -179,6 +180,7 @@ class ClusterBroker(MetadataApplier):
         self._has_followed = False
         self._unopened, self._remembered = {}, {}
         self._parted = set()
+        self._followed, self._unsettled = MetadataImage(), set()
         self._opening, self._to_open, self._open_failures = {}, [], {}
         self._retry = None
 
@@ -257,6 +259,7 @@ class ClusterBroker(MetadataApplier):
         """A new life on the logs as they were verified; replicas follow with the registration."""
         logs = self._storage.logs
         self._identity = self._begin_incarnation()
+        self._followed = MetadataImage()  # every replica begins anew
         self._store_of_quorum.log = logs[LOG_ID]
         for partition in self.partitions():
             if not isinstance(partition, RemotePartition):

@@ -8,6 +8,7 @@ of its stream goes on, opening it is tried again, and another replica leads it m
 
 import asyncio
 import logging
+from collections.abc import Collection, Iterable
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.assignment import not_leader
@@ -65,6 +66,10 @@ class MetadataApplier(Broker):
     """Whether others are being asked to lead what is unopened."""
     _is_stopping: bool
     _retry: asyncio.TimerHandle | None
+    _followed: MetadataImage
+    """What streams and replicas were made to be."""
+    _unsettled: set[str]
+    """Streams with partitions that are being opened, or cannot be."""
     _opening: dict[LogId, None]
     """Logs that are being opened, or are to be."""
     _to_open: list[LogToOpen]
@@ -80,22 +85,28 @@ class MetadataApplier(Broker):
 
     def _follow(self, image: MetadataImage) -> None:
         """Make streams and replicas what the image says."""
-        streams: dict[str, Stream] = {}
-        is_changed = False
-        for name, wanted in image.streams.items():
-            made = self._stream_here(wanted)
+        names = self._names_to_follow(image)
+        streams = {name: s for name, s in self._streams.items() if name in image.streams}
+        for name in names:
+            made = self._stream_here(image.streams[name])
             if made is not None:
                 streams[name] = made
-                is_changed |= made is not self._streams.get(name)
+            else:
+                streams.pop(name, None)
+        is_changed = any(streams.get(name) is not self._streams.get(name) for name in names)
         gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
         self._streams = streams
-        self._bar_partitions()
+        shown = [
+            partition for name in names if name in streams for partition in streams[name].partitions
+        ]
+        self._bar_partitions(names)
         self._let_go(gone, image)
-        self._seat_replicas()
-        self._keep_ledgers()
-        self.membership.replicas.assign(image)
-        self.log_starts.follow(image, self.partitions())
-        has_moved = self._describe(image)
+        self._seat_replicas(shown)
+        for partition in self.partitions() if COORDINATOR_STREAM in names else shown:
+            self._keep_ledger(partition, partition.high_watermark)
+        self.membership.replicas.assign(image, names)
+        self.log_starts.follow(image, shown)
+        has_moved = self._describe(image, names)
         if is_changed or gone or has_moved:
             self._announce()
             self._count_streams()
@@ -106,9 +117,31 @@ class MetadataApplier(Broker):
         self._tell_image()
         here = self._log_ids_here(image) if self._unopened else set()
         self._unopened = {log_id: why for log_id, why in self._unopened.items() if log_id in here}
+        self._followed = image
+        self._note_unsettled(image, names)
         if self._unopened and self._retry is None:
             self._release_unopened(image)
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
+
+    def _names_to_follow(self, image: MetadataImage) -> Collection[str]:
+        """Streams that may have to change here; all of them cost as much as there are."""
+        before = self._followed
+        if image.brokers is not before.brokers or self._is_stopping:
+            return list(image.streams)
+        return [
+            name
+            for name, stream in image.streams.items()
+            if stream is not before.streams.get(name) or name in self._unsettled
+        ]
+
+    def _note_unsettled(self, image: MetadataImage, names: Collection[str]) -> None:
+        """Remember what is to be looked at again though the image stays the same."""
+        waiting = self._opening.keys() | self._unopened.keys()
+        self._unsettled = {
+            name
+            for name in names
+            if waiting and any(p.log_id in waiting for p in image.streams[name].partitions)
+        }
 
     # While the cluster tells nothing
 
@@ -184,9 +217,9 @@ class MetadataApplier(Broker):
             for partition in stream.partitions:
                 partition.close(UnavailableError(f"{partition.name} is in service again; retry"))
 
-    def _bar_partitions(self) -> None:
-        super()._bar_partitions()
-        self.skips.bar(self.partitions())
+    def _bar_partitions(self, names: Iterable[str] | None = None) -> None:
+        super()._bar_partitions(names)
+        self.skips.bar(self.partitions)
 
     def _follow_again(self) -> None:
         self._retry = None
@@ -227,8 +260,9 @@ class MetadataApplier(Broker):
             found.config = image.config
             partitions.append(found)
         if not is_whole:
-            shown = partitions[: len(shown)]
-            return Stream(image.config, image.created_ns, shown) if shown else None
+            if before is None or not shown:
+                return None
+            return Stream(before.config, image.created_ns, partitions[: len(shown)])
         if before is not None and before.config == image.config and before.partitions == partitions:
             return before
         return Stream(image.config, image.created_ns, partitions)
@@ -353,8 +387,8 @@ class MetadataApplier(Broker):
                     self._keep(log_id, outcome)
             if self.membership.is_registered:
                 self._follow(self._image)
-                unwanted = outcomes.keys() - self._log_ids_here(self._image)
-                if unwanted & storage.logs.keys():
+                unwanted = outcomes.keys() - self.membership.replicas.drivers.keys()
+                if unwanted & storage.logs.keys():  # unless it is wanted all the same
                     self._spawn(self._remove(unwanted), "remove-logs")
 
     def _noted(self, partition: Partition) -> Offset:
@@ -362,10 +396,10 @@ class MetadataApplier(Broker):
         noted = self._watermarks.get(partition.log_id, Offset(0))
         return min(max(noted, partition.log_start_offset), partition.log_end_offset)
 
-    def _seat_replicas(self) -> None:
+    def _seat_replicas(self, partitions: Iterable[Partition]) -> None:
         """Make the replicas that are missing."""
         drivers = self.membership.replicas.drivers
-        for partition in self.partitions():
+        for partition in partitions:
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
             noted = self._noted(partition)
@@ -381,6 +415,8 @@ class MetadataApplier(Broker):
 
     def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
         """Close what is here no more, deleted or moved away, and remove its logs beside."""
+        if not gone:
+            return
         kept = {partition for s in self._streams.values() for partition in s.partitions}
         closing = [p for stream in gone for p in stream.partitions if p not in kept]
         by_log_id = {partition.log_id: partition for _, partition in image.partitions()}
@@ -430,10 +466,10 @@ class MetadataApplier(Broker):
             except StrandlineError as error:
                 logger.warning("no checkpoint after logs were removed: %s", error)
 
-    def _describe(self, image: MetadataImage) -> bool:
+    def _describe(self, image: MetadataImage, names: Iterable[str]) -> bool:
         """Tell partitions who leads and where Flight finds them; whether queue groups are moved."""
         has_moved = False
-        for name, partition in image.partitions():
+        for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
             if stream is None:
                 continue

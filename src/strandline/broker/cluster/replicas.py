@@ -6,7 +6,7 @@ from an image that holds this start's own registration (``replication.events.Ass
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from strandline.broker.cluster.alter_partition import IsrProposals
@@ -148,10 +148,10 @@ class Replicas:
         if driver is not None:
             driver.drop(error)
 
-    def assign(self, image: MetadataImage) -> None:
-        """Hand over what the image says to replicas that have not heard it yet."""
+    def assign(self, image: MetadataImage, names: Iterable[str]) -> None:
+        """Hand over what the image says of streams to replicas that have not heard it yet."""
         self.image = image
-        for name, partition in image.partitions():
+        for name, partition in image.partitions(names):
             driver = self.drivers.get(partition.log_id)
             known = self._given.get(partition.log_id)
             if driver is None or known is partition:

@@ -31,6 +31,7 @@ from strandline.frontends.nats.ports import AdmissionPort
 from strandline.frontends.nats.replies import (
     EnvelopeResponder,
     ReplySink,
+    is_left_to_others,
 )
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
@@ -239,6 +240,10 @@ class MessageIngest:
             if sink.is_alone or partition.is_led:
                 self._admission.reject(refusal, ack_sink, token, stream=target.name)
             return
+        if not (partition.is_led or sink.is_alone):
+            elsewhere = partition.refusal
+            if elsewhere is not None and is_left_to_others(elsewhere, sink):
+                return  # who leads stores it, and counts it if it does not
         headers = publication.headers
         if reply is not None and not answers:  # it is the application's: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]

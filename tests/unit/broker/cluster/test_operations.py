@@ -231,7 +231,7 @@ async def test_a_copy_from_before_an_unclean_election_agrees_with_the_new_leader
         elected = msgspec.structs.replace(
             now, leader=third, leader_epoch=epoch, unclean_epoch=unclean_epoch
         )
-        replicas.assign(replicas.image.with_partitions({S0: elected}))
+        replicas.assign(replicas.image.with_partitions({S0: elected}), ["s"])
 
     hear(1, 0)
     hear(2, 2)
@@ -253,7 +253,7 @@ async def test_a_copy_that_is_filling_is_told_so_if_it_matters(cluster, is_compa
     [driver] = replicas.drivers.values()
     driver.step = heard.append
     lost = msgspec.structs.replace(cluster.image(), filling=(other,), leader_epoch=9)
-    replicas.assign(replicas.image.with_partitions({S0: lost}))
+    replicas.assign(replicas.image.with_partitions({S0: lost}), ["s"])
     assert [event.filling for event in heard] == [(other,) if is_compacted else ()]
 
 

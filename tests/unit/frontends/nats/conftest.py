@@ -22,7 +22,7 @@ class FakePartition:
     def __init__(self, broker, name):
         self.broker = broker
         self.name = name
-        self.is_led = True
+        self.is_led, self.refusal = True, None
         self.records = []
 
     def append(self, value, *, subject, ack_sink=None, token=None, **rest):
