@@ -89,9 +89,9 @@ class Producer:
             )
         if idempotent and delivery_timeout_s > IDEMPOTENT_TIMEOUT_S_MAX:
             raise InvalidRequestError(
-                f"delivery_timeout_s must be at most {IDEMPOTENT_TIMEOUT_S_MAX} s for an idempotent "
-                f"producer, got {delivery_timeout_s:g}: brokers remember sequences for a limited "
-                "time. Shorten it, or use idempotent=False and message ids"
+                f"delivery_timeout_s must be at most {IDEMPOTENT_TIMEOUT_S_MAX} s for an "
+                f"idempotent producer, got {delivery_timeout_s:g}: brokers remember sequences "
+                "for a limited time. Shorten it, or use idempotent=False and message ids"
             )
         self._brokers = brokers
         self._stream = stream.name

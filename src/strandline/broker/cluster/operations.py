@@ -263,6 +263,7 @@ def _moves(
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.
         UnavailableError: too few brokers are in service.
+        InvalidConfigError: a broker would keep more than it can.
     """
     found = image.stream(stream)
     numbers = range(len(found.partitions)) if partition is None else [partition]
@@ -278,4 +279,6 @@ def _moves(
             loads.remove(here.target)
             loads.add(target)
             moves.append(Move(at(PartitionName(stream, number), here), target))
+    before = [found.partitions[move.at.partition].target for move in moves]
+    loads.check_room([move.target for move in moves], before)
     return tuple(moves)

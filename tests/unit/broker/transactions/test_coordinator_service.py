@@ -121,11 +121,13 @@ async def test_a_transaction_is_aborted_when_its_time_is_over(
 ):
     """Readers go on behind it; a metric names it; its producer is told."""
     who = await written(ask, kit, "slow", partition, timeout_ms=5_000)
+    broker.refresh_telemetry()
     assert broker.telemetry.transactions_open == 1
     clock.advance_ms(5_001)
     await kit.until(lambda: broker.telemetry.transactions_timed_out["slow"] == 1)
     await kit.until(lambda: partition.last_stable_offset == partition.high_watermark)
     assert tx.seen(partition) == []
+    broker.refresh_telemetry()
     assert broker.telemetry.transactions_open == 0
     with pytest.raises(TransactionAbortedError, match="5000 ms"):
         await ask.end("slow", who, is_commit=True)
