@@ -406,7 +406,7 @@ async def test_a_client_may_answer_each_output_with_frames_without_content(kind)
 
 
 async def test_a_client_may_answer_much_output_late():
-    """As one that sends all its requests first and then reads each answer, which it acknowledges."""
+    """As one that sends all requests, and then reads and acknowledges each answer."""
     client = Client()
     client.begin(1, b"/s/Echo")
     await client.exchange()
