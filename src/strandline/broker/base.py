@@ -25,7 +25,7 @@ from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
 from strandline.broker.sync_policy import Syncer
 from strandline.clock import Clock, SystemClock
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, StreamConfig
 from strandline.encryption.master_keys import MasterKeys
 from strandline.errors import (
     DiskFullError,
@@ -92,6 +92,7 @@ class BrokerBase(ABC):
         self._streams: dict[str, Stream] = {}
         self._stream_callbacks: list[Callable[[], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
@@ -254,6 +255,14 @@ class BrokerBase(ABC):
         """Await, before a creation is answered, that records can reach the stream."""
         self._bound_callbacks.append(callback)
 
+    def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
+        """Await a check before a stream is created; what it raises refuses the creation."""
+        self._creation_checks.append(check)
+
+    async def _check_creation(self, config: StreamConfig) -> None:
+        for check in self._creation_checks:
+            await check(config)
+
     def reads(self, ack_sink: AckSink) -> None:
         """The loop itself reads what publishers send over a connection; loop thread."""
         self.turn.reads(ack_sink)
@@ -261,6 +270,10 @@ class BrokerBase(ABC):
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
         self.turn.answered_callbacks.append(callback)
+
+    def send_answers(self) -> None:
+        """Let the front ends send what responders were told between turns; loop thread."""
+        self.turn.send_answers()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""

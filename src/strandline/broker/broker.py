@@ -159,6 +159,7 @@ class Broker(BrokerBase):
             InvalidRequestError: the settings are wrong or the name is taken.
             UnavailableError: the broker cannot store it now.
         """
+        await self._check_creation(config)
         async with self._admin:
             self._check_available()
             config = msgspec.structs.replace(config, acks=config.acks_in_force)

@@ -103,7 +103,7 @@ class GroupCommitter:
             clock=clock,
             telemetry=telemetry,
             late=self._late,
-            send_answers=self._send_answers,
+            send_answers=self.send_answers,
             end_with=self._end_with,
         )
         self._is_busy = False
@@ -208,7 +208,7 @@ class GroupCommitter:
         """One turn, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
         if self._is_busy:
-            self._send_answers()
+            self.send_answers()
             return
         self._admission.now_ns = self._clock.now_ns()
         self._met_full_disk = False
@@ -386,10 +386,10 @@ class GroupCommitter:
                 waiter.set_result(None)
         if self._admission.dirty or self._raw.has_waiting:
             self.wake()
-        self._send_answers()
+        self.send_answers()
         self._late.go_on()
 
-    def _send_answers(self) -> None:
+    def send_answers(self) -> None:
         """Let the front ends send what was answered: by this turn, or by a commit."""
         for callback in self.answered_callbacks:
             callback()

@@ -277,7 +277,7 @@ def _without(
     return tuple(target)
 
 
-def spread_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
+def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
     """Moves that fill up brokers that keep less than their share, as one that has just joined.
 
     Ordered by an operator, for it copies records. It moves one replica of a partition at a time,

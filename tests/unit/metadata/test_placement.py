@@ -14,8 +14,8 @@ from strandline.metadata.placement import (
     drain_plan,
     place,
     rebalance_leaders,
+    rebalance_plan,
     rotated,
-    spread_plan,
     stranded,
     well_placed,
 )
@@ -194,7 +194,7 @@ def test_a_broker_that_joined_is_filled_up(cluster):
     made.register(4)
     made.unfence(4)
     differences = []
-    while moves := spread_plan(made.image, moves_max=1):
+    while moves := rebalance_plan(made.image, moves_max=1):
         for move in moves:
             assert len(set(move.target)) == 2
         made.must(ReassignReplicas(moves))

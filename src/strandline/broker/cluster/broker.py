@@ -282,6 +282,7 @@ class ClusterBroker(MetadataApplier):
         self._check_member()
         config = msgspec.structs.replace(config, acks=config.acks_in_force)
         check_stream_config(config, is_cluster=True)
+        await self._check_creation(config)
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
         keys = self.keys.first(config)

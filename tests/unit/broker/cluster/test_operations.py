@@ -87,7 +87,7 @@ async def test_what_makes_no_sense_is_refused_with_the_reason(cluster):
         await orders.replace_disk(1)
     with pytest.raises(InvalidRequestError, match="another id"):
         await orders.admit(1, "127.0.0.1:1")
-    assert await orders.spread() == 0, "everybody has a share"
+    assert await orders.rebalance() == 0, "everybody has a share"
 
 
 async def test_an_order_on_an_old_image_is_decided_anew(cluster, monkeypatch):

@@ -89,6 +89,9 @@ class FakeBroker:
     def on_stream_created(self, callback):
         pass
 
+    def on_creating_stream(self, check):
+        pass
+
     def on_streams_changed(self, callback):
         self._stream_callbacks.append(callback)
 
