@@ -68,6 +68,35 @@ def test_mistakes_are_made_in_what_the_code_does(tool):
     }
 
 
+def test_a_renamed_file_is_followed(tool):
+    """What the tool names exists: integration tests, the files they go through, and survivors."""
+    import trials
+
+    import report
+
+    for path, names in trials.USED_BY.items():
+        assert (trials.ROOT / trials.SOURCE / path).exists(), path
+        for name in names:
+            assert (trials.ROOT / f"tests/integration/test_{name}.py").exists(), name
+    for (path, _, _), verdict in report.verdicts().items():
+        assert (trials.ROOT / path).exists(), path
+        if verdict["verdict"] == report.ADDED:
+            file = verdict["reason"].partition("::")[0]
+            assert (trials.ROOT / file).exists(), file
+
+
+def test_tests_are_chosen_by_what_they_reach(tool):
+    """A file without a mirror meets the tests of its importers, of its names and of its folder."""
+    from trials import ROOT, mirrors, near, users
+
+    path = "src/strandline/frontends/nats/guard.py"
+    assert mirrors(ROOT, path) == []
+    chosen = near(ROOT, path)
+    assert "tests/unit/frontends/nats/test_listener.py" in chosen[:3]
+    assert len(chosen) <= 12
+    assert "tests/integration/test_nats_publish.py" in users(ROOT, path)
+
+
 def test_a_run_tells_what_was_noticed(tmp_path):
     """In a copy: a mistake that a test sees, by the name of that test; the tree stays as it is."""
     file = TOOL.parents[1] / "src/strandline/transactions/hidden.py"

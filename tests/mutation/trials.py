@@ -1,10 +1,15 @@
-"""Whether the tests notice a mistake: tests that mirror the file first, then those that use it.
+"""Whether the tests notice a mistake: the nearest tests first, those of whole processes last.
+
+Three stages: unit tests of the file's name and those that import it; unit tests that use a name
+defined in it, and the mirrors of modules that import it; integration tests that go through it.
 
 Rules: mistakes are made in a copy of the tree, never in the tree itself; real processes that tests
 start run the copy, too, since it comes first on ``PYTHONPATH``. A run that takes too long is a
-mistake that was noticed: something waits for ever.
+mistake that was noticed: something waits for ever. A failure counts if it comes again with the
+mistake and not without it: tests of real processes fail at times on a busy machine.
 """
 
+import ast
 import contextlib
 import os
 import re
@@ -19,7 +24,12 @@ from mistakes import Mistake
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path("src/strandline")
-PER_TEST_S = 120
+PER_TEST_S = 60
+NEAR_MAX = 12
+"""How many test files of the second stage are run, the nearest first."""
+NAME_LENGTH_MIN = 6
+"""Shorter names, and words of small letters, are used for too much to tell a module by."""
+IMPORTS_AWAY_MAX = 2
 # Folders and modules, the longest that fits first: integration tests that go through them.
 USED_BY = {
     "broker": ("broker_process", "client_streams", "kill_rounds"),
@@ -44,7 +54,7 @@ USED_BY = {
     "metadata": ("cluster_operations", "cluster_init"),
     "protocol": ("client_streams",),
     "reading": ("local_reads", "client_streams"),
-    "record": ("client_streams", "compaction"),
+    "record": ("client_streams", "cluster_compaction"),
     "replication": ("cluster_processes", "cluster_catch_up"),
     "security": ("access", "quotas"),
     "server": ("broker_process", "json_logs"),
@@ -57,7 +67,7 @@ SIMULATED = {
     "storage": "recovery_sim",
     "transactions": "transactions_sim",
 }
-OTHERS = ("property", "sim")
+OTHERS = ("property", "sim", "golden")
 
 
 class Outcome(NamedTuple):
@@ -79,6 +89,7 @@ class Copy:
     def __init__(self, directory: Path, *, limit_s: float) -> None:
         self.directory = directory
         self._limit_s = limit_s
+        self._changes = 0
         shutil.rmtree(directory, ignore_errors=True)
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True
@@ -91,34 +102,41 @@ class Copy:
 
     def tried(self, path: str, mistake: Mistake, *, mirrors_only: bool) -> Outcome | None:
         """Make a mistake, run its tests and undo it; None: the test fails without it, too."""
-        stages = [("mirror", mirrors(path))]
+        stages = [("mirror", mirrors(self.directory, path))]
         if not mirrors_only:
-            stages.append(("integration", users(path)))
+            stages.append(("near", near(self.directory, path)))
+            stages.append(("integration", users(self.directory, path)))
         file = self.directory / path
-        source = file.read_bytes()
+        source, times = file.read_bytes(), file.stat()
         passed: list[str] = []
-        try:
-            file.write_bytes(mistake.applied(source))
-            for stage, chosen in stages:
-                tests = [each for each in chosen if each not in passed]
-                failure = self._run(tests) if tests else ""
-                if failure:
-                    file.write_bytes(source)
-                    is_its_own = "::" not in failure or not self._run([failure])
-                    return Outcome(noticed=True, by=f"{stage}: {failure}") if is_its_own else None
-                passed += tests
-        finally:
-            file.write_bytes(source)
+        for stage, chosen in stages:
+            tests = [each for each in chosen if each not in passed]
+            try:
+                file.write_bytes(mistake.applied(source))
+                self._changes += 1  # Bytecode is told from the source by its time, in seconds.
+                os.utime(file, (times.st_atime, times.st_mtime + self._changes))
+                failure = self._run(tests)
+                again = [failure] if "::" in failure else tests
+                is_flaky = bool(failure) and not self._run(again)
+            finally:
+                file.write_bytes(source)
+                os.utime(file, (times.st_atime, times.st_mtime))
+            if is_flaky or (failure and self._run(again)):
+                return None
+            if failure:
+                return Outcome(noticed=True, by=f"{stage}: {failure}")
+            passed += tests
         return Outcome(noticed=False, by=" ".join(passed) or "no test is near it")
 
     def _run(self, tests: list[str]) -> str:
         """The first test that fails, or why there is none; empty if all pass."""
+        if not tests:
+            return ""
         command = [
             *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
             *("--no-header", "--tb=no", f"--timeout={PER_TEST_S}", *tests),
         ]
         environment = {**os.environ, "PYTHONPATH": str(self.directory / "src")}
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a mistake may keep the file's size and time
         process = subprocess.Popen(
             command,
             cwd=self.directory,
@@ -142,23 +160,48 @@ class Copy:
         return failed[1] if failed else f"pytest ended with {process.returncode}"
 
 
-def mirrors(path: str) -> list[str]:
+def mirrors(root: Path, path: str) -> list[str]:
     """The unit tests of a file: of its name, and those that import it."""
     inner = Path(path).relative_to(SOURCE)
-    module = ".".join(("strandline", *inner.with_suffix("").parts))
-    name = re.compile(rf"test_{re.escape(inner.stem)}(_\w+)?\.py")
-    parent, _, own = module.rpartition(".")
-    imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(parent)} import .*\b{own}\b")
-    folders = [ROOT / "tests/unit", *(ROOT / "tests" / each for each in OTHERS)]
+    name, imports = _mirror_name(inner), _imports(inner)
     found = []
-    for file in sorted(each for folder in folders for each in folder.rglob("test_*.py")):
+    for file in _unit_tests(root):
         is_mirror = name.fullmatch(file.name) and inner.parts[0] in (*file.parts, file.name)
         if is_mirror or imports.search(file.read_text()):
-            found.append(str(file.relative_to(ROOT)))
+            found.append(file.relative_to(root).as_posix())
     return found
 
 
-def users(path: str) -> list[str]:
+def near(root: Path, path: str) -> list[str]:
+    """Return more unit tests of a file, the nearest first: mirrors of its importers, and users.
+
+    The other tests of its folder come last: many reach it through what ``conftest.py`` builds.
+    """
+    inner = Path(path).relative_to(SOURCE)
+    importers = _importers(root, inner)
+    names = "|".join(map(re.escape, _names(root / path)))
+    uses = re.compile(rf"\b(?:{names})\b") if names else None
+    ranked = []
+    for file in _unit_tests(root):
+        folder = file.relative_to(root / "tests").parent
+        steps = min(
+            (
+                step
+                for each, step in importers.items()
+                if _mirror_name(each).fullmatch(file.name)
+                and (Path("unit") / each.parent).is_relative_to(folder)
+            ),
+            default=IMPORTS_AWAY_MAX + 1,
+        )
+        used = len(uses.findall(file.read_text())) if uses else 0
+        is_far = not (Path("unit") / inner.parent).is_relative_to(folder)
+        is_beside = folder == Path("unit") / inner.parent
+        if steps <= IMPORTS_AWAY_MAX or used or is_beside:
+            ranked.append((is_far, steps, -used, file.relative_to(root).as_posix()))
+    return [each[-1] for each in sorted(ranked)[:NEAR_MAX]]
+
+
+def users(root: Path, path: str) -> list[str]:
     """The integration tests that go through a file, and the simulation of its core."""
     inner = Path(path).relative_to(SOURCE).as_posix()
     fitting = [each for each in USED_BY if inner == each or inner.startswith(f"{each}/")]
@@ -167,4 +210,57 @@ def users(path: str) -> list[str]:
     simulated = SIMULATED.get(inner.partition("/")[0])
     if simulated:
         found.insert(0, f"tests/sim/test_{simulated}.py")
-    return [each for each in found if (ROOT / each).exists()]
+    return [each for each in found if (root / each).exists()]
+
+
+def _unit_tests(root: Path) -> list[Path]:
+    """Test files that start no processes, in order."""
+    folders = [root / "tests/unit", *(root / "tests" / each for each in OTHERS)]
+    return sorted(each for folder in folders for each in folder.rglob("test_*.py"))
+
+
+def _mirror_name(inner: Path) -> re.Pattern[str]:
+    """The names that a mirror of a file has."""
+    return re.compile(rf"test_{re.escape(inner.stem)}(_\w+)?\.py")
+
+
+def _imports(inner: Path) -> re.Pattern[str]:
+    """An import of a module, in either form."""
+    named = inner.parent if inner.name == "__init__.py" else inner.with_suffix("")
+    module = ".".join(("strandline", *named.parts))
+    parent, _, own = module.rpartition(".")
+    return re.compile(
+        rf"{re.escape(module)}\b(?!\.)|from {re.escape(parent)} import (?:.*\b|\([^)]*\b){own}\b"
+    )
+
+
+def _importers(root: Path, inner: Path) -> dict[Path, int]:
+    """The modules that import a file, or import one that does: over how many imports."""
+    texts = {
+        file.relative_to(root / SOURCE): file.read_text()
+        for file in sorted((root / SOURCE).rglob("*.py"))
+    }
+    found: dict[Path, int] = {}
+    newest = [inner]
+    for step in range(1, IMPORTS_AWAY_MAX + 1):
+        patterns = [_imports(each) for each in newest]
+        newest = [
+            each
+            for each, text in texts.items()
+            if each not in found and any(pattern.search(text) for pattern in patterns)
+        ]
+        found.update(dict.fromkeys(newest, step))
+    return found
+
+
+def _names(file: Path) -> list[str]:
+    """What a module defines for others and is long enough to be known by."""
+    defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return [
+        each.name
+        for each in ast.parse(file.read_bytes()).body
+        if isinstance(each, defined)
+        and not each.name.startswith("_")
+        and len(each.name) >= NAME_LENGTH_MIN
+        and ("_" in each.name or not each.name.islower())
+    ]
