@@ -12,6 +12,7 @@ command for all files, and changes the tree in place. Neither draws from a seed.
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--notes", type=Path, default=ROOT / ".mutants")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the tests under way, too
     narrowed = "-strict" * given.strict + given.only.replace("/", "-")
     note = given.notes / f"{given.seed}{narrowed}.jsonl"
     note.parent.mkdir(exist_ok=True)
