@@ -25,10 +25,11 @@ from mistakes import Mistake
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path("src/strandline")
 PER_TEST_S = 60
-NEAR_MAX = 12
+NEAR_MAX = 14
 """How many test files of the second stage are run, the nearest first."""
 NAME_LENGTH_MIN = 6
 """Shorter names, and words of small letters, are used for too much to tell a module by."""
+WORD_LENGTH_MIN = 5
 IMPORTS_AWAY_MAX = 2
 # Folders and modules, the longest that fits first: integration tests that go through them.
 USED_BY = {
@@ -106,7 +107,7 @@ class Copy:
         """Make a mistake, run its tests and undo it; None: the test fails without it, too."""
         stages = [("mirror", mirrors(self.directory, path))]
         if not mirrors_only:
-            stages.append(("near", near(self.directory, path)))
+            stages.append(("near", near(self.directory, path, mistake.line)))
             stages += [("integration", [each]) for each in users(self.directory, path)]
         file = self.directory / path
         source, times = file.read_bytes(), file.stat()
@@ -178,32 +179,40 @@ def mirrors(root: Path, path: str) -> list[str]:
     return found
 
 
-def near(root: Path, path: str) -> list[str]:
-    """Return more unit tests of a file, the nearest first: mirrors of its importers, and users.
+def near(root: Path, path: str, line: int) -> list[str]:
+    """Return more unit tests of a line, the nearest first.
 
-    The other tests of its folder come last: many reach it through what ``conftest.py`` builds.
+    Mirrors of modules that import its file or that the line names; tests that use what the file
+    defines; and of the other tests of its folder, which may reach it through what ``conftest.py``
+    builds, those that have words of the line.
     """
     inner = Path(path).relative_to(SOURCE)
-    importers = _importers(root, inner)
+    source = (root / path).read_text()
+    text = source.splitlines()[line - 1]
+    related = {**_importers(root, inner), **dict.fromkeys(_named_modules(source, text), 0)}
     names = "|".join(map(re.escape, _names(root / path)))
     uses = re.compile(rf"\b(?:{names})\b") if names else None
+    words = _words(f"{inner.stem} {text}")
     ranked = []
     for file in _unit_tests(root):
         folder = file.relative_to(root / "tests").parent
         steps = min(
             (
                 step
-                for each, step in importers.items()
+                for each, step in related.items()
                 if _mirror_name(each).fullmatch(file.name)
                 and (Path("unit") / each.parent).is_relative_to(folder)
             ),
             default=IMPORTS_AWAY_MAX + 1,
         )
-        used = len(uses.findall(file.read_text())) if uses else 0
+        content = file.read_text()
+        used = len(uses.findall(content)) if uses else 0
         is_far = not (Path("unit") / inner.parent).is_relative_to(folder)
         is_beside = folder == Path("unit") / inner.parent
         if steps <= IMPORTS_AWAY_MAX or used or is_beside:
-            ranked.append((is_far, steps, -used, file.relative_to(root).as_posix()))
+            alike = sum(word in content for word in words)
+            place = file.relative_to(root).as_posix()
+            ranked.append((is_far, min(steps, 1), -alike, steps, -used, place))
     return [each[-1] for each in sorted(ranked)[:NEAR_MAX]]
 
 
@@ -257,6 +266,23 @@ def _importers(root: Path, inner: Path) -> dict[Path, int]:
         ]
         found.update(dict.fromkeys(newest, step))
     return found
+
+
+def _named_modules(source: str, text: str) -> list[Path]:
+    """The modules of ours from which a line's names come."""
+    return [
+        Path(*node.module.split(".")[1:]).with_suffix(".py")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("strandline.")
+        for each in node.names
+        if re.search(rf"\b{re.escape(each.asname or each.name)}\b", text)
+    ]
+
+
+def _words(text: str) -> set[str]:
+    """The longer words of which identifiers are made."""
+    parts = re.findall(r"[A-Z]?[a-z]+", text)
+    return {part.lower() for part in parts if len(part) >= WORD_LENGTH_MIN}
 
 
 def _names(file: Path) -> list[str]:
