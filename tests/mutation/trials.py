@@ -41,14 +41,35 @@ USED_BY = {
     "broker/transactions": ("transactions_client", "transactions_kill"),
     "cli": ("cluster_init", "access"),
     "client": ("client_streams", "client_faults", "client_async"),
+    "client/accumulator.py": ("client_streams", "cluster_clients"),
+    "client/broker_sender.py": ("client_streams", "cluster_clients"),
+    "client/cluster_client.py": ("cluster_stale_broker", "cluster_clients"),
+    "client/cluster_reader.py": ("cluster_clients",),
+    "client/consumer.py": ("consumer_groups", "client_async"),
+    "client/coordinator_client.py": ("consumer_groups", "transactions_client"),
+    "client/delivery.py": ("client_faults", "cluster_clients"),
+    "client/fetcher.py": ("consumer_groups",),
+    "client/groups.py": ("consumer_groups",),
+    "client/membership.py": ("consumer_groups",),
+    "client/offset_committer.py": ("consumer_groups",),
+    "client/partition_metadata.py": ("cluster_clients",),
     "client/positions_dual.py": ("position_stores",),
     "client/positions_sql.py": ("position_stores",),
     "client/positions_zookeeper.py": ("position_stores",),
+    "client/prefetcher.py": ("consumer_groups",),
+    "client/staged_write.py": ("transactions_client",),
+    "client/transaction.py": ("transactions_client",),
+    "client/transaction_calls.py": ("transactions_client",),
+    "client/transaction_context.py": ("transactions_client",),
+    "client/transactional.py": ("transactions_client",),
+    "client/transactional_writer.py": ("transactions_client",),
     "consensus": ("cluster_processes",),
     "encryption": ("encryption",),
     "frontends/flight": ("client_streams", "flight_fuzz", "local_reads"),
     "frontends/grpc": ("liftbridge_clients",),
-    "frontends/grpc/liftbridge": ("liftbridge_clients", "liftbridge_cluster"),
+    "frontends/grpc/beam": ("beam/test_log",),
+    "frontends/grpc/liftbridge": ("liftbridge/test_streams", "liftbridge/test_subscribing"),
+    "frontends/grpc/liftbridge/groups.py": ("liftbridge/test_groups",),
     "frontends/nats": ("nats_publish", "nats_crashes", "client_nats"),
     "frontends": ("quotas", "tls"),
     "groups": ("consumer_groups",),
@@ -221,7 +242,7 @@ def users(root: Path, path: str) -> list[str]:
     inner = Path(path).relative_to(SOURCE).as_posix()
     fitting = [each for each in USED_BY if inner == each or inner.startswith(f"{each}/")]
     names = USED_BY[max(fitting, key=len)] if fitting else ()
-    found = [f"tests/integration/test_{each}.py" for each in names]
+    found = [f"tests/integration/{each if '/' in each else f'test_{each}'}.py" for each in names]
     simulated = SIMULATED.get(inner.partition("/")[0])
     if simulated:
         found.insert(0, f"tests/sim/test_{simulated}.py")
