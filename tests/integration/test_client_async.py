@@ -247,9 +247,10 @@ async def test_waits_that_time_out_lose_nothing(strandline_url, kind):
 
 async def test_reads_that_end_leave_no_threads(strandline_url):
     """At their end, or where a context is left that has not come to it: both let go at once."""
+    names = ("strandline-reader", "strandline-subscription")
 
     def reads():
-        return [each for each in threading.enumerate() if each.name == "strandline-reader"]
+        return [each for each in threading.enumerate() if each.name in names]
 
     async def until_none():
         async with asyncio.timeout(PATIENCE_S):
@@ -270,6 +271,10 @@ async def test_reads_that_end_leave_no_threads(strandline_url):
         await until_none()
         with pytest.raises(StopAsyncIteration):
             await anext(endless)
+        async with client.subscribe("s", start="earliest") as subscription:
+            await anext(subscription)
+            assert len(reads()) == 1
+        await until_none()
 
 
 async def test_reads_that_are_left_leave_no_threads(strandline_url):

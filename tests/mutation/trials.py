@@ -34,6 +34,7 @@ IMPORTS_AWAY_MAX = 2
 # Folders and modules, the longest that fits first: integration tests that go through them.
 USED_BY = {
     "broker": ("client_streams", "broker_process"),
+    "broker/access.py": ("access_walk", "access"),
     "broker/cluster": ("cluster_clients", "cluster_processes", "cluster_operations"),
     "broker/groups": ("consumer_groups",),
     "broker/peers": ("peer_link", "cluster_processes"),
@@ -70,6 +71,7 @@ USED_BY = {
     "frontends/grpc/beam": ("beam/test_log",),
     "frontends/grpc/liftbridge": ("liftbridge/test_streams", "liftbridge/test_subscribing"),
     "frontends/grpc/liftbridge/groups.py": ("liftbridge/test_groups",),
+    "frontends/nats/guard.py": ("access_walk",),
     "frontends/nats": ("nats_publish", "nats_crashes", "client_nats"),
     "frontends": ("quotas", "tls"),
     "groups": ("consumer_groups",),
