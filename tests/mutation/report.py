@@ -104,6 +104,7 @@ def page(
     if mended:
         lines += ["", "## Noticed by a test added since", ""]
         lines += ["| Where | Change | Noticed by |", "|---|---|---|", *sorted(mended)]
+    lines += ["", "## Before", "", tomllib.loads(VERDICTS.read_text())["earlier"].strip()]
     return "\n".join(lines) + "\n"
 
 
