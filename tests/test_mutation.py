@@ -95,7 +95,7 @@ def test_tests_are_chosen_by_what_they_reach(tool):
     chosen = near(ROOT, path, 70)
     assert "tests/unit/frontends/nats/test_listener.py" in chosen[:5]
     assert len(chosen) <= NEAR_MAX
-    assert "tests/integration/test_nats_publish.py" in users(ROOT, path)
+    assert users(ROOT, path) == ["tests/integration/test_access_walk.py"]
 
 
 def test_a_run_tells_what_was_noticed(tmp_path):
