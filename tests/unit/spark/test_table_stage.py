@@ -126,3 +126,14 @@ def test_text_that_repeats_is_kept_once(files):
     group = pq.read_metadata(files.staging / file.staged).row_group(0)
     assert "DELTA_BINARY_PACKED" in group.column(0).encodings
     assert group.column(1).has_dictionary_page
+
+
+def test_only_a_record_s_own_numbers_are_kept_as_differences(files):
+    """Other numbers repeat, and what a user calls a timestamp may be text."""
+    schema = pa.schema([("timestamp", pa.string()), ("count", pa.int64())])
+    batch = pa.RecordBatch.from_pydict({"timestamp": ["now"] * 9, "count": [7] * 9}, schema=schema)
+    [file] = stage(files, [batch], FileSettings(schema=schema, prefix="t")).files
+    path = files.staging / file.staged
+    assert pq.read_table(path).to_pylist() == batch.to_pylist()
+    group = pq.read_metadata(path).row_group(0)
+    assert all(group.column(number).has_dictionary_page for number in range(2))
