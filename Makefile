@@ -38,7 +38,7 @@ COUNT ?= 200
 MINUTES ?= 60
 
 .PHONY: help demo test check bench bench-cluster sim sim-mutants mutants fuzz kills chaos pipelines
-.PHONY: crash-pipelines
+.PHONY: crash-pipelines dist
 .PHONY: docs setup format clean
 
 help: ## List these targets
@@ -96,6 +96,16 @@ pipelines: $(READY) ## Run every pipeline file of the docs on Spark, twice where
 crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge them (RUNS=n BROKERS=3)
 	@$(BIN)/python tests/spark/crash --runs $(RUNS) --brokers $(BROKERS) --seed $(SEED) \
 		--out benchmarks/results $(ARGS)
+
+dist: $(READY) ## Build wheel and sdist, install the wheel alone, run the quickstart with it
+	@rm -rf dist build/wheel && $(BIN)/python -m build --outdir dist >build.log 2>&1 \
+		|| { cat build.log; exit 1; }; rm -f build.log
+	@$(PYTHON) -m venv build/wheel
+	@build/wheel/bin/python -m pip install --quiet --disable-pip-version-check \
+		"$$(echo dist/*.whl)[server,cli]" nats-py polars
+	@EXAMPLES_PYTHON=$(CURDIR)/build/wheel/bin/python \
+		$(PYTEST) -q tests/test_docs.py -k 'examples_run_in_order and quickstart'
+	@echo "the wheel runs the quickstart in an empty environment:" && ls dist
 
 docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
 	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)

@@ -26,6 +26,8 @@ from strandline.server.settings import flat_settings
 from strandline.telemetry import GROUP_METRICS, METRICS, PARTITION_METRICS, PREFIX, metric_names
 
 ROOT = Path(__file__).parents[1]
+PYTHON = os.environ.get("EXAMPLES_PYTHON", sys.executable)
+"""What the examples run with: this environment, or one that has the built wheel (`make dist`)."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN_PAGES = (
     "README.md",
@@ -267,7 +269,7 @@ class Running:
     @property
     def environ(self):
         """What the examples find in their environment."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
         server = f"127.0.0.1:{self.ready['flight_port']}"
         return {**os.environ, "PATH": path, "STRANDLINE_SERVER": server}
 
@@ -275,7 +277,7 @@ class Running:
 def start_broker(directory, arguments=()):
     """Start `strandline serve` on free ports; give the process and its ready line."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", *arguments],
+        [PYTHON, "-m", "strandline.cli", "serve", "--output", "json", *arguments],
         cwd=directory,
         env={**os.environ, **FREE_PORTS},
         stdout=subprocess.PIPE,

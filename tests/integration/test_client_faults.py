@@ -211,7 +211,8 @@ def test_refusals_do_not_use_a_producer_up(monkeypatch):
     full = [None] + [DiskFullError("full")] * 5 + [None] * 2
     monkeypatch.setattr(PartitionAppends, "_batch_refusal", lambda *_: full[0])
     monkeypatch.setattr(
-        "strandline.client.delivery.Outbox", functools.partial(RecordAccumulator, epoch_max=1)
+        "strandline.client.delivery.RecordAccumulator",
+        functools.partial(RecordAccumulator, epoch_max=1),
     )
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("s")

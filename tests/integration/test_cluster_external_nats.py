@@ -54,11 +54,11 @@ async def test_publishers_outlive_a_nats_server(cluster, nats_servers, kit):
         kit.Publisher(server.url, f"by-{number}", f"orders.{number}", window=window)
         for number, (server, window) in enumerate(zip(nats_servers, (1, 8, 1), strict=True))
     ]
-    remote_error = [p for p in publishers if p.url != victim.url]
+    others = [p for p in publishers if p.url != victim.url]
     async with kit.running(*publishers):
         await kit.progress(publishers)
         victim.kill()
-        await kit.progress(remote_error)
+        await kit.progress(others)
         victim.start()
         await kit.progress(publishers)
     count = sum(publisher.sent for publisher in publishers)

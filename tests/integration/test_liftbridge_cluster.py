@@ -232,11 +232,11 @@ def test_a_stream_is_known_at_any_broker_as_soon_as_it_was_created(cluster, stre
     uses = (published, published_on_a_stream, published_to_its_subject, described)
     for use in (*uses, made_readonly, deleted):
         for at in IDS:
-            for remote_error in set(IDS) - {at}:
-                name = f"{use.__name__}-{at}-{remote_error}"
+            for other_id in set(IDS) - {at}:
+                name = f"{use.__name__}-{at}-{other_id}"
                 request = pb.CreateStreamRequest(name=name, subject=name, replicationFactor=1)
                 cluster.api[at].CreateStream(request, timeout=TIMEOUT_S)
-                assert use(cluster.api[remote_error], name) == name
+                assert use(cluster.api[other_id], name) == name
 
 
 def test_who_publishes_wakes_what_was_paused_a_moment_ago_elsewhere(cluster, stream):
@@ -247,13 +247,13 @@ def test_who_publishes_wakes_what_was_paused_a_moment_ago_elsewhere(cluster, str
     leader = cluster.leader(1, name)
     sent = [b"%d-%d" % (attempt, n) for attempt in range(6) for n in range(20)]
     for attempt in range(6):
-        remote_error = sorted(set(IDS) - {leader})[attempt % 2]
+        other_id = sorted(set(IDS) - {leader})[attempt % 2]
         cluster.api[leader].PauseStream(pb.PauseStreamRequest(name=name), timeout=TIMEOUT_S)
         requests = [
             pb.PublishRequest(stream=name, value=value, ackPolicy=pb.ALL)
             for value in sent[20 * attempt : 20 * attempt + 20]
         ]
-        for answer in cluster.api[remote_error].PublishAsync(iter(requests), timeout=TIMEOUT_S):
+        for answer in cluster.api[other_id].PublishAsync(iter(requests), timeout=TIMEOUT_S):
             assert not answer.HasField("asyncError"), answer.asyncError.message
     assert [m.value for m in read(cluster.api[leader], name, len(sent))] == sent
 
@@ -267,8 +267,8 @@ def test_who_has_just_joined_a_group_is_known_to_every_broker(cluster, stream):
 
     for attempt in range(5):
         for at in IDS:
-            for remote_error in set(IDS) - {at}:
-                name = f"quick-{attempt}-{at}-{remote_error}"
+            for other_id in set(IDS) - {at}:
+                name = f"quick-{attempt}-{at}-{other_id}"
                 where = {"groupId": name, "consumerId": "m"}
                 joined = join(at, name, "m")
                 fetch = pb.FetchConsumerGroupAssignmentsRequest(epoch=joined.epoch, **where)
@@ -276,10 +276,10 @@ def test_who_has_just_joined_a_group_is_known_to_every_broker(cluster, stream):
                 found = coordinator.FetchConsumerGroupAssignments(fetch, timeout=TIMEOUT_S)
                 assert [each.stream for each in found.assignments] == [stream]
                 epoch = join(at, name, "n").epoch
-                [described] = cluster.metadata(remote_error, groups=[name]).groupMetadata
+                [described] = cluster.metadata(other_id, groups=[name]).groupMetadata
                 assert described.epoch in (joined.epoch, epoch), "perhaps not the newest"
                 leave = pb.LeaveConsumerGroupRequest(groupId=name, consumerId="n")
-                cluster.api[remote_error].LeaveConsumerGroup(leave, timeout=TIMEOUT_S)
+                cluster.api[other_id].LeaveConsumerGroup(leave, timeout=TIMEOUT_S)
 
 
 def test_cursors_are_with_the_leader_of_their_partition(cluster):

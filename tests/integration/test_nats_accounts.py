@@ -148,7 +148,7 @@ async def test_who_may_publish_is_acknowledged(admin, shop, connect, how):
     [
         "secrets.x",
         "orders",
-        "remote_error",
+        "elsewhere",
         "$SYS.REQ.USER.AUTH",
         "$SYS.REQ.SERVER.PING",
         "_INBOX.x.y",

@@ -9,7 +9,7 @@ import pytest
 SIM = "from strandline.testing.sim"
 HISTORIES = {
     "consensus": f"{SIM}.consensus import Group; tell = lambda s: Group(s).run().fingerprint",
-    "metadata": f"{SIM}.metadata import MetadataLife; tell = lambda s: MetadataLife(s).live(200)",
+    "metadata": f"{SIM}.metadata import MetadataRun; tell = lambda s: MetadataRun(s).live(200)",
     "recovery": f"{SIM}.recovery import run; tell = lambda s: run(s).fingerprint",
     "replication": f"{SIM}.replication import run; tell = lambda s: run(s).fingerprint",
     "transactions": f"{SIM}.transactions import run; "
@@ -33,5 +33,5 @@ def told(simulation, seeds, *, hash_seed):
 def test_a_seed_replays_exactly(simulation):
     """Twice in one process, and in another with other string hashes; another seed is another."""
     first, again = told(simulation, (5, 5), hash_seed="1")
-    remote_error, other = told(simulation, (5, 6), hash_seed="2")
-    assert first == again == remote_error != other
+    elsewhere, other = told(simulation, (5, 6), hash_seed="2")
+    assert first == again == elsewhere != other

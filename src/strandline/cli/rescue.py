@@ -65,7 +65,7 @@ def rescue(
                 "broker": done.broker,
                 "voters": done.voters,
                 "in_doubt": list(map(str, done.in_doubt)),
-                "remote_error": list(map(str, done.remote_error)),
+                "without_copy": list(map(str, done.without_copy)),
             }
         )
         return
@@ -76,7 +76,7 @@ def rescue(
     _list(
         "have no copy here, and are lost if none is elsewhere: 'strandline cluster replace-disk' a "
         "broker that kept them, start it empty, and elect it --unclean, or delete the stream",
-        done.remote_error,
+        done.without_copy,
     )
 
 

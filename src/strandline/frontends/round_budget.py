@@ -19,6 +19,8 @@ SLICE_S: Final = 0.002
 ROUND_S: Final = 0.005
 """For all connections of a listener."""
 SPENT: Final = 0.0
+PIECES_MAX: Final = 256
+"""Pieces of input, such as messages, between two looks at the clock."""
 
 
 class RoundBudget:
@@ -31,20 +33,30 @@ class RoundBudget:
 
     def __init__(self, slice_s: float = SLICE_S, round_s: float = ROUND_S) -> None:
         self._slice_s = slice_s
-        self._round_s = round_s
+        # A round can have the rest of one window and the whole of the next.
+        self._window_s = round_s / 2
         self._deferred: deque[Callable[[], None]] = deque()
-        self._is_under_way = False
         self._end_s = SPENT
+        self.unclocked = 0
+        """Pieces of input that may be handled before the next look at the clock."""
+        self._is_last_window = False
+        """Whether this round has no further window: ``_next_round`` is scheduled."""
 
     def slice_end(self) -> float:
         """Return the loop's time at which the caller has to stop, ``SPENT`` for not now."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        if not self._is_under_way:
-            self._is_under_way = True
-            self._end_s = now_s + self._round_s
+        if now_s >= self._end_s:
+            if self._is_last_window:
+                return SPENT
+            # Nothing tells how many rounds the last window has seen. To be told of each would make
+            # the loop poll once more for each, so ask once a window.
+            self._is_last_window = True
+            self._end_s = now_s + self._window_s
             loop.call_soon(self._next_round)
-        return min(now_s + self._slice_s, self._end_s) if now_s < self._end_s else SPENT
+        self.unclocked = PIECES_MAX
+        slice_end_s = now_s + self._slice_s
+        return min(self._end_s, slice_end_s)
 
     def charge(self, seconds: float) -> None:
         """Take time of the round for work that the caller's input starts and that runs later."""
@@ -52,13 +64,14 @@ class RoundBudget:
 
     def defer(self, resume: Callable[[], None]) -> None:
         """Call ``resume`` in a later round that has time left."""
-        if not self._is_under_way:
-            self.slice_end()
+        if not self._is_last_window:
+            self._is_last_window = True
+            asyncio.get_running_loop().call_soon(self._next_round)
         self._deferred.append(resume)
 
     def _next_round(self) -> None:
         """Go on with what was deferred, as long as there is time."""
-        self._is_under_way = False
+        self._is_last_window = False
         for _ in range(len(self._deferred)):
             if self.slice_end() == SPENT:
                 break

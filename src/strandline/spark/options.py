@@ -229,8 +229,8 @@ class _Options:
             if key in names or key in _SPARK_OPTIONS:
                 continue
             near = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
-            remote_error = _ELSEWHERE.get(key)
-            meant = remote_error if remote_error in known else (names[near[0]] if near else None)
+            similar = _ELSEWHERE.get(key)
+            meant = similar if similar in known else (names[near[0]] if near else None)
             hint = f"did you mean '{meant}'?" if meant else f"there are: {', '.join(known)}"
             raise InvalidConfigError(f"unknown option '{key}' of format('{source}'); {hint}")
 

@@ -30,13 +30,13 @@ class Rescued(NamedTuple):
         broker: who decides alone now.
         voters: who decided before.
         in_doubt: partitions whose copy here is known to lack records, perhaps acknowledged ones.
-        remote_error: partitions without a copy here.
+        without_copy: partitions without a copy here.
     """
 
     broker: BrokerId
     voters: tuple[BrokerId, ...]
     in_doubt: tuple[PartitionName, ...]
-    remote_error: tuple[PartitionName, ...]
+    without_copy: tuple[PartitionName, ...]
 
 
 def rescue(data_dir: Path, *, disk: Disk) -> Rescued:
@@ -89,10 +89,10 @@ def what_is_left(
     image: MetadataImage, me: BrokerId
 ) -> tuple[tuple[PartitionName, ...], tuple[PartitionName, ...]]:
     """Partitions of which the copy here may lack records, and those that have none here."""
-    in_doubt, remote_error = [], []
+    in_doubt, without_copy = [], []
     for name, partition in image.partitions():
         if me not in partition.replicas:
-            remote_error.append(name)
+            without_copy.append(name)
         elif me not in partition.isr and me not in partition.last_known_safe:
             in_doubt.append(name)
-    return tuple(in_doubt), tuple(remote_error)
+    return tuple(in_doubt), tuple(without_copy)

@@ -334,13 +334,13 @@ class MetadataApplier(Broker):
         """Close what is here no more, deleted or moved away, and remove its logs beside."""
         kept = {partition for s in self._streams.values() for partition in s.partitions}
         closing = [p for stream in gone for p in stream.partitions if p not in kept]
-        remote_error = {partition.log_id: partition for _, partition in image.partitions()}
+        by_log_id = {partition.log_id: partition for _, partition in image.partitions()}
         for partition in closing:
             error: StrandlineError = UnknownStreamError(
                 f"stream {partition.name.stream!r} was deleted"
             )
-            if partition.log_id in remote_error:
-                error = not_leader(image, partition.name, remote_error[partition.log_id])
+            if partition.log_id in by_log_id:
+                error = not_leader(image, partition.name, by_log_id[partition.log_id])
             elif partition.name.stream in image.streams:
                 error = UnavailableError(f"the records of {partition.name} were given up; retry")
             if not isinstance(partition, RemotePartition):

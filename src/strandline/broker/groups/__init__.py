@@ -1,7 +1,7 @@
-"""Consumer groups and positions on a broker: the office of their coordinator.
+"""Consumer groups and committed offsets on a broker: their coordinator.
 
-``Broker.groups`` is a ``GroupOffice``; every method is a coroutine on the broker's loop, and any
-front end may use it. What they take and give:
+``Broker.groups`` is a ``GroupCoordinatorService``; every method is a coroutine on the broker's
+loop, and any front end may use it:
 
 - ``join``, ``heartbeat``, ``leave``: be a member of a group (``strandline.groups.events``);
 - ``commit(group, positions)``: note positions, stream → partition → offset of the next record to

@@ -44,7 +44,7 @@ class Positions(Protocol):
     """Who lets transactions commit positions of consumer groups."""
 
     def mark(self, transaction: GroupTransaction, mark: GroupMark, done: MarkerDone) -> None:
-        """As ``GroupOffice.mark``."""
+        """As ``GroupCoordinatorService.mark``."""
         ...
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from strandline.frontends.nats.protocol import Event, Parser
-from strandline.frontends.round_budget import SPENT, RoundBudget
+from strandline.frontends.round_budget import PIECES_MAX, SPENT, RoundBudget
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
 """Replies the other end may leave unread before it is read no further."""
@@ -24,8 +24,6 @@ QUOTA: Final = "quota"
 """The reason of those who have used up what they may."""
 ROUND: Final = "round"
 """The reason of those whose input takes more than its share of a round of the loop."""
-EVENTS_MAX: Final = 256
-"""Messages and other events between two looks at the clock."""
 SLICE_S: Final = 0.004
 ROUND_S: Final = 0.008
 """Of a round, for one connection and for all: with less, each group commit has fewer records."""
@@ -166,32 +164,55 @@ class MessageReader(Peer):
 
     def data_received(self, data: bytes) -> None:
         """Take what was received, now or in later rounds."""
-        self._received.append(data)
-        if not self._is_deferred:
-            self._read_on()
+        budget = self._budget
+        if self._is_deferred:
+            self._keep(data)
+        elif budget.unclocked <= 0 and budget.slice_end() == SPENT:
+            self._keep(data)
+            self._defer()
+        elif self.is_open:
+            # Most reads are small: several of them share a look at the clock.
+            events = self.parser.feed(data, PIECES_MAX)
+            budget.unclocked -= len(events) + 1
+            self._take(events)
+            if self.parser.has_more:
+                self._read_on(len(data))
+            else:
+                self._taken(len(data))
 
-    def _read_on(self) -> None:
-        """Take what was received until the share of this round is used up."""
+    def _keep(self, data: bytes) -> None:
+        """Keep what was received for later."""
+        self._received.append(data)
+
+    def _read_on(self, size: int = 0) -> None:
+        """Take what was received until the share of this round is used up.
+
+        Args:
+            size: of what was fed to the parser already, in bytes.
+        """
         self._is_deferred = False
         loop = asyncio.get_running_loop()
         end_s = self._budget.slice_end()
-        size, now_s = 0, SPENT
+        now_s = loop.time() if size else SPENT  # one piece in any case
         while self.is_open and (self._received or self.parser.has_more):
             if now_s >= end_s:
-                self._is_deferred = True
-                self.hold_reading(ROUND)
-                self._budget.defer(self._read_on)
+                self._defer()
                 break
             if self.parser.has_more:
-                events = self.parser.resume(EVENTS_MAX)
+                events = self.parser.resume(PIECES_MAX)
             else:
                 size += len(data := self._received.popleft())
-                events = self.parser.feed(data, EVENTS_MAX)
+                events = self.parser.feed(data, PIECES_MAX)
             self._take(events)
             now_s = loop.time()
         else:
             self.release_reading(ROUND)
         self._taken(size)
+
+    def _defer(self) -> None:
+        self._is_deferred = True
+        self.hold_reading(ROUND)
+        self._budget.defer(self._read_on)
 
     @abstractmethod
     def _take(self, events: Sequence[Event]) -> None:

@@ -93,7 +93,6 @@ class PublisherConnection(MessageReader):
         self.unanswered_pings = 0
         self.is_handshaking = False
         """Whether the next bytes are TLS's."""
-        self._early = b""
         self._allowance: Allowance | None = None
         """What who is there may use, where access is checked."""
         self._quota_timer: asyncio.TimerHandle | None = None
@@ -103,7 +102,7 @@ class PublisherConnection(MessageReader):
         super().connection_made(transport)
         is_admitted = self._listener.admit(self)
         if is_admitted and self._listener.has_tls:
-            self.is_handshaking = True
+            self.is_handshaking = self._is_deferred = True
             self._transport.pause_reading()
             self._listener.secure(self)
             return
@@ -118,13 +117,6 @@ class PublisherConnection(MessageReader):
         self._count_buffered(0)
         self._count_for(None)
         self._listener.forget(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Take what was received, once the TLS handshake is over."""
-        if self.is_handshaking:
-            self._take_early(data)
-        else:
-            super().data_received(data)
 
     def _take(self, events: Sequence[Event]) -> None:
         """The hot path: plain payloads for one stream go straight to their partition."""
@@ -176,23 +168,22 @@ class PublisherConnection(MessageReader):
 
     # TLS
 
-    def _take_early(self, data: bytes) -> None:
-        """Keep what came right behind the handshake, before we know of its end.
+    def _keep(self, data: bytes) -> None:
+        """Keep what was received for later, such as what follows a handshake at once.
 
-        What comes in clear text (reading is paused, so nothing should) must not be taken for it.
+        During a handshake nothing in clear text may be taken for that.
         """
-        if self._transport.get_protocol() is self:
+        if self.is_handshaking and self._transport.get_protocol() is self:
             self.abort()
         else:
-            self._early += data
+            super()._keep(data)
 
     def secured(self) -> None:
         """The handshake is over."""
-        self.is_handshaking = False
+        self.is_handshaking = self._is_deferred = False
         self._listener.expect(self)
-        early, self._early = self._early, b""
-        if early:
-            self.data_received(early)
+        if self._received:
+            self._read_on()
 
     # Who may
 

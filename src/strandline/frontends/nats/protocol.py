@@ -148,7 +148,10 @@ class Parser:
         elif self._rest:
             data = self._rest + data
             self._rest = b""
-        self._parse_from(data, position, events, events_max=events_max)
+        if position < len(data) and not self._deaf:
+            reason = self._parse(data, position, events, events_max=events_max)
+            if reason:
+                self._violate(reason, events)
         return events
 
     def resume(self, events_max: int) -> list[Event]:
@@ -156,20 +159,13 @@ class Parser:
         assert self._unparsed is not None, "there is more"
         (data, position), self._unparsed = self._unparsed, None
         events: list[Event] = []
-        self._parse_from(data, position, events, events_max=events_max)
+        reason = self._parse(data, position, events, events_max=events_max)
+        if reason:
+            self._violate(reason, events)
         return events
 
-    def _parse_from(
-        self, data: bytes, position: int, events: list[Event], *, events_max: int
-    ) -> None:
-        """Take whole operations from ``data`` and keep what is left."""
-        if position < len(data) and not self._deaf:
-            reason = self._parse(data, position, events, events_max=events_max)
-            if reason:
-                self._violate(reason, events)
-
     def _parse(self, data: bytes, position: int, events: list[Event], *, events_max: int) -> str:
-        """Take whole operations from ``data``; answers why it stopped, if."""
+        """Take whole operations from ``data``; return the reason if it breaks the protocol."""
         find, add, end = data.find, events.append, len(data)
         plain, words_min, from_client = self._plain, self._words_min, self._from_client
         payload_max = self.payload_max

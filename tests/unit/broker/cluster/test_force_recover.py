@@ -37,7 +37,7 @@ async def test_a_survivor_goes_on_alone(cluster, kit):
     await cluster.isr(1, 2, 3)
     directory = await lose_most(cluster, 2)
     done = rescue(directory, disk=Disk())
-    assert (done.broker, done.voters, done.in_doubt, done.remote_error) == (2, (1, 2, 3), (), ())
+    assert (done.broker, done.voters, done.in_doubt, done.without_copy) == (2, (1, 2, 3), (), ())
     with pytest.raises(InvalidRequestError, match="alone already"):
         rescue(directory, disk=Disk())
     await cluster.start(2)
@@ -62,9 +62,9 @@ def test_what_may_be_missing_is_named():
     ]
     config = StreamConfig(name="s", subject="s", partitions=4)
     stream = StreamImage(config=config, created_ns=1, partitions=tuple(copies))
-    in_doubt, remote_error = what_is_left(MetadataImage(streams={"s": stream}), me)
+    in_doubt, without_copy = what_is_left(MetadataImage(streams={"s": stream}), me)
     assert [str(name) for name in in_doubt] == ["s/1"]
-    assert [str(name) for name in remote_error] == ["s/3"]
+    assert [str(name) for name in without_copy] == ["s/3"]
 
 
 async def test_a_partition_without_a_copy_on_the_survivor_goes_on_empty(cluster, kit):
@@ -80,7 +80,7 @@ async def test_a_partition_without_a_copy_on_the_survivor_goes_on_empty(cluster,
     await cluster.isr(*sorted(keeping))
     directory = await lose_most(cluster, survivor)
     done = rescue(directory, disk=Disk())
-    assert [str(name) for name in done.remote_error] == ["s/0"]
+    assert [str(name) for name in done.without_copy] == ["s/0"]
     await cluster.start(survivor)
     operations = cluster.brokers[survivor].operations
     with pytest.raises(InvalidRequestError, match="replace-disk"):

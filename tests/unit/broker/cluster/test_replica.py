@@ -40,7 +40,7 @@ def batch(base, count=1, epoch=1):
 
 
 class Around:
-    """Surroundings whose turn is taken apart: copies wait for ``write`` and ``sync``."""
+    """A replica host whose group commit is taken apart: copies wait for ``write`` and ``sync``."""
 
     def __init__(self):
         self.poisoned = []

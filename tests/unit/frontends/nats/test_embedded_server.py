@@ -118,10 +118,10 @@ def test_binary_comes_from_the_wheel():
 OWNER = """
 import asyncio, sys, uvloop
 from pathlib import Path
-from strandline.frontends.nats.embedded_server import NatsServerChild
+from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
 
 async def main():
-    child = NatsServerChild(Path(sys.argv[1]), host="127.0.0.1", port=0, payload_max=1 << 20,
+    child = EmbeddedNatsServer(Path(sys.argv[1]), host="127.0.0.1", port=0, payload_max=1 << 20,
                             on_restart=lambda: None)
     await child.start()
     print(child.pid, flush=True)

@@ -10,11 +10,10 @@ from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, UnavailableError
 from strandline.frontends.nats import connection as connection_module
 from strandline.frontends.nats import listener as listener_module
-from strandline.frontends.nats.backpressure import EVENTS_MAX
 from strandline.frontends.nats.connection import PublisherConnection
 from strandline.frontends.nats.headers import encode_headers
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES
-from strandline.frontends.round_budget import RoundBudget
+from strandline.frontends.round_budget import PIECES_MAX, RoundBudget
 from strandline.record.envelope import Message, decode_ack, encode_message
 
 
@@ -351,7 +350,7 @@ async def test_a_flood_takes_its_share_of_a_round(broker, ingest, client, monkey
     assert await flooding.line() == b"PONG"
     assert [record.value for record in partition.records] == [b"%d" % n for n in range(3000)]
     steps = [after - before for before, after in pairwise(rounds)]
-    assert max(steps) <= EVENTS_MAX
+    assert max(steps) <= PIECES_MAX
 
 
 async def test_streams_that_change_change_the_routes(broker, ingest, client):
