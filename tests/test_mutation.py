@@ -77,8 +77,8 @@ def test_a_renamed_file_is_followed(tool):
     for path, names in trials.USED_BY.items():
         assert (trials.ROOT / trials.SOURCE / path).exists(), path
         for name in names:
-            file = name if "/" in name else f"test_{name}"
-            assert (trials.ROOT / f"tests/integration/{file}.py").exists(), name
+            assert trials.users(trials.ROOT, f"src/strandline/{path}"), path
+            assert (trials.ROOT / trials._integration_test(name)).exists(), name
     for (path, _, _), verdict in report.verdicts().items():
         assert (trials.ROOT / path).exists(), path
         if verdict["verdict"] == report.ADDED:

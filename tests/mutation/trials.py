@@ -83,6 +83,13 @@ USED_BY = {
     "replication": ("cluster_processes", "cluster_catch_up"),
     "security": ("access", "quotas"),
     "server": ("broker_process", "json_logs"),
+    "spark": ("spark/test_batch_read", "spark/test_stream_read"),
+    "spark/pipelines": ("spark/test_pipelines",),
+    "spark/pipelines/load.py": ("spark/test_load",),
+    "spark/table_delta.py": ("spark/test_sinks",),
+    "spark/table_iceberg.py": ("spark/test_sinks",),
+    "spark/table_source.py": ("spark/test_exactly_once",),
+    "spark/writer.py": ("spark/test_exactly_once",),
     "storage": ("faults_damage", "broker_process"),
     "transactions": ("transactions_client",),
 }
@@ -245,11 +252,18 @@ def users(root: Path, path: str) -> list[str]:
     inner = Path(path).relative_to(SOURCE).as_posix()
     fitting = [each for each in USED_BY if inner == each or inner.startswith(f"{each}/")]
     names = USED_BY[max(fitting, key=len)] if fitting else ()
-    found = [f"tests/integration/{each if '/' in each else f'test_{each}'}.py" for each in names]
+    found = [_integration_test(each) for each in names]
     simulated = SIMULATED.get(inner.partition("/")[0])
     if simulated:
         found.insert(0, f"tests/sim/test_{simulated}.py")
     return [each for each in found if (root / each).exists()]
+
+
+def _integration_test(name: str) -> str:
+    """The file of a name in ``USED_BY``."""
+    if name.startswith("spark/"):
+        return f"tests/{name}.py"
+    return f"tests/integration/{name if '/' in name else f'test_{name}'}.py"
 
 
 def _unit_tests(root: Path) -> list[Path]:
